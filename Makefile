@@ -1,0 +1,44 @@
+# make demo    sets everything up, then trains, evaluates and shows a retrieval model
+# make test    sets everything up, then runs the tests
+# make check   style, types and the rooms' import rules
+# make bench   training step and loader against their bare counterparts
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.set-up
+
+.PHONY: demo setup test check format bench emoji clean
+
+demo: setup
+	$(BIN)/python train.py
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest --numprocesses 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python scripts/bench_training.py
+
+emoji: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[emoji]'
+	$(BIN)/python scripts/build_emoji.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .*_cache .hypothesis
