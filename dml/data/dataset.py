@@ -1,0 +1,86 @@
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dml.data.images import read_image
+from dml.data.table import ImageTable
+from dml.ops.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+Draw = tuple[int, tuple[int, ...]]
+"""A row of the table, and the numbers that seed the random part of its transform."""
+Item = tuple[Tensor, Tensor, int]
+"""An image (3, H, W) uint8, its labels (L,) and its row."""
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Images (B, 3, H, W) uint8, labels (B, L) and rows (B,)."""
+
+
+class ImageDataset(Dataset[Item | None]):
+    """The images of a table.
+
+    Indexed by a row, or by a `Draw`: a draw's transform is a function of its numbers alone, whichever worker
+    makes it and whatever was drawn before.
+
+    Args:
+        table: the rows.
+        transform: (3, H, W) uint8 -> (3, h, w) uint8; its randomness comes from torch's global generator.
+        on_corrupt: what an unreadable image does: "raise"; "replace" by the next readable one of its class, so
+            that a training batch keeps its size; "drop" gives None, which `collate` leaves out.
+    """
+
+    def __init__(self, table: ImageTable, transform: Callable[[Tensor], Tensor], on_corrupt: str = "raise") -> None:
+        if on_corrupt not in ("raise", "replace", "drop"):
+            raise InputError(f"on_corrupt={on_corrupt}: raise, replace or drop")
+        self.paths = table.paths
+        self.labels = torch.from_numpy(table.labels)
+        self.transform = transform
+        self.on_corrupt = on_corrupt
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int | Draw) -> Item | None:
+        row, seed = index if isinstance(index, tuple) else (index, None)
+        found = self._read(int(row))
+        if found is None:
+            return None
+        pixels, row = found
+        if seed is None:
+            return self.transform(pixels), self.labels[row], row
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
+            return self.transform(pixels), self.labels[row], row
+
+    def _read(self, row: int) -> tuple[Tensor, int] | None:
+        try:
+            return read_image(str(self.paths[row])), row
+        except InputError as error:
+            if self.on_corrupt == "raise":
+                raise
+            logger.warning("skipped: %s", error)
+            return self._next_of_class(row) if self.on_corrupt == "replace" else None
+
+    def _next_of_class(self, row: int) -> tuple[Tensor, int]:
+        same = torch.nonzero(self.labels[:, 0] == self.labels[row, 0]).flatten().tolist()
+        place = same.index(row)
+        for other in same[place + 1 :] + same[:place]:
+            try:
+                return read_image(str(self.paths[other])), other
+            except InputError as error:
+                logger.warning("skipped: %s", error)
+        raise InputError(f"image {self.paths[row]}: not one image of its class can be read")
+
+
+def collate(items: Sequence[Item | None]) -> Batch:
+    """Stacks items into a batch, leaving out those that could not be read."""
+    present = [item for item in items if item is not None]
+    if not present:
+        none = torch.empty(0, dtype=torch.long)
+        return torch.empty(0, 3, 1, 1, dtype=torch.uint8), none[:, None], none
+    images, labels, rows = zip(*present, strict=True)
+    return torch.stack(images), torch.stack(labels), torch.tensor(rows)

@@ -1,0 +1,23 @@
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes a loss's ``forward(self, embeddings, ...)`` compute in float32 (or float64, if given that).
+
+    Under autocast the similarity product would run in half precision: its errors of 1e-2 are as large as the
+    margins that the losses act on. Half-precision embeddings are therefore widened and autocast is left.
+    """
+
+    @wraps(forward)
+    def wide(self: Any, embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch.autocast(embeddings.device.type, enabled=False):
+            if embeddings.dtype in (torch.float16, torch.bfloat16):
+                embeddings = embeddings.float()
+            return forward(self, embeddings, *args, **kwargs)
+
+    return wide

@@ -1,0 +1,11 @@
+import torch
+from torch import Tensor
+
+
+def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
+    """Softmax over the last dimension among the entries in ``mask``; 0 elsewhere, and in a row without any.
+
+    The row's largest entry is subtracted first, so that no logit is too large for it.
+    """
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~mask, lowest).softmax(dim=-1) * mask

@@ -1,0 +1,335 @@
+"""Rebuilds the embedded data set, emoji drawn by six designers, from npm packages of pinned versions.
+
+python scripts/build_emoji.py --output emoji.zip    # a minute on one core; needs npm and dml[emoji]
+
+The archive holds ``table.csv``, a row an image, and ``images/<designer>/<code points>.webp``. A second run
+writes the same bytes, as long as the versions of Pillow (its WebP encoder) and of resvg-py stay.
+"""
+
+import argparse
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import resvg_py
+from PIL import Image
+
+from dml.ops.errors import InputError
+
+SIDE = 64
+OVERSAMPLING = 2
+COLOURS = 64
+MIN_DRAWINGS = 4
+LEFT_OUT_GROUPS = ("component", "flags")
+EPOCH = (1980, 1, 1, 0, 0, 0)
+COLUMNS = ("path", "emoji", "name", "subgroup", "group", "designer")
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of an npm package."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Designer:
+    """An icon set, and the separator of the words in its icons' names."""
+
+    name: str
+    package: Package
+    separator: str = "-"
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """One class: its code points (hexadecimal, joined by hyphens) and its place in Unicode's hierarchy."""
+
+    code: str
+    name: str
+    subgroup: str
+    group: str
+
+
+@dataclass(frozen=True)
+class IconSet:
+    """A designer's icons and aliases, and `chars`: code points -> icon name, empty if the set has none."""
+
+    designer: Designer
+    icons: Mapping[str, Any]
+    chars: Mapping[str, str]
+
+
+class Drawing(NamedTuple):
+    """Which image: one designer's drawing of one emoji."""
+
+    emoji: str
+    designer: str
+
+
+EMOJIBASE = Package("emojibase-data", "17.0.0")
+DESIGNERS = (
+    Designer("noto", Package("@iconify-json/noto", "1.2.9")),
+    Designer("noto_v1", Package("@iconify-json/noto-v1", "1.2.5")),
+    Designer("twemoji", Package("@iconify-json/twemoji", "1.2.5")),
+    Designer("emojione", Package("@iconify-json/emojione", "1.2.3")),
+    Designer("fluent_flat", Package("@iconify-json/fluent-emoji-flat", "1.2.6")),
+    Designer("fxemoji", Package("@iconify-json/fxemoji", "1.2.2"), separator=""),
+)
+PACKAGES = (EMOJIBASE, *(designer.package for designer in DESIGNERS))
+
+
+def fetch(package: Package, folder: Path) -> None:
+    """Unpacks ``package`` into ``folder/<name>``, the layout of a ``node_modules``.
+
+    Raises:
+        InputError: if npm is missing or can't get that version.
+    """
+    wanted = f"{package.name}@{package.version}"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise InputError(f"npm: not found on PATH; install it, or give the unpacked {wanted} with --packages")
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        command = [npm, "pack", wanted, "--pack-destination", work, "--loglevel", "error"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if result.returncode:
+            lines = [line for line in result.stderr.splitlines() if " code " not in line]
+            reason = lines[0] if lines else "no message"
+            raise InputError(f"npm pack {wanted}: exit code {result.returncode}, {reason}")
+        (archive,) = Path(work).glob("*.tgz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(work, filter="data")
+        target = folder / package.name
+        target.parent.mkdir(exist_ok=True)
+        (Path(work) / "package").rename(target)
+
+
+def read_json(package: Package, folder: Path, path: str) -> Any:
+    """The JSON file at ``path`` in the unpacked ``package``.
+
+    Raises:
+        InputError: if there is no such file.
+    """
+    file = folder / package.name / path
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"--packages: no {file} of {package.name}@{package.version}") from error
+
+
+def check_version(package: Package, folder: Path) -> None:
+    """Raises InputError if ``folder`` has another version of ``package``: its images may differ."""
+    found = read_json(package, folder, "package.json")["version"]
+    if found != package.version:
+        raise InputError(f"{folder / package.name}: version {found}, the data set needs {package.version}")
+
+
+def code_points(hexcode: str) -> str:
+    """The code points in lower case, without the variation selector FE0F, which only some sources write."""
+    return "-".join(point for point in hexcode.lower().split("-") if point != "fe0f")
+
+
+def slug(name: str) -> str:
+    """An emoji's name as icon sets spell it: "Man’s shoe" -> "mans-shoe"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("’", "")).strip("-")
+
+
+def resolve(icons: Mapping[str, Any], name: str) -> str | None:
+    """Follows aliases to the icon that is drawn; None if there is none, or an alias rotates or flips it.
+
+    A flipped drawing is not how its designer drew the emoji, and makes a class of another one's mirror image.
+    """
+    aliases = icons.get("aliases", {})
+    while name not in icons["icons"]:
+        alias = aliases.get(name)
+        if alias is None or alias.keys() & {"rotate", "hFlip", "vFlip"}:
+            return None
+        name = alias["parent"]
+    return name
+
+
+def find_icon(emoji: Emoji, icon_set: IconSet, known_names: Iterable[str]) -> str | None:
+    """The icon of ``emoji``: by code point if the set has them, else by the first name that fits.
+
+    What other sets call the emoji, ``known_names``, goes before its Unicode name: names change over Unicode's
+    versions, and the slug of "keycap: *" is the icon of an empty key.
+    """
+    if icon_set.chars:
+        name = icon_set.chars.get(emoji.code)
+        return resolve(icon_set.icons, name) if name else None
+    for name in (*known_names, slug(emoji.name)):
+        icon = resolve(icon_set.icons, name.replace("-", icon_set.designer.separator))
+        if icon:
+            return icon
+    return None
+
+
+def read_emoji(folder: Path) -> list[Emoji]:
+    """All emoji in Unicode's order but flags and components; skin tones are no entries of their own."""
+    names = read_json(EMOJIBASE, folder, "meta/groups.json")
+    entries = read_json(EMOJIBASE, folder, "en/data.json")
+    grouped = (entry for entry in entries if "group" in entry)
+    emoji = [
+        Emoji(
+            code=code_points(entry["hexcode"]),
+            name=entry["label"],
+            subgroup=names["subgroups"][str(entry["subgroup"])],
+            group=names["groups"][str(entry["group"])],
+        )
+        for entry in sorted(grouped, key=lambda entry: entry["order"])
+    ]
+    return [one for one in emoji if one.group not in LEFT_OUT_GROUPS]
+
+
+def read_icon_set(designer: Designer, folder: Path) -> IconSet:
+    """The designer's icons out of the unpacked package."""
+    chars = read_json(designer.package, folder, "chars.json")
+    return IconSet(
+        designer=designer,
+        icons=read_json(designer.package, folder, "icons.json"),
+        chars={code_points(hexcode): name for hexcode, name in chars.items()},
+    )
+
+
+def svg(icons: Mapping[str, Any], name: str) -> str:
+    """The icon as a document of its own."""
+    icon = {"left": 0, "top": 0, **{key: icons[key] for key in ("width", "height")}, **icons["icons"][name]}
+    box = " ".join(str(icon[key]) for key in ("left", "top", "width", "height"))
+    side = SIDE * OVERSAMPLING
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="{box}" width="{side}" height="{side}">{icon["body"]}</svg>'
+    )
+
+
+def draw(document: str) -> bytes:
+    """The picture on white as a WebP of at most 64 colours.
+
+    Few colours and no loss take less room than a lossy WebP of the same error, and decode to the same pixels
+    everywhere.
+    """
+    png = resvg_py.svg_to_bytes(svg_string=document, background="#ffffff", skip_system_fonts=True)
+    with Image.open(io.BytesIO(png)) as image:
+        picture = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    encoded = io.BytesIO()
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB").save(encoded, "WEBP", lossless=True)
+    return encoded.getvalue()
+
+
+def draw_all(emoji: Sequence[Emoji], icon_sets: Sequence[IconSet]) -> dict[Drawing, bytes]:
+    """Every drawing there is, in the order of ``emoji``, then of ``icon_sets``."""
+    images = {}
+    for one in emoji:
+        names = [icon_set.chars[one.code] for icon_set in icon_sets if one.code in icon_set.chars]
+        for icon_set in icon_sets:
+            icon = find_icon(one, icon_set, names)
+            if icon:
+                images[Drawing(one.code, icon_set.designer.name)] = draw(svg(icon_set.icons, icon))
+    return images
+
+
+def leave_out(images: Mapping[Drawing, bytes], minimum: int = MIN_DRAWINGS) -> dict[Drawing, bytes]:
+    """Drops images that two emoji share, as no label of them is right, then emoji with too few left.
+
+    The encoding is lossless, so that equal pixels are equal bytes.
+    """
+    owners = defaultdict(set)
+    for drawing, image in images.items():
+        owners[image].add(drawing.emoji)
+    own = {drawing: image for drawing, image in images.items() if len(owners[image]) == 1}
+    drawings = Counter(drawing.emoji for drawing in own)
+    return {drawing: image for drawing, image in own.items() if drawings[drawing.emoji] >= minimum}
+
+
+def write_archive(output: Path, emoji: Sequence[Emoji], images: Mapping[Drawing, bytes]) -> None:
+    """Writes table and images, the same bytes for the same input; a failed run leaves no half ``output``."""
+    by_code = {one.code: one for one in emoji}
+    paths = {drawing: f"images/{drawing.designer}/{drawing.emoji}.webp" for drawing in images}
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for drawing, path in paths.items():
+        one = by_code[drawing.emoji]
+        writer.writerow((path, one.code, one.name, one.subgroup, one.group, drawing.designer))
+    partial = output.with_name(f"{output.name}.partial")
+    with zipfile.ZipFile(partial, "w") as archive:
+        _add(archive, "table.csv", table.getvalue().encode(), zipfile.ZIP_DEFLATED)
+        for drawing, path in paths.items():
+            _add(archive, path, images[drawing], zipfile.ZIP_STORED)
+    partial.replace(output)
+
+
+def _add(archive: zipfile.ZipFile, path: str, content: bytes, compression: int) -> None:
+    entry = zipfile.ZipInfo(path, EPOCH)
+    entry.create_system, entry.external_attr = 3, 0o644 << 16  # else they'd tell the platform of the build
+    archive.writestr(entry, content, compression)
+
+
+def build(output: Path, packages: Path) -> None:
+    """Builds the archive ``output`` from the npm packages unpacked in ``packages``.
+
+    Raises:
+        InputError: if a package is missing or of another version.
+    """
+    for package in PACKAGES:
+        check_version(package, packages)
+    emoji = read_emoji(packages)
+    drawn = draw_all(emoji, [read_icon_set(designer, packages) for designer in DESIGNERS])
+    images = leave_out(drawn)
+    write_archive(output, emoji, images)
+    classes = len({drawing.emoji for drawing in images})
+    size = output.stat().st_size / 1e6
+    print(f"{output}: {len(images)} images of {len(drawn)} drawn, {classes} emoji, {size:.2f} MB")
+
+
+def run(output: Path, packages: Path | None) -> None:
+    """Builds ``output`` from ``packages``, or from packages that npm fetches for the occasion.
+
+    Raises:
+        InputError: as `fetch` and `build` do, or if there is no folder to write to.
+    """
+    if not output.parent.is_dir():
+        raise InputError(f"--output {output}: no folder {output.parent}")
+    if packages:
+        build(output, packages)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for package in PACKAGES:
+            fetch(package, Path(folder))
+        build(output, Path(folder))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Rebuild the embedded emoji data set from npm packages.")
+    parser.add_argument("--output", type=Path, required=True, metavar="ZIP", help="the archive to write")
+    parser.add_argument(
+        "--packages",
+        type=Path,
+        metavar="DIR",
+        help="unpacked npm packages, as in a node_modules (DIR/@iconify-json/noto); else npm fetches them",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        run(options.output, options.packages)
+    except InputError as error:
+        print(f"build_emoji: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
