@@ -1,0 +1,3 @@
+from dml.evaluation.protocol import evaluate
+
+__all__ = ["evaluate"]

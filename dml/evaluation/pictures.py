@@ -1,0 +1,131 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torch import Tensor
+
+from dml.ops.errors import InputError
+
+Picture = Tensor | npt.NDArray[Any]
+
+# Okabe and Ito's green, Tol's red: told apart with any colour vision (CIELAB distance >= 33 in simulated
+# protanopia and deuteranopia, 20 for common greens and reds); every frame has a mark too
+CORRECT, WRONG = "#009E73", "#CC3311"
+PAPER, INK, QUERY = "#FFFFFF", "#4A4A4A", "#C4C4C4"
+MARGIN, SPACE, GAP, TEXT, LINE = (
+    20,
+    10,
+    22,
+    14,
+    30,
+)  # pixels; LINE is the height of the header and of the legend
+FRAME, CORNER, BADGE = 5, 8, 9  # thickness of a frame, radius of its corners, radius of the mark
+FINE = 4  # shapes are drawn this much larger and scaled down: PIL draws without smoothing
+SMALLEST_TILE = 32
+
+
+def retrieval_sheet(
+    rows: Sequence[tuple[Picture, Sequence[tuple[Picture, bool]]]], path: str | Path, *, width: int = 800
+) -> None:
+    """Write a PNG: a line for each (query, [(neighbour, whether of the query's class), ...]), nearest first.
+
+    Pictures are uint8 (H, W, 3), or tensors (3, H, W) of uint8 or of floats in [0, 1], of any size; each is
+    fitted into a square tile, whose size follows from `width` (pixels) and the longest line. Neighbours of
+    the same class have a green frame and a tick, others a red frame and a cross. The same input gives
+    the same file.
+
+    Raises InputError without rows, for other pictures, or if the tiles would be too small to see.
+    """
+    longest = max((len(neighbors) for _, neighbors in rows), default=0)
+    if longest < 1:
+        raise InputError("retrieval_sheet: no query with a neighbour to show")
+    tile = (width - 2 * MARGIN - GAP - longest * SPACE) // (longest + 1)
+    if tile < SMALLEST_TILE:
+        raise InputError(f"width = {width}: {longest} neighbours leave {tile} pixels a tile, {SMALLEST_TILE} needed")
+    first = width - MARGIN - longest * (tile + SPACE) + SPACE  # what the division leaves over widens the gap
+    height = 2 * MARGIN + 2 * LINE + len(rows) * (tile + SPACE) - SPACE
+    sheet = Image.new("RGB", (width, height), PAPER)
+    _write_header(sheet, first)
+    for i, (query, neighbors) in enumerate(rows):
+        top = MARGIN + LINE + i * (tile + SPACE)
+        _paste(sheet, query, (MARGIN, top), tile, None)
+        for j, (neighbor, correct) in enumerate(neighbors):
+            _paste(sheet, neighbor, (first + j * (tile + SPACE), top), tile, bool(correct))
+    _write_legend(sheet, first)
+    sheet.save(path, format="PNG", optimize=True)
+
+
+def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Indices of `count` of the queries, rising: drawn uniformly with `seed`, blind to how well they did."""
+    if not 1 <= count <= queries:
+        raise InputError(f"count = {count}: expected 1 to {queries}, the number of queries")
+    return np.sort(np.random.default_rng(seed).choice(queries, size=count, replace=False)).astype(np.int64)
+
+
+def _paste(sheet: Image.Image, picture: Picture, corner: tuple[int, int], tile: int, correct: bool | None) -> None:
+    colour = QUERY if correct is None else CORRECT if correct else WRONG
+    frame = 1 if correct is None else FRAME
+    inner = tile - 2 * frame
+    fitted = ImageOps.pad(_rgb(picture), (inner, inner), Image.Resampling.LANCZOS, color=PAPER)
+    sheet.paste(Image.new("RGB", (tile, tile), colour), corner, _rounded(tile, CORNER))
+    sheet.paste(fitted, (corner[0] + frame, corner[1] + frame), _rounded(inner, CORNER - frame))
+    if correct is not None:
+        middle = (corner[0] + tile - BADGE - 1, corner[1] + tile - BADGE - 1)
+        _paste_mark(sheet, middle, correct)
+
+
+def _rounded(size: int, radius: int) -> Image.Image:
+    """A mask (size, size) of a square with round corners."""
+    mask = Image.new("L", (size * FINE, size * FINE), 0)
+    edge = size * FINE - 1
+    ImageDraw.Draw(mask).rounded_rectangle((0, 0, edge, edge), radius=radius * FINE, fill=255)
+    return mask.resize((size, size), Image.Resampling.BOX)
+
+
+def _paste_mark(sheet: Image.Image, middle: tuple[int, int], correct: bool) -> None:
+    """A disc in the frame's colour with a white tick or cross."""
+    size = 2 * BADGE
+    fine = Image.new("RGBA", (size * FINE, size * FINE), (255, 255, 255, 0))
+    draw = ImageDraw.Draw(fine)
+    draw.ellipse((0, 0, size * FINE - 1, size * FINE - 1), fill=CORRECT if correct else WRONG)
+    tick = [((0.27, 0.52), (0.44, 0.68), (0.74, 0.34))]
+    cross = [((0.33, 0.33), (0.67, 0.67)), ((0.67, 0.33), (0.33, 0.67))]
+    for stroke in tick if correct else cross:
+        points = [(x * size * FINE, y * size * FINE) for x, y in stroke]
+        draw.line(points, fill="#FFFFFF", width=2 * FINE, joint="curve")
+    mark = fine.resize((size, size), Image.Resampling.BOX)
+    sheet.paste(mark, (middle[0] - BADGE, middle[1] - BADGE), mark)
+
+
+def _write_header(sheet: Image.Image, first: int) -> None:
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    draw.text((MARGIN, MARGIN), "query", fill=INK, font=font)
+    draw.text((first, MARGIN), "nearest neighbours, nearest first", fill=INK, font=font)
+
+
+def _write_legend(sheet: Image.Image, first: int) -> None:
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    x, middle = first, sheet.height - MARGIN - BADGE
+    for correct, text in ((True, "same class"), (False, "other class")):
+        _paste_mark(sheet, (x + BADGE, middle), correct)
+        x += 2 * BADGE + 6
+        draw.text((x, middle), text, fill=INK, font=font, anchor="lm")
+        x += round(draw.textlength(text, font=font)) + 22
+
+
+def _rgb(picture: Picture) -> Image.Image:
+    if isinstance(picture, Tensor):
+        pixels = picture.detach().cpu()
+        if pixels.is_floating_point():
+            pixels = (pixels.float().clamp(0, 1) * 255).round().byte()
+        array = np.moveaxis(pixels.numpy(), 0, -1) if pixels.ndim == 3 else pixels.numpy()
+    else:
+        array = picture
+    if array.ndim != 3 or array.shape[2] != 3 or not array.size or array.dtype != np.uint8:
+        raise InputError(
+            f"picture of shape {tuple(array.shape)} and {array.dtype}, expected uint8 (H, W, 3) or (3, H, W)"
+        )
+    return Image.fromarray(np.ascontiguousarray(array))

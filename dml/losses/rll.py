@@ -1,0 +1,79 @@
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dml.ops.distances import unit_distances
+from dml.ops.errors import InputError
+from dml.ops.pairs import finest, pair_masks
+from dml.ops.precision import full_precision
+from dml.ops.reductions import masked_softmax
+
+
+class RankedListLoss(nn.Module):
+    r"""Ranked List Loss (Wang et al., 2019 and 2021), Eq. 8-14.
+
+    Each embedding in turn is the query; of the others, its gallery, those that violate the margin count::
+
+        P* = {positives: d_ij > alpha - m},  N* = {negatives: d_ij < alpha}
+        L_P(i) = sum_P* w_ij (d_ij - (alpha - m)) / sum_P* w_ij,  w_ij = exp(T_p (d_ij - (alpha - m)))
+        L_N(i) = sum_N* w_ij (alpha - d_ij) / sum_N* w_ij,        w_ij = exp(T_n (alpha - d_ij))
+        L = 1/N sum_i (1 - lambda) L_P(i) + lambda L_N(i)
+
+    The embeddings are L2-normalised here and d_ij are Euclidean distances, from 0 to 2. Weights carry no
+    gradient, and neither does the gallery: "only f(x_i) is updated" (3.2.4).
+
+    Departures: the normalised weights are a softmax, so no temperature overflows. A query without positives
+    (the paper has none) has no list to rank and adds 0.
+
+    Args:
+        alpha: distance that negatives are pushed beyond; None is RLL-Simpler's 1 + margin / 2 (3.4).
+        margin: m; positives are pulled within alpha - m, the diameter of a class's hypersphere.
+        negative_temperature: T_n; 0 weights all violating negatives alike, a large one takes the hardest.
+        positive_temperature: T_p.
+        negative_weight: lambda.
+        detach_gallery: False lets the gradient reach both ends of a pair.
+    """
+
+    needs_positives: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        alpha: float | None = None,
+        margin: float = 0.4,
+        negative_temperature: float = 10.0,
+        positive_temperature: float = 0.0,
+        negative_weight: float = 0.5,
+        detach_gallery: bool = True,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= negative_weight <= 1.0:
+            raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 is between 0 and 1")
+        self.alpha = 1.0 + margin / 2.0 if alpha is None else alpha
+        self.margin = margin
+        self.negative_temperature = negative_temperature
+        self.positive_temperature = positive_temperature
+        self.negative_weight = negative_weight
+        self.detach_gallery = detach_gallery
+
+    @full_precision
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        queries = F.normalize(embeddings, dim=1)
+        gallery = queries.detach() if self.detach_gallery else queries
+        distances = unit_distances(queries, gallery)
+        positives, negatives = pair_masks(finest(labels))
+
+        too_far = distances - (self.alpha - self.margin)
+        too_near = self.alpha - distances
+        positive_term = _weighted_mean(too_far, positives, self.positive_temperature)
+        negative_term = _weighted_mean(too_near, negatives, self.negative_temperature)
+        lists = (1.0 - self.negative_weight) * positive_term + self.negative_weight * negative_term
+        return (lists * positives.any(dim=1)).mean()
+
+
+def _weighted_mean(violations: Tensor, pairs: Tensor, temperature: float) -> Tensor:
+    """Eq. 11 and 12: the violations (B, B) > 0 among ``pairs``, weighted by exp(temperature x violation) -> (B,)."""
+    violating = pairs & (violations > 0)
+    weights = masked_softmax(temperature * violations.detach(), violating)
+    return (weights * violations).sum(dim=1)

@@ -1,0 +1,203 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dml.evaluation import evaluate, protocol
+from dml.ops.errors import InputError
+
+CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
+
+
+def cosines(query: Any, gallery: Any) -> Any:
+    """(Q, G) float64; 0 where either is the zero vector."""
+
+    def unit(rows: Any) -> Any:
+        return [row / (np.sqrt((row**2).sum()) or 1.0) for row in np.asarray(rows, dtype=np.float64)]
+
+    return np.array([[float(q @ g) for g in unit(gallery)] for q in unit(query)])
+
+
+def recall_bounds(similarity: Any, positive: Any, k: int) -> tuple[float, float, int]:
+    """Recall@k with every tie decided against and for the query; the number without a positive.
+
+    Items left out have similarity -inf; what is closer than float32 can tell counts as a tie.
+    """
+    worst, best, without = [], [], 0
+    for s, p in zip(similarity, positive, strict=True):
+        p = p & (s > -np.inf)
+        if not p.any():
+            without += 1
+            continue
+        top = max(s[p])
+        worst.append(sum(1 for j in range(len(s)) if not p[j] and s[j] > top - 1e-5) < k)
+        best.append(sum(1 for j in range(len(s)) if not p[j] and s[j] > top + 1e-5) < k)
+    return float(np.mean(worst)), float(np.mean(best)), without
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vectors(case: dict[str, Any]) -> None:
+    given = {"query": np.array(case["query"]), "query_labels": np.array(case["query_labels"])}
+    if not case["same"]:
+        given |= {"gallery": np.array(case["gallery"]), "gallery_labels": np.array(case["gallery_labels"])}
+    found = evaluate(**given, recall_at=(1, 2, 4, 8, 10), clustering=False)
+    expected = case["expected"]["alpha=1.0"]
+    for level in range(3):
+        for k in (1, 2, 4, 8, 10):
+            assert found[f"level{level}/recall@{k}"] == pytest.approx(expected[f"recall@{k}/level{level}"], abs=1e-9)
+
+
+coordinates = st.integers(-2, 2).map(float)
+
+
+@st.composite
+def batches(draw: Any, least: int) -> tuple[Any, Any]:
+    n = draw(st.integers(least, 14))
+    return (
+        draw(hnp.arrays(np.float64, (n, 3), elements=coordinates)),
+        draw(hnp.arrays(np.int64, (n, 2), elements=st.integers(0, 4))),
+    )
+
+
+def assert_within_bounds(found: dict[str, float], similarity: Any, query_labels: Any, labels: Any) -> None:
+    for level in range(2):
+        positive = query_labels[:, level, None] == labels[None, :, level]
+        for k in (1, 2, 4, 8):
+            worst, best, without = recall_bounds(similarity, positive, k)
+            assert worst - 1e-9 <= found[f"level{level}/recall@{k}"] <= best + 1e-9
+            assert found[f"level{level}/queries_without_positives"] == without
+
+
+@given(batches(least=2))
+@settings(deadline=None, max_examples=80)
+def test_own_gallery_agrees_with_brute_force(batch: Any) -> None:
+    """Whole coordinates: duplicates, multiples, zero vectors and ties are common."""
+    query, labels = batch
+    assume(all(len(np.unique(labels[:, level])) < len(labels) for level in range(2)))
+    similarity = cosines(query, query)
+    np.fill_diagonal(similarity, -np.inf)
+    assert_within_bounds(evaluate(query, labels, clustering=False), similarity, labels, labels)
+
+
+@given(batches(least=1), batches(least=1))
+@settings(deadline=None, max_examples=80)
+def test_gallery_agrees_with_brute_force(queries: Any, gallery: Any) -> None:
+    assume(all(np.isin(queries[1][:, level], gallery[1][:, level]).any() for level in range(2)))
+    found = evaluate(*queries, *gallery, clustering=False)
+    assert_within_bounds(found, cosines(queries[0], gallery[0]), queries[1], gallery[1])
+
+
+@pytest.fixture
+def hundred() -> tuple[torch.Tensor, torch.Tensor]:
+    """100 random embeddings of 20 classes in 4 super-classes, without ties."""
+    labels = torch.arange(100) % 20
+    return torch.from_numpy(np.random.default_rng(0).normal(size=(100, 8))), torch.stack([labels, labels % 4], dim=1)
+
+
+def test_a_perfect_ranking_scores_one() -> None:
+    labels = torch.arange(30) % 6
+    found = evaluate(torch.eye(6)[labels], labels)
+    assert found.pop("level0/queries_without_positives") == 0
+    assert set(found) == {f"level0/{m}" for m in ("recall@1", "recall@2", "recall@4", "recall@8", "nmi", "ami", "f1")}
+    assert found["level0/recall@1"] == found["level0/recall@8"] == 1
+
+
+def test_separate_classes_are_clustered_perfectly() -> None:
+    """Two classes: from any two different directions k-means finds them."""
+    labels = torch.arange(30) % 2
+    scatter = torch.linspace(-0.1, 0.1, 30)[:, None] * torch.tensor([0.0, 0.0, 1.0])
+    found = evaluate(torch.eye(3)[labels] + scatter, labels, recall_at=())
+    assert found == pytest.approx({"level0/nmi": 1.0, "level0/ami": 1.0, "level0/f1": 1.0})
+
+
+def test_collapsed_embeddings_gain_nothing() -> None:
+    """All the same: every query is answered with item 0, or item 0 with item 1, whatever its class."""
+    labels = torch.arange(100) // 5
+    assert evaluate(torch.ones(100, 4), labels, clustering=False)["level0/recall@1"] == pytest.approx(0.05)
+
+
+def test_order_of_queries_and_gallery_is_irrelevant_without_ties(hundred: Any) -> None:
+    embeddings, labels = hundred
+    q, g = torch.randperm(40, generator=torch.Generator().manual_seed(0)), 99 - torch.arange(60)
+    found = evaluate(embeddings[:40], labels[:40], embeddings[40:], labels[40:], clustering=False)
+    again = evaluate(embeddings[q], labels[q], embeddings[g], labels[g], clustering=False)
+    assert again == pytest.approx(found, abs=1e-12)
+
+
+def test_length_of_embeddings_is_irrelevant(hundred: Any) -> None:
+    embeddings, labels = hundred
+    # powers of two scale without rounding, so that the clusters are the same to the last place as well
+    lengths = 2.0 ** torch.from_numpy(np.random.default_rng(1).integers(-100, 100, size=(100, 1)))
+    assert evaluate(embeddings * lengths, labels) == evaluate(embeddings, labels)
+
+
+def test_same_seed_same_metrics_and_any_container(hundred: Any) -> None:
+    embeddings, labels = hundred
+    found = evaluate(embeddings, labels, seed=5)
+    assert evaluate(embeddings.numpy(), labels.numpy(), seed=5) == found
+    assert evaluate(embeddings.float().requires_grad_(), labels.int(), seed=5) == found
+    assert all(type(value) is float for value in found.values())
+
+
+def test_one_level_may_be_flat(hundred: Any) -> None:
+    embeddings, labels = hundred
+    both = evaluate(embeddings, labels)
+    assert evaluate(embeddings, labels[:, 0]) == {key: both[key] for key in both if key.startswith("level0/")}
+
+
+def test_queries_without_positives_are_left_out_and_counted() -> None:
+    embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.9, 0.1]])
+    found = evaluate(embeddings, torch.tensor([0, 0, 1, 2]), recall_at=(1, 3), clustering=False)
+    # item 3 is nearer to item 1 than item 0 is; items 2 and 3 have no second of their class
+    assert found == {"level0/queries_without_positives": 2.0, "level0/recall@1": 0.5, "level0/recall@3": 1.0}
+
+
+def test_only_what_is_asked_for_is_computed(hundred: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: Any) -> None:
+        raise AssertionError(arguments)
+
+    assert evaluate(*hundred, recall_at=(), clustering=False) == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(protocol, "kmeans", never)
+        assert set(evaluate(*hundred, recall_at=(5,), clustering=False)) == {
+            f"level{i}/{m}" for i in range(2) for m in ("recall@5", "queries_without_positives")
+        }
+    monkeypatch.setattr(protocol, "nearest_neighbors", never)
+    assert set(evaluate(*hundred, recall_at=())) == {f"level{i}/{m}" for i in range(2) for m in ("nmi", "ami", "f1")}
+
+
+FOUR = torch.eye(4)
+PAIRS = torch.tensor([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"query_labels": PAIRS[:3]}, "query: 4 embeddings, 3 labels"),
+        ({"gallery": FOUR}, "gallery is given without gallery_labels"),
+        ({"gallery_labels": PAIRS}, "gallery_labels is given without gallery"),
+        ({"gallery": FOUR, "gallery_labels": PAIRS[:1]}, "gallery: 4 embeddings, 1 labels"),
+        ({"gallery": torch.eye(5), "gallery_labels": torch.arange(5)}, "embedding dimensions: 4 and 5"),
+        ({"gallery": FOUR, "gallery_labels": torch.stack([PAIRS, PAIRS], 1)}, "label levels: 1 and 2"),
+        ({"query": FOUR[:0], "query_labels": PAIRS[:0]}, "query: embeddings of shape"),
+        ({"query": FOUR[:1], "query_labels": PAIRS[:1]}, "query: 1 item and no gallery"),
+        ({"query": FOUR[0]}, "query: embeddings of shape"),
+        ({"query": FOUR / 0}, "query: 4 of 4 embeddings hold NaN"),
+        ({"gallery": FOUR * torch.nan, "gallery_labels": PAIRS}, "gallery: 4 of 4 embeddings hold NaN"),
+        ({"query_labels": PAIRS.float()}, "query_labels: float32, expected integers"),
+        ({"query_labels": PAIRS.reshape(2, 2, 1)}, "query_labels: shape"),
+        ({"query_labels": torch.stack([PAIRS, torch.arange(4)], 1)}, "level1: none of the 4 queries"),
+        ({"gallery": FOUR, "gallery_labels": PAIRS + 2}, "level0: none of the 4 queries"),
+        ({"recall_at": (1, 0)}, "recall_at"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate(**({"query": FOUR, "query_labels": PAIRS} | arguments))

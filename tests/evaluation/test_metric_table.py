@@ -1,0 +1,46 @@
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from dml.evaluation.tables import metric_table
+from dml.ops.errors import InputError
+
+NAMES = ("raw features", "head L", "head M", "head H", "all heads")
+METRICS = ("recall@1", "recall@2", "recall@4", "recall@8", "nmi")
+ROWS = {
+    name: {f"level{i}/{m}": 0.1 * i + 0.01 * j + 0.001 * k for i in range(3) for j, m in enumerate(METRICS)}
+    for k, name in enumerate(NAMES)
+}
+
+
+def text(table: Table, width: int = 80) -> list[str]:
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+
+def test_one_level_shows_percent_under_short_titles() -> None:
+    lines = text(metric_table(ROWS, levels=("emoji",)))
+    assert lines[0].split() == ["%", "R@1", "R@2", "R@4", "R@8", "NMI"]
+    assert lines[-1].split() == ["all", "heads", "0.4", "1.4", "2.4", "3.4", "4.4"]
+
+
+def test_each_level_is_a_section_and_all_fit_80_columns() -> None:
+    perfect = {name: dict.fromkeys(values, 1.0) for name, values in ROWS.items()}
+    table = metric_table(perfect, levels=("emoji", "subgroup", "group"), decimals=2, title="Unseen half")
+    lines = text(table)
+    assert lines == text(table, width=200)
+    assert lines[0].strip() == "Unseen half"
+    assert sum(line.count("100.00") for line in lines) == 3 * 5 * 5
+    assert [line.split()[0] for line in lines if "raw features" in line] == ["emoji", "subgroup", "group"]
+
+
+def test_a_missing_metric_is_a_dash() -> None:
+    lines = text(metric_table({"raw": {"level0/recall@1": 0.5}}, metrics=("recall@1", "ami")))
+    assert lines[-1].split() == ["raw", "50.0", "–"]
+
+
+def test_no_rows() -> None:
+    with pytest.raises(InputError, match="no rows"):
+        metric_table({})

@@ -1,0 +1,85 @@
+"""Laws that hold for every loss, found by its YAML."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+CONF = Path(__file__).parents[2] / "conf" / "loss"
+CLASSES, SIZE = 5, 8
+LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
+
+
+def build(name: str) -> nn.Module:
+    config = OmegaConf.load(CONF / f"{name}.yaml")
+    known = {"num_classes": CLASSES, "embedding_dim": SIZE}
+    torch.manual_seed(0)
+    loss: nn.Module = instantiate(config, **{k: v for k, v in known.items() if OmegaConf.is_missing(config, k)})
+    return loss
+
+
+def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def value_and_gradient(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = embeddings.clone().requires_grad_()
+    value = loss(leaf, labels)
+    assert value.shape == ()
+    value.backward()
+    assert leaf.grad is not None
+    return value.detach(), leaf.grad
+
+
+@pytest.fixture(params=sorted(path.stem for path in CONF.glob("*.yaml")))
+def loss(request: pytest.FixtureRequest) -> nn.Module:
+    return build(request.param)
+
+
+def test_the_order_of_rows_is_irrelevant(loss: nn.Module) -> None:
+    order = torch.randperm(len(LABELS), generator=torch.Generator().manual_seed(2))
+    value, gradient = value_and_gradient(loss, batch(), LABELS)
+    shuffled, its_gradient = value_and_gradient(loss, batch()[order], LABELS[order])
+    torch.testing.assert_close(value, shuffled)
+    torch.testing.assert_close(gradient[order], its_gradient)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_any_magnitude_is_finite(loss: nn.Module, scale: float) -> None:
+    value, gradient = value_and_gradient(loss, batch(scale=scale), LABELS)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+def test_duplicates_are_finite(loss: nn.Module) -> None:
+    value, gradient = value_and_gradient(loss, batch(1).expand(len(LABELS), -1), LABELS)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+def test_one_class_is_finite(loss: nn.Module) -> None:
+    value, gradient = value_and_gradient(loss, batch(6), torch.zeros(6, 2, dtype=torch.long))
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+def test_no_positives_is_exactly_zero(loss: nn.Module) -> None:
+    if not getattr(loss, "needs_positives", False):
+        pytest.skip("compares with proxies, not with positives")
+    labels = torch.stack([torch.arange(CLASSES), torch.arange(CLASSES)], dim=1)
+    value, gradient = value_and_gradient(loss, batch(CLASSES), labels)
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_widened(loss: nn.Module, dtype: torch.dtype) -> None:
+    half = batch().to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        value, gradient = value_and_gradient(loss, half, LABELS)
+    exact, _ = value_and_gradient(loss, half.float(), LABELS)
+    torch.testing.assert_close(value.float(), exact)
+    assert gradient.isfinite().all()

@@ -1,0 +1,158 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dml.losses.rll import RankedListLoss
+from dml.ops.errors import InputError
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
+CASES = [
+    pytest.param(batch, expected, id=f"{i}-{expected['params']}")
+    for i, batch in enumerate(VECTORS)
+    for expected in batch["expected"]
+    if expected["loss"] == "ranked_list"
+]
+
+
+def build(params: dict[str, float]) -> RankedListLoss:
+    return RankedListLoss(
+        alpha=params["alpha"],
+        margin=params["margin"],
+        negative_temperature=params["t_neg"],
+        positive_temperature=params["t_pos"],
+        negative_weight=params["lam"],
+    )
+
+
+def by_hand(embeddings: Tensor, labels: Tensor, loss: RankedListLoss) -> Tensor:
+    """Eq. 8-14, a query and a pair at a time."""
+    unit = F.normalize(embeddings, dim=1)
+    total = torch.zeros((), dtype=embeddings.dtype)
+    for i, query in enumerate(unit):
+        positives: list[Tensor] = []
+        negatives: list[Tensor] = []
+        for j, other in enumerate(unit.detach() if loss.detach_gallery else unit):
+            distance = (query - other).norm() if not torch.equal(query, other) else torch.zeros((), dtype=query.dtype)
+            if i != j and labels[i] == labels[j] and distance > loss.alpha - loss.margin:
+                positives.append(distance - (loss.alpha - loss.margin))
+            if labels[i] != labels[j] and distance < loss.alpha:
+                negatives.append(loss.alpha - distance)
+        if sum(int(label == labels[i]) for label in labels) == 1:
+            continue
+        for violations, temperature, share in (
+            (positives, loss.positive_temperature, 1 - loss.negative_weight),
+            (negatives, loss.negative_temperature, loss.negative_weight),
+        ):
+            weights = [math.exp(temperature * violation.item()) for violation in violations]
+            for weight, violation in zip(weights, violations, strict=True):
+                total = total + share * weight / sum(weights) * violation
+    return total / len(unit)
+
+
+@pytest.mark.parametrize(("batch", "expected"), CASES)
+def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
+    embeddings = torch.tensor(batch["embeddings"], dtype=torch.float64)
+    labels = torch.tensor(batch["labels"])
+    unit = F.normalize(embeddings, dim=1).requires_grad_()
+    value = build(expected["params"])(unit, labels)
+    value.backward()
+    gradient = torch.tensor(expected["grad_normalised"], dtype=torch.float64)
+    # the loss normalises again, which keeps of a gradient what is tangent to the sphere
+    tangent = gradient - (gradient * unit.detach()).sum(dim=1, keepdim=True) * unit.detach()
+
+    assert value.item() == pytest.approx(expected["value"], abs=1e-9)
+    torch.testing.assert_close(unit.grad, tangent, atol=1e-9, rtol=0)
+    assert build(expected["params"])(embeddings.float(), labels).item() == pytest.approx(expected["value"], rel=1e-4)
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=2, max_size=14),
+    seed=st.integers(0, 10_000),
+    margin=st.sampled_from([0.2, 0.4, 1.2]),
+    temperatures=st.tuples(st.sampled_from([0.0, 10.0, 40.0]), st.sampled_from([-5.0, 0.0, 10.0])),
+    detach=st.booleans(),
+    duplicates=st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_equals_a_loop_over_pairs(
+    labels: list[int],
+    seed: int,
+    margin: float,
+    temperatures: tuple[float, float],
+    detach: bool,
+    duplicates: bool,
+) -> None:
+    loss = RankedListLoss(
+        margin=margin,
+        negative_temperature=temperatures[0],
+        positive_temperature=temperatures[1],
+        detach_gallery=detach,
+    )
+    embeddings = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if duplicates:
+        embeddings[-1] = embeddings[0]
+    fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+    value, expected = loss(fast, torch.tensor(labels)), by_hand(slow, torch.tensor(labels), loss)
+    torch.testing.assert_close(value, expected, atol=1e-9, rtol=0)
+    value.backward()
+    if expected.requires_grad:
+        expected.backward()
+    torch.testing.assert_close(
+        fast.grad, slow.grad if slow.grad is not None else torch.zeros_like(embeddings), atol=1e-8, rtol=0
+    )
+
+
+def test_gradient_reaches_the_query_only() -> None:
+    embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 0, 1])
+    RankedListLoss()(embeddings, labels).backward()
+    # the third is a query without positives; were it part of the others' gallery with gradients, it would move
+    assert embeddings.grad is not None
+    assert embeddings.grad[2].abs().max() == 0
+    assert embeddings.grad[:2].abs().max() > 0
+
+
+def test_gradcheck_of_both_ends() -> None:
+    embeddings = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    # with temperature 0 the weights are constants, so the numerical gradient is that of the loss
+    loss = RankedListLoss(detach_gallery=False, negative_temperature=0.0)
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), embeddings)
+
+
+@pytest.mark.parametrize("temperature", [1e3, 1e6])
+def test_a_huge_temperature_takes_the_hardest_negative(temperature: float) -> None:
+    embeddings = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(12) // 3
+    loss = RankedListLoss(negative_temperature=temperature, negative_weight=1.0)
+    unit = F.normalize(embeddings, dim=1)
+    distances = torch.cdist(unit, unit).masked_fill(labels[:, None] == labels, torch.inf)
+    hardest = (loss.alpha - distances.min(dim=1).values).clamp(min=0).mean()
+    assert loss(embeddings, labels).item() == pytest.approx(hardest.item(), abs=1e-4)
+
+
+def test_defaults_are_rll_simpler() -> None:
+    loss = RankedListLoss(margin=0.4)
+    assert loss.alpha == pytest.approx(1.2)
+    assert RankedListLoss(alpha=1.4, margin=0.2).alpha == 1.4
+
+
+def test_uses_the_finest_level() -> None:
+    embeddings = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    fine, coarse = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 0, 0, 1, 1])
+    loss = RankedListLoss()
+    assert loss(embeddings, torch.stack([fine, coarse], dim=1)) == loss(embeddings, fine)
+    assert loss(embeddings, fine) != loss(embeddings, coarse)
+
+
+def test_refuses_a_weight_outside_0_to_1() -> None:
+    with pytest.raises(InputError, match=r"negative_weight=1\.5"):
+        RankedListLoss(negative_weight=1.5)

@@ -1,0 +1,88 @@
+import json
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dml.metrics.clustering import ami, nmi, pair_f1
+
+CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
+CLUSTERINGS = [case["clustering"] for case in CASES if "clustering" in case]
+partitions = st.integers(1, 25).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 4), min_size=n, max_size=n)] * 2))
+
+
+def entropy(of: list[Any]) -> float:
+    shares = [of.count(value) / len(of) for value in set(of)]
+    return -sum(p * math.log(p) for p in shares)
+
+
+def nmi_by_definition(assignment: list[int], labels: list[int], average: str) -> float:
+    a, y = entropy(assignment), entropy(labels)
+    information = a + y - entropy(list(zip(assignment, labels, strict=True)))
+    mean = (a + y) / 2 if average == "arithmetic" else math.sqrt(a * y)
+    if len(set(assignment)) == len(set(labels)) == 1:
+        return 1.0
+    return information / mean if mean else 0.0
+
+
+def f1_by_definition(assignment: list[int], labels: list[int]) -> float:
+    pairs = list(combinations(range(len(labels)), 2))
+    retrieved = {(i, j) for i, j in pairs if assignment[i] == assignment[j]}
+    relevant = {(i, j) for i, j in pairs if labels[i] == labels[j]}
+    if not retrieved and not relevant:
+        return 1.0
+    if not retrieved & relevant:
+        return 0.0
+    precision = len(retrieved & relevant) / len(retrieved)
+    recall = len(retrieved & relevant) / len(relevant)
+    return 2 * precision * recall / (precision + recall)
+
+
+@pytest.mark.parametrize("case", CLUSTERINGS)
+def test_vectors(case: dict[str, Any]) -> None:
+    assignment, labels = torch.tensor(case["pred"]), torch.tensor(case["true"])
+    assert nmi(assignment, labels) == pytest.approx(case["nmi"], abs=1e-12)
+    assert pair_f1(assignment, labels) == pytest.approx(case["f1"], abs=1e-12)
+
+
+@given(partitions, st.sampled_from(["arithmetic", "geometric"]))
+@settings(deadline=None)
+def test_nmi_agrees_with_its_definition(pair: Any, average: Any) -> None:
+    assignment, labels = pair
+    found = nmi(np.array(assignment), np.array(labels), average)
+    assert found == pytest.approx(nmi_by_definition(assignment, labels, average), abs=1e-9)
+
+
+@given(partitions)
+@settings(deadline=None)
+def test_pair_f1_agrees_with_its_definition(pair: Any) -> None:
+    assignment, labels = pair
+    found = pair_f1(torch.tensor(assignment), np.array(labels))
+    assert found == pytest.approx(f1_by_definition(assignment, labels), abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", [nmi, ami, pair_f1])
+@pytest.mark.parametrize("items", [[0, 0, 1, 1, 2, 2], [3, 3, 3, 3], list(range(40))])
+def test_the_same_partition_under_other_names_is_perfect(metric: Any, items: list[int]) -> None:
+    labels = torch.tensor(items)
+    assert metric(70 - labels, labels) == pytest.approx(1.0)
+
+
+def test_ami_of_random_clusters_is_about_zero_where_nmi_is_not() -> None:
+    rng = np.random.default_rng(0)
+    assignment, labels = rng.integers(0, 60, 300), rng.integers(0, 60, 300)
+    assert abs(ami(assignment, labels)) < 0.05
+    assert nmi(assignment, labels) > 0.5
+
+
+def test_pair_f1_counts_billions_of_pairs() -> None:
+    """100,000 items in one cluster, two classes: 1e10 ordered pairs are beyond 32 bits."""
+    labels = np.arange(100_000) % 2
+    pairs, right = 100_000 * 99_999, 2 * 50_000 * 49_999
+    assert pair_f1(np.zeros(100_000, dtype=np.int32), labels.astype(np.int32)) == 2 * right / (pairs + right)

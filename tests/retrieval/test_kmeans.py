@@ -1,0 +1,70 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dml.ops.errors import InputError
+from dml.retrieval.clustering import kmeans
+
+
+@given(
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 40), st.integers(1, 4)), elements=st.integers(-3, 3).map(float)),
+    st.data(),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_cluster_for_each_row_duplicates_together(rows: Any, data: Any) -> None:
+    clusters = data.draw(st.integers(1, len(rows)))
+    assignment = kmeans(rows, clusters)
+    assert assignment.shape == (len(rows),)
+    assert assignment.dtype == torch.int64
+    assert assignment.min() >= 0
+    assert assignment.max() < clusters
+    for row in np.unique(rows, axis=0):
+        assert len(set(assignment[torch.from_numpy((rows == row).all(axis=1))].tolist())) == 1
+
+
+def test_converged_every_row_is_at_its_nearest_mean() -> None:
+    """Means over all 3,000 rows, 750 a cluster: FAISS's default would have drawn 256."""
+    rows = np.random.default_rng(0).normal(size=(3000, 2)) * [1.0, 4.0]
+    assignment = kmeans(rows, 4, iterations=300).numpy()
+    means = np.array([rows[assignment == c].mean(axis=0) for c in range(4)])
+    distances = ((rows[:, None] - means[None]) ** 2).sum(axis=2)
+    assert np.array_equal(distances.argmin(axis=1), assignment)
+
+
+def test_the_seed_decides() -> None:
+    rows = np.random.default_rng(0).normal(size=(2000, 16))
+    first = kmeans(rows, 60, seed=3)
+    assert torch.equal(first, kmeans(rows, 60, seed=3))
+    assert torch.equal(first, kmeans(torch.from_numpy(rows), 60, seed=3))
+    assert not torch.equal(first, kmeans(rows, 60, seed=4))
+
+
+def test_as_many_clusters_as_rows_leaves_each_alone() -> None:
+    assert sorted(kmeans(np.arange(9.0)[:, None], 9).tolist()) == list(range(9))
+
+
+def test_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    kmeans(np.random.default_rng(0).normal(size=(30, 4)), 20)
+    output = capfd.readouterr()
+    assert output.out + output.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clusters": 0}, "clusters = 0: expected 1 to 4"),
+        ({"clusters": 5}, "clusters = 5: expected 1 to 4"),
+        ({"clusters": 2, "iterations": 0}, "iterations = 0"),
+        ({"clusters": 2, "seed": -1}, "seed = -1"),
+        ({"clusters": 2, "seed": 2**31}, "seed = 2147483648"),
+        ({"clusters": 2, "embeddings": np.full((4, 2), np.nan)}, "embeddings: 4 of 4"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        kmeans(**({"embeddings": np.ones((4, 2))} | arguments))

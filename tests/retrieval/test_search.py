@@ -1,0 +1,175 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dml.ops.errors import InputError
+from dml.retrieval import search
+from dml.retrieval.search import nearest_neighbors
+
+WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
+
+
+def tables(rows: int, least: int = 1) -> st.SearchStrategy[Any]:
+    return hnp.arrays(np.float64, st.tuples(st.integers(least, rows), st.just(2)), elements=WHOLE)
+
+
+def ranking(query: Any, gallery: Any, left_out: int | None = None) -> list[tuple[float, int]]:
+    """The whole gallery by falling float64 dot product, ties by index."""
+    others = [j for j in range(len(gallery)) if j != left_out]
+    return sorted(
+        ((sum(a * b for a, b in zip(query, gallery[j], strict=True)), j) for j in others),
+        key=lambda hit: (-hit[0], hit[1]),
+    )
+
+
+def assert_nearest(scores: Any, indices: Any, expected: list[tuple[float, int]]) -> None:
+    """Equal to the oracle, but for which of the items tied with the last are in the list."""
+    kept = expected[: len(scores)]
+    assert scores.tolist() == [score for score, _ in kept]
+    last = kept[-1][0]
+    assert [(s, j) for s, j in zip(scores.tolist(), indices.tolist(), strict=True) if s > last] == [
+        hit for hit in kept if hit[0] > last
+    ]
+    tied = [j for s, j in zip(scores.tolist(), indices.tolist(), strict=True) if s == last]
+    assert tied == sorted(set(tied))
+    assert set(tied) <= {j for s, j in expected if s == last}
+
+
+@given(tables(12), tables(30), st.integers(1, 40), st.integers(1, 5))
+@settings(deadline=None, max_examples=80)
+def test_gallery_agrees_with_brute_force(query: Any, gallery: Any, k: int, batch: int) -> None:
+    scores, indices = nearest_neighbors(query, k, gallery, batch=batch)
+    assert scores.shape == indices.shape == (len(query), min(k, len(gallery)))
+    assert scores.dtype == torch.float32
+    assert indices.dtype == torch.int64
+    for i in range(len(query)):
+        assert_nearest(scores[i], indices[i], ranking(query[i], gallery))
+
+
+@given(tables(30, least=2), st.integers(1, 40), st.integers(1, 8))
+@settings(deadline=None, max_examples=80)
+def test_own_gallery_leaves_out_the_query_by_index(query: Any, k: int, batch: int) -> None:
+    scores, indices = nearest_neighbors(query, k, batch=batch)
+    assert scores.shape == (len(query), min(k, len(query) - 1))
+    for i in range(len(query)):
+        assert i not in indices[i]
+        assert_nearest(scores[i], indices[i], ranking(query[i], query, left_out=i))
+
+
+def test_many_duplicates_push_the_query_out_of_its_own_list() -> None:
+    _, indices = nearest_neighbors(np.ones((50, 4)), 3)
+    assert all(len(set(row)) == 3 and i not in row for i, row in enumerate(indices.tolist()))
+
+
+def test_order_of_the_gallery_is_irrelevant_without_ties() -> None:
+    rng = np.random.default_rng(0)
+    query, gallery = rng.normal(size=(40, 8)), rng.normal(size=(300, 8))
+    order = rng.permutation(300)
+    scores, indices = nearest_neighbors(query, 20, gallery)
+    shuffled_scores, shuffled = nearest_neighbors(query, 20, gallery[order])
+    torch.testing.assert_close(shuffled_scores, scores)
+    assert torch.equal(torch.from_numpy(order)[shuffled], indices)
+
+
+def test_right_beside_torch() -> None:
+    """Both bring an OpenMP of their own: products of each, in turns."""
+    products_in_turns()
+
+
+def test_right_with_torch_loaded_first() -> None:
+    here = Path(__file__)
+    program = f"""
+import torch, sys
+sys.path.append({str(here.parent)!r})
+from {here.stem} import products_in_turns
+products_in_turns()"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    subprocess.run(command, check=True, timeout=120, cwd=here.parents[2])
+
+
+def products_in_turns() -> None:
+    query = torch.from_numpy(np.random.default_rng(0).normal(size=(1500, 48)).astype(np.float32))
+    for _ in range(3):
+        scores, indices = nearest_neighbors(query, 5)
+        products = (query @ query.T).fill_diagonal_(-torch.inf)
+        expected, order = products.topk(5)
+        torch.testing.assert_close(scores, expected, atol=1e-4, rtol=0)
+        assert (order == indices).double().mean() > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+def test_any_real_dtype_and_layout(dtype: torch.dtype) -> None:
+    query = torch.tensor([[1, 2, 0], [0, 1, 3], [2, 0, 1], [1, 1, 1]], dtype=dtype)
+    _, expected = nearest_neighbors(query.float(), 2)
+    assert torch.equal(nearest_neighbors(query, 2)[1], expected)
+    assert torch.equal(nearest_neighbors(query.T.contiguous().T, 2)[1], expected)
+
+
+def test_embeddings_that_need_gradients_are_searched() -> None:
+    assert nearest_neighbors(torch.eye(3, requires_grad=True), 1)[1].shape == (3, 1)
+
+
+def test_read_only_arrays_are_searched_and_inputs_stay_as_they_were() -> None:
+    query = np.eye(3, dtype=np.float32)
+    query.setflags(write=False)
+    nearest_neighbors(query, 1)
+    assert np.array_equal(query, np.eye(3))
+
+
+def test_gpu_index_takes_lists_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: FAISS's GPU calls are played by the CPU, and counted."""
+    moved: list[int] = []
+
+    class Resources:
+        def setTempMemory(self, size: int) -> None:
+            assert size == search.GPU_SCRATCH
+
+    def to_gpu(resources: Resources, device: int, index: Any) -> Any:
+        moved.append(device)
+        return index
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", to_gpu, raising=False)
+    assert search.GPU_LIMIT == 2048
+    monkeypatch.setattr(search, "GPU_LIMIT", 8)
+    query = np.random.default_rng(0).normal(size=(20, 4))
+    nearest_neighbors(query, 7)  # and the query itself: 8
+    assert moved == [0]
+    nearest_neighbors(query, 8)
+    assert moved == [0]
+
+
+def broken(rows: int) -> np.ndarray[Any, Any]:
+    query = np.ones((5, 3))
+    query[:rows, 1] = [np.nan, np.inf, 1e300][:rows]
+    return query
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((broken(2), 1), "query: 2 of 5 embeddings hold NaN"),
+        ((torch.from_numpy(broken(3)), 1), "query: 3 of 5 embeddings hold NaN"),
+        ((np.ones((2, 3)), 1, broken(3)), "gallery: 3 of 5 embeddings hold NaN"),
+        ((np.ones((2, 3)), 1, np.ones((2, 4))), "3 dimensions, gallery's 4"),
+        ((np.ones((2, 3)), 0), "k = 0"),
+        ((np.ones((1, 3)), 1), "no gallery"),
+        ((np.ones((0, 3)), 1), "shape"),
+        ((np.ones(3), 1), "shape"),
+        ((np.ones((2, 3)), 1, np.ones((0, 3))), "gallery: embeddings of shape"),
+        ((np.array([[3e38, 3e38], [-3e38, -3e38], [3e38, -3e38]]), 2), "overflow"),
+    ],
+)
+def test_errors(arguments: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        nearest_neighbors(*arguments)
