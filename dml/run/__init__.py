@@ -1,0 +1,3 @@
+from dml.run.cli import main
+
+__all__ = ["main"]

@@ -1,0 +1,146 @@
+"""Builds the objects that a configuration names."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from pytorch_lightning import Trainer
+from torch import nn
+
+from dml.data.table import ImageTable, hold_out_classes, load
+from dml.evaluation import evaluate
+from dml.models.embedding import EmbeddingModel
+from dml.ops.errors import InputError
+from dml.training.data import DataModule, LoaderSettings
+from dml.training.embedding import Evaluate
+from dml.training.module import MetricLearner
+
+
+def table(config: DictConfig) -> ImageTable:
+    """The data set, its counts checked, the asked fold of its training classes held out as ``val``."""
+    dataset = config.dataset
+    whole = load(
+        instantiate(dataset.reader),
+        dataset.root,
+        name=dataset.name,
+        counts=dataset.counts,
+        verify=dataset.verify,
+    )
+    return hold_out_classes(whole, folds=dataset.folds, fold=dataset.fold) if dataset.folds else whole
+
+
+def data(config: DictConfig, images: ImageTable) -> DataModule:
+    """The loaders of a table."""
+    return DataModule(
+        images,
+        train_transform=instantiate(config.transform.train),
+        test_transform=instantiate(config.transform.test),
+        sampler=instantiate(config.sampler),
+        settings=LoaderSettings(**config.data),
+        seed=config.seed,
+    )
+
+
+def model(config: DictConfig) -> EmbeddingModel:
+    """The backbone with its heads."""
+    built: EmbeddingModel = instantiate(config.model)
+    return built
+
+
+def losses(config: DictConfig, embed_dims: Mapping[str, int], num_classes: int) -> dict[str, nn.Module]:
+    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` in its YAML are filled in."""
+    built = {}
+    for head, size in embed_dims.items():
+        known = {"num_classes": num_classes, "embedding_dim": size}
+        asked = {key: value for key, value in known.items() if OmegaConf.is_missing(config.loss, key)}
+        built[head] = instantiate(config.loss, **asked)
+    return built
+
+
+def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingModel) -> MetricLearner:
+    """The model with its losses, optimizer and schedule."""
+    classes = images.train_table.labels[:, 0]
+    head_losses = losses(config, embedding_model.embed_dims, int(classes.max()) + 1)
+    _check_pairs(images, head_losses)
+    return MetricLearner(
+        embedding_model,
+        head_losses,
+        optimizer=instantiate(config.optimizer),
+        schedule=instantiate(config.scheduler.schedule),
+        evaluate=metrics(config, validation=True),
+        seed=config.seed,
+        batches_per_epoch=len(images.sampler),
+        interval=config.scheduler.interval,
+        warmup_steps=config.scheduler.warmup_steps,
+    )
+
+
+def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> None:
+    loss = next(iter(head_losses.values()))
+    if getattr(loss, "needs_positives", False) and getattr(images.sampler, "images_per_class", 2) < 2:
+        raise InputError(
+            f"sampler.images_per_class=1: {type(loss).__name__} compares images of one class and needs at least 2"
+        )
+
+
+def metrics(config: DictConfig, *, validation: bool = False) -> Evaluate:
+    """The metrics of the test, or those of a validation: recall@K alone."""
+    settings = config.evaluation
+    return partial(evaluate, recall_at=tuple(settings.recall_at), clustering=settings.clustering and not validation)
+
+
+def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
+    """Turns epochs into steps, which is all that the training loop counts.
+
+    Raises:
+        InputError: if no length is given.
+    """
+    trainer = config.trainer
+    with open_dict(trainer):
+        epochs, every = trainer.pop("max_epochs"), trainer.pop("check_val_every_n_epoch")
+        if epochs is not None:
+            trainer.max_steps = -(-epochs * batches_per_epoch // trainer.accumulate_grad_batches)
+        if every is not None:
+            trainer.val_check_interval = every * batches_per_epoch
+    if trainer.max_steps is None or trainer.max_steps < 1:
+        raise InputError(f"trainer.max_steps={trainer.max_steps}: a number of steps, or trainer.max_epochs")
+
+
+def trainer(config: DictConfig, **settings: Any) -> Trainer:
+    """Lightning's Trainer; ``settings`` come on top of ``trainer.*``."""
+    validates = config.trainer.val_check_interval is not None
+    built: Trainer = instantiate(
+        config.trainer,
+        max_epochs=-1,
+        check_val_every_n_epoch=None,
+        val_check_interval=config.trainer.val_check_interval if validates else 1,
+        limit_val_batches=config.trainer.get("limit_val_batches", 1.0) if validates else 0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    return built
+
+
+def loggers(config: DictConfig) -> list[Any]:
+    """The loggers that are asked for beside ``metrics.csv``.
+
+    Raises:
+        InputError: if one of them isn't installed.
+    """
+    try:
+        return [instantiate(logger) for logger in config.logger.loggers.values()]
+    except Exception as error:
+        if isinstance(error.__cause__, ImportError):
+            names = ", ".join(config.logger.loggers)
+            raise InputError(f"logger={names}: not installed; pip install 'dml[{names}]'") from error
+        raise
+
+
+def checkpoint_folder(folder: Path) -> Path:
+    """Where a run keeps ``last.ckpt`` and ``best.ckpt``."""
+    return folder / "checkpoints"

@@ -1,0 +1,121 @@
+"""The command line: Hydra composes, a job runs, what the user got wrong is one line and exit code 2."""
+
+import os
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dml.ops.errors import InputError
+from dml.run.stored import key_of, of_checkpoint, of_run
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def main(command: str) -> None:
+    """Runs ``train`` or ``evaluate`` with the overrides of the command line.
+
+    A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
+    its trace, as any other exception does.
+    """
+    debug = os.environ.get("HYDRA_FULL_ERROR") == "1" or "debug=true" in [arg.lower() for arg in sys.argv]
+    # Hydra would print its own shortened trace and exit with 1: let it raise instead
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+
+    def job(config: DictConfig) -> Any:
+        from dml.run import jobs  # late: --help and --cfg need no torch
+
+        hydra_config = HydraConfig.get()
+        with _one_line_errors(debug):  # within Hydra, which would announce the failure of its job
+            return getattr(jobs, command)(
+                config, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+            )
+
+    with _one_line_errors(debug):
+        sys.argv[1:] = _with_stored_overrides(sys.argv[1:])
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
+
+
+@contextmanager
+def _one_line_errors(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        line = explain(error)
+        if debug or line is None:
+            raise
+        sys.stderr.write(f"error: {line}\n")
+        sys.exit(2)
+
+
+def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
+    """Puts the overrides of the run named by ``resume=`` or ``checkpoint=`` before those of the command line."""
+    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
+    if given.get("resume"):
+        folder = Path(given["resume"])
+        return [*_merge(of_run(folder).overrides, arguments), f"hydra.run.dir={folder}"]
+    if given.get("checkpoint"):
+        return _merge(of_checkpoint(Path(given["checkpoint"])).overrides, arguments)
+    return list(arguments)
+
+
+def _merge(stored: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Stored overrides, those that ``arguments`` give anew aside, then ``arguments``."""
+    keys = {key_of(argument) for argument in arguments}
+    return [override for override in stored if key_of(override) not in keys] + list(arguments)
+
+
+def explain(error: BaseException) -> str | None:
+    """The one line that tells a user what is wrong and what would be right; None for a bug."""
+    if isinstance(error, InstantiationException):
+        return _explain_instantiation(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name}: no such choice{_nearest(name, list(error.options or ()))}"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _explain_key(error) or _first_lines(error)
+    if isinstance(error, InputError):
+        return _first_lines(error)
+    return None
+
+
+def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:
+    """For a key that doesn't exist, the nearest of those beside it."""
+    cause: Any = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    parent, key = getattr(cause, "parent_node", None), str(getattr(cause, "key", ""))
+    if parent is None or not OmegaConf.is_dict(parent):
+        return None
+    beside = {str(name) for name in parent if not str(name).startswith("_")}
+    if not parent._get_full_key(None):
+        beside |= {path.name for path in CONF.iterdir() if path.is_dir()}
+    return None if key in beside else f"{cause.full_key}: no such key{_nearest(key, beside)}"
+
+
+def _explain_instantiation(error: InstantiationException) -> str | None:
+    """An object that refused its arguments; None if it failed for another reason."""
+    cause = error.__cause__
+    if isinstance(cause, InputError):
+        return _first_lines(cause)
+    if isinstance(cause, TypeError) and "argument" in str(cause):
+        return f"{str(error).rpartition('full_key: ')[2]}: {cause}"
+    return None
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Caught "):  # a loader's worker hands its error over as a trace
+        return lines[-1].partition(": ")[2]
+    return " ".join(lines)
+
+
+def _nearest(name: str, options: Collection[str]) -> str:
+    nearest = get_close_matches(name, sorted(options), n=4, cutoff=0.4) or sorted(options)
+    return f"; nearest: {', '.join(nearest[:12])}" if nearest else ""

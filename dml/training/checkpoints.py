@@ -1,0 +1,133 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.plugins import CheckpointIO
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from dml.ops.errors import InputError
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Writes a checkpoint beside its place and renames it: whenever the process dies, a whole one stands there.
+
+    A state with NaN or infinite weights is refused, so that it never replaces a good one. Loading unpickles
+    tensors and plain values only.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
+        """Writes ``checkpoint`` to ``path``.
+
+        Raises:
+            InputError: if a weight is NaN or infinite.
+        """
+        bad = [name for name, value in checkpoint["state_dict"].items() if not _finite(value)]
+        if bad:
+            raise InputError(
+                f"step {checkpoint['global_step']}: {len(bad)} weights became NaN or infinite, such as {bad[0]}; "
+                f"{path} keeps its last good state, a lower optimizer.lr may help"
+            )
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+    def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
+        """The checkpoint at ``path``, on CPU."""
+        return read_checkpoint(path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Deletes ``path``."""
+        Path(path).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A run's checkpoint, on CPU.
+
+    Raises:
+        InputError: if there is none, or it can't be read.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever its unpickler meets in a broken file
+        raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "run" not in checkpoint:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+    return checkpoint
+
+
+def load_model(model: nn.Module, path: Path) -> int:
+    """Loads the model of a run's checkpoint -> the optimizer step that it was written at.
+
+    Raises:
+        InputError: if the checkpoint belongs to another model.
+    """
+    checkpoint = read_checkpoint(path)
+    prefix = "model."
+    state = {key.removeprefix(prefix): v for key, v in checkpoint["state_dict"].items() if key.startswith(prefix)}
+    own = model.state_dict()
+    wrong = [key for key in state.keys() | own.keys() if key not in own or key not in state]
+    wrong += [key for key in state.keys() & own.keys() if state[key].shape != own[key].shape]
+    if wrong:
+        raise InputError(
+            f"checkpoint={path}: of another model: {len(wrong)} of its weights don't fit, such as {min(wrong)}; "
+            "give the model.* options that it was trained with"
+        )
+    model.load_state_dict(state)
+    return int(checkpoint["global_step"])
+
+
+class LastCheckpoint(Checkpoint):
+    """Writes ``last.ckpt`` every n steps, after each validation and at the last step.
+
+    Where a validation is due it waits for its end, so that a resumed run neither repeats nor loses one.
+
+    Args:
+        path: the file.
+        every_n_steps: optimizer steps between two writes.
+        run: plain values that rebuild the run; they are put into every checkpoint as "run".
+    """
+
+    def __init__(self, path: Path, every_n_steps: int, run: dict[str, Any]) -> None:
+        self.path = path
+        self.every_n_steps = every_n_steps
+        self.run = run
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,  # noqa: ARG002
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,
+    ) -> None:
+        """Writes the checkpoint if it is due and no validation is."""
+        due = trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps
+        every = trainer.val_check_batch
+        validates = trainer.enable_validation and every is not None and (batch_idx + 1) % every == 0
+        if due and not validates:
+            trainer.save_checkpoint(self.path)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Writes the checkpoint."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            trainer.save_checkpoint(self.path)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Adds the description of the run."""
+        checkpoint["run"] = self.run
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())

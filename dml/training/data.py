@@ -1,0 +1,108 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from dml.data.dataset import ImageDataset, Item, collate
+from dml.data.stream import BatchSampler, BatchStream
+from dml.data.table import ImageTable
+from dml.ops.errors import InputError
+
+Transform = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How images are loaded.
+
+    Args:
+        num_workers: processes that decode; 0 decodes in the main one.
+        on_corrupt: "raise", or "skip": in training the next image of the class stands in, in evaluation the
+            image is left out and counted.
+        eval_batch_size: images a batch outside training, for each process.
+        pin_memory: for GPUs.
+    """
+
+    num_workers: int = 0
+    on_corrupt: str = "raise"
+    eval_batch_size: int = 128
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_corrupt not in ("raise", "skip"):
+            raise InputError(f"data.on_corrupt={self.on_corrupt}: raise or skip")
+
+
+class DataModule(LightningDataModule):
+    """A table's training stream, and a plain pass over its validation or test rows.
+
+    Args:
+        table: the data set.
+        train_transform, test_transform: (3, H, W) uint8 -> (3, h, w) uint8.
+        sampler: makes the batch sampler from the training labels (N, L).
+        settings: how images are loaded.
+        seed: of the training transforms' draws.
+    """
+
+    stream: BatchStream
+
+    def __init__(
+        self,
+        table: ImageTable,
+        *,
+        train_transform: Transform,
+        test_transform: Transform,
+        sampler: Callable[[NDArray[Any]], BatchSampler],
+        settings: LoaderSettings,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.test_transform = test_transform
+        self.settings = settings
+        self.seed = seed
+        self.train_table = table.subset("train")
+        if not len(self.train_table):
+            raise InputError("dataset: its train split is empty")
+        self.train_transform = train_transform
+        self.sampler = sampler(self.train_table.labels)
+
+    def train_dataloader(self) -> BatchStream:
+        """The endless stream of training batches."""
+        on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "replace"
+        self.stream = BatchStream(
+            ImageDataset(self.train_table, self.train_transform, on_corrupt),
+            self.sampler,
+            seed=self.seed,
+            rank=self.trainer.global_rank if self.trainer else 0,
+            world_size=self.trainer.world_size if self.trainer else 1,
+            num_workers=self.settings.num_workers,
+            pin_memory=self.settings.pin_memory,
+        )
+        return self.stream
+
+    def val_dataloader(self) -> DataLoader[Item | None]:
+        """The validation rows, in order."""
+        return self.pass_over("val")
+
+    def test_dataloader(self) -> DataLoader[Item | None]:
+        """The test rows, in order."""
+        return self.pass_over("test")
+
+    def pass_over(self, split: str) -> DataLoader[Item | None]:
+        """Each image of ``split`` once; under DDP every rank takes each world_size-th row."""
+        table = self.table.subset(split)
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
+        return DataLoader(
+            ImageDataset(table, self.test_transform, on_corrupt),
+            batch_size=self.settings.eval_batch_size,
+            sampler=range(rank, len(table), world_size),
+            collate_fn=collate,
+            num_workers=self.settings.num_workers,
+            pin_memory=self.settings.pin_memory,
+        )

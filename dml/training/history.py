@@ -1,0 +1,76 @@
+import csv
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+
+class History(Logger):
+    """The run's ``metrics.csv``: a row a step that logged something, a column a metric.
+
+    Lightning's CSVLogger deletes what an earlier part of a resumed run wrote; this one keeps its rows up to the
+    step that the run is resumed from. The file is replaced whole, so that it can be read at any time.
+
+    Args:
+        path: the file.
+        resumed_at: the step that the run goes on from; 0 starts a new file.
+    """
+
+    def __init__(self, path: Path, resumed_at: int = 0) -> None:
+        super().__init__()
+        self.path = path
+        self.rows: dict[int, dict[str, Any]] = {}
+        if resumed_at and path.exists():
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    if int(row["step"]) <= resumed_at:
+                        self.rows[int(row["step"])] = {key: value for key, value in row.items() if value != ""}
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """A run folder has one history."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run folder."""
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """The run folder holds the configuration already."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Adds to the row of ``step``, the number of optimizer steps taken."""
+        # Lightning logs the step that was just taken under its index
+        taken = (step or 0) + 1
+        self.rows.setdefault(taken, {"step": taken}).update(metrics)
+        if any(name.startswith("val/") for name in metrics):
+            self.save()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes the file."""
+        columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self.rows[step] for step in sorted(self.rows))
+        os.replace(partial, self.path)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:  # noqa: ARG002
+        """Writes the file."""
+        if self.rows:
+            self.save()

@@ -1,0 +1,158 @@
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from dml.data.dataset import Batch
+from dml.models.embedding import EmbeddingModel
+from dml.ops.errors import InputError
+from dml.training.embedding import ALL_HEADS, Embedder, Evaluate, evaluate_heads
+from dml.training.optimizers import Roles
+
+
+class MetricLearner(Embedder):
+    """Wires a model, a loss for each of its heads, and an optimizer.
+
+    Every random number of step t, dropout included, is drawn from generators seeded by (seed, t, rank), so a
+    checkpoint needs no generator's state.
+
+    Args:
+        model: gives an embedding a head.
+        losses: for each head its own loss; the sum is minimised.
+        optimizer: makes the optimizer from the parameters by role.
+        schedule: makes the learning rates' schedule from the optimizer, or None.
+        evaluate: the metrics of a validation.
+        seed: of the steps' random numbers.
+        batches_per_epoch: length of the sampler's epoch.
+        interval: the schedule moves every "step" or "epoch".
+        warmup_steps: first steps, in which the backbone and the schedule stand still.
+    """
+
+    def __init__(
+        self,
+        model: EmbeddingModel,
+        losses: Mapping[str, nn.Module],
+        *,
+        optimizer: Callable[[Roles], Optimizer],
+        schedule: Callable[[Optimizer], LRScheduler] | None,
+        evaluate: Evaluate,
+        seed: int = 0,
+        batches_per_epoch: int = 1,
+        interval: str = "step",
+        warmup_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = nn.ModuleDict(losses)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.evaluate = evaluate
+        self.seed = seed
+        self.batches_per_epoch = batches_per_epoch
+        self.interval = interval
+        self.warmup_steps = warmup_steps
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimizer with a group of parameters a role, and its schedule."""
+        roles = {
+            "backbone": list(self.model.backbone.parameters()),
+            "heads": list(self.model.heads.parameters()),
+            "loss": list(self.losses.parameters()),
+        }
+        optimizer = self.optimizer(roles)
+        if self.schedule is None:
+            return optimizer
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"},
+        }
+
+    @property
+    def epoch(self) -> int:
+        """The sampler's epoch; to Lightning a run is one."""
+        return self.global_step * self.trainer.accumulate_grad_batches // self.batches_per_epoch
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:  # noqa: ARG002
+        """Moves the schedule after every step, or epoch, of the warm-up's successor."""
+        every = 1 if self.interval == "step" else max(1, self.batches_per_epoch // self.trainer.accumulate_grad_batches)
+        trained = self.global_step - self.warmup_steps
+        if trained > 0 and trained % every == 0:
+            scheduler.step()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        """Seeds the step's random numbers."""
+        entropy = np.random.SeedSequence((self.seed, batch_idx, self.global_rank)).generate_state(1, np.uint32)
+        step_seed = int(entropy[0])
+        torch.manual_seed(step_seed)
+        np.random.seed(step_seed)  # noqa: NPY002  the libraries' global generator
+        random.seed(step_seed)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
+        """The sum of the heads' losses over the embeddings of all processes."""
+        images, labels, _ = batch
+        labels = self._gather_batch(labels)
+        terms = {}
+        for head, embeddings in self.model(images).items():
+            terms[head] = self.losses[head](self._gather_batch(embeddings), labels)
+            if not torch.isfinite(terms[head]):
+                raise self._diverged(head, embeddings)
+        total = torch.stack(list(terms.values())).sum()
+        self.log("loss", total, prog_bar=True)
+        self.log("epoch", float(self.epoch))
+        if len(terms) > 1:
+            self.log_dict({f"loss/{head}": term for head, term in terms.items()})
+        return total
+
+    def _gather_batch(self, rows: Tensor) -> Tensor:
+        """Rows of one process -> those of all, with gradients.
+
+        Each of W processes computes the whole loss, so the gathered gradients add up to W times the gradient,
+        which DistributedDataParallel's mean over processes makes exact.
+        """
+        if self.trainer.world_size == 1:
+            return rows
+        return self.gather(rows, gradients=rows.is_floating_point()).flatten(0, 1)
+
+    def _diverged(self, head: str, embeddings: Tensor) -> InputError:
+        what = "its loss" if torch.isfinite(embeddings).all() else "embeddings"
+        return InputError(
+            f"step {self.global_step}: {what} of head {head} became NaN or infinite under "
+            f"{type(self.losses[head]).__name__}; the last good checkpoint is kept, a lower optimizer.lr may help"
+        )
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
+        """Holds the backbone still during the warm-up.
+
+        Its gradients are dropped rather than never computed: DistributedDataParallel waits for each of them.
+        """
+        if self.global_step < self.warmup_steps:
+            for parameter in self.model.backbone.parameters():
+                parameter.grad = None
+
+    def embed(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> L2-normalised embeddings of each head, and "all" of them concatenated."""
+        embeddings = self.model(images)
+        heads = {name: F.normalize(rows, dim=1) for name, rows in embeddings.items()}
+        return {ALL_HEADS: self.model.concatenate(embeddings)} | heads
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        """Embeds a batch."""
+        self._collect(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics of the validation split as ``val/...``."""
+        embedded = self._gather()
+        for head in self.losses:
+            if not torch.isfinite(embedded.embeddings[head]).all():
+                raise self._diverged(head, embedded.embeddings[head])
+        metrics = evaluate_heads(embedded, self.evaluate, heads=False)
+        self.log_dict({f"val/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
+        self.log("epoch", float(self.epoch))
+        self.log("R@1", metrics["level0/recall@1"], prog_bar=True, logger=False)

@@ -1,0 +1,26 @@
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+
+
+class Progress(RichProgressBar):
+    """Lightning's Rich progress bar over the whole run, with the loss and the last validation's recall@1."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=4, theme=RichProgressBarTheme(metrics_format=".3f"))
+
+    @property
+    def total_train_batches(self) -> int:
+        """The run's batches; to Lightning its single epoch never ends."""
+        return int(self.trainer.max_steps * self.trainer.accumulate_grad_batches)
+
+    def _get_train_description(self, current_epoch: int) -> str:  # noqa: ARG002
+        return "Training"
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The metrics beside the bar, without the version number of a logger that has none."""
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return dict(metrics)

@@ -1,0 +1,127 @@
+"""What a user gets wrong is one line on stderr and exit code 2."""
+
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, Here, Refused, in_a_process
+from hydra.errors import MissingConfigException
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("loss=rl", "loss=rl: no such choice; nearest: rll"),
+        ("losss=rll", "losss: no such key; nearest: loss"),
+        ("loss.margn=0.2", "loss.margn: no such key; nearest: margin"),
+        ("trainer.max_stps=3", "trainer.max_stps: no such key; nearest: max_steps"),
+        ("model=resnet5", "model=resnet5: no such choice; nearest: resnet"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_ones(refused: Refused, override: str, expected: str) -> None:
+    assert expected in refused(override)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
+def test_help_and_configuration_are_quick(arguments: list[str]) -> None:
+    started = time.monotonic()
+    assert "negative_temperature" in in_a_process("train.py", *arguments)
+    # five seconds are promised; a slow machine gets some more before this fails
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["dataset.root=/nowhere"], "dataset.root=/nowhere"),
+        (["sampler.classes_per_batch=500"], "sampler.classes_per_batch=500"),
+        (["sampler.images_per_class=1"], "sampler.images_per_class=1"),
+        (["model.heads=[L,X]"], "model.heads=['L', 'X']"),
+        (["model.taps.L=blocks.99"], "model.taps.L=blocks.99: no such module; nearest: blocks"),
+        (["model.backbone.weights=/nowhere.pth"], "model.backbone.weights=/nowhere.pth"),
+        (["dataset.fold=7"], "dataset.fold=7"),
+        (["data.on_corrupt=ignore"], "data.on_corrupt=ignore: raise or skip"),
+        (["trainer.max_steps=null"], "trainer.max_steps=None"),
+        (["+trainer.foo=1"], "unexpected keyword argument 'foo'"),
+        (["evaluation.recall_at=[0]"], "recall_at"),
+    ],
+)
+def test_bad_values_are_refused(
+    refused: Refused, small_emoji: Path, tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, f"hydra.run.dir={tmp_path}", *overrides]
+    assert expected in refused(*arguments)
+
+
+def test_counts_that_differ_are_named(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    line = refused(f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    assert "published 2419" in line
+    assert str(small_emoji) in line
+
+
+def corrupt(archive: Path, copy: Path) -> str:
+    """Copies an archive with one of its images cut short -> the image's name."""
+    with zipfile.ZipFile(archive) as source, zipfile.ZipFile(copy, "w") as target:
+        image = next(name for name in source.namelist() if name.startswith("images/"))
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, content[:40] if name == image else content)
+    return image
+
+
+def test_a_corrupt_image_is_named_or_skipped(refused: Refused, here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.zip"
+    image = corrupt(small_emoji, broken)
+    arguments = [f"dataset.root={broken}", *SMALL, "data.num_workers=1", "evaluation.raw=false"]
+    # every image of the training classes is drawn within the run
+    arguments += ["trainer.max_steps=30", "trainer.val_check_interval=30"]
+    line = refused(*arguments, f"hydra.run.dir={tmp_path / 'raise'}")
+    assert f"image {broken}/{image}: cannot be decoded" in line
+
+    here("train", *arguments, f"hydra.run.dir={tmp_path / 'skip'}", "data.on_corrupt=skip")
+    assert (tmp_path / "skip" / "metrics.json").exists()
+
+
+def test_divergence_names_the_step_and_keeps_the_last_checkpoint(
+    refused: Refused, small_emoji: Path, tmp_path: Path
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, f"hydra.run.dir={tmp_path}", "evaluation.raw=false"]
+    # the schedule's one step takes the learning rate from 1e-4 to 1e26
+    arguments += [
+        "optimizer=sgd",
+        "scheduler=step",
+        "scheduler.schedule.step_size=4",
+        "scheduler.schedule.gamma=1e30",
+    ]
+    line = refused(*arguments, "trainer.max_steps=12")
+    assert line.startswith("error: step ")
+    assert "NaN" in line
+    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 4
+    assert all(weights.isfinite().all() for weights in kept["state_dict"].values())
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    arguments = [f"dataset.root={small_emoji}", *SMALL, f"hydra.run.dir={tmp_path}"]
+    assert "holds a run already" in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "expected"),
+    [
+        ("train", "resume=/nowhere", "resume=/nowhere: no run there"),
+        ("evaluate", "checkpoint=/nowhere.ckpt", "checkpoint=/nowhere.ckpt: no such file"),
+        ("evaluate", f"checkpoint={__file__}", "cannot be read"),
+    ],
+)
+def test_what_is_not_a_run_is_refused(refused: Refused, command: str, argument: str, expected: str) -> None:
+    assert expected in refused(argument, command=command)
+
+
+def test_debug_shows_the_trace(here: Here) -> None:
+    with pytest.raises(MissingConfigException):
+        here("train", "loss=rl", "debug=true")

@@ -1,0 +1,72 @@
+"""Every configuration composes, names every parameter of what it builds, and keeps the code's defaults."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_method
+from omegaconf import DictConfig, OmegaConf
+
+CONF = Path(__file__).parents[1] / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "experiment")
+CHOICES = [
+    (group, str(path.relative_to(CONF / group).with_suffix("")))
+    for group in GROUPS
+    for path in sorted((CONF / group).rglob("*.yaml"))
+]
+FILLED_IN = {"num_classes", "embedding_dim"}
+
+
+def composed(*overrides: str, command: str = "train") -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(command, overrides=list(overrides))
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_composes(group: str, choice: str) -> None:
+    config = composed(f"{group}={choice}", "model.backbone.weights=null")
+    assert group in config
+    assert config.seed == 0
+
+
+def test_evaluate_composes_what_train_does() -> None:
+    train, evaluate = composed(), composed("checkpoint=some.ckpt", command="evaluate")
+    assert {key: evaluate[key] for key in train} == {key: train[key] for key in train}
+
+
+def targets(node: Any) -> Iterator[DictConfig]:
+    """The nodes with a ``_target_`` of this project, in whatever depth."""
+    if OmegaConf.is_dict(node):
+        if str(node.get("_target_", "")).startswith("dml."):
+            yield node
+        for key in node:
+            if not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, key):
+                yield from targets(node[key])
+    elif OmegaConf.is_list(node):
+        for item in node:
+            yield from targets(item)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "loss").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_loss_lists_every_parameter_with_its_default(path: Path) -> None:
+    config = OmegaConf.load(path)
+    for node in targets(config):
+        parameters = inspect.signature(get_method(node._target_)).parameters
+        given = {str(key) for key in node if not str(key).startswith("_")}
+        assert given == set(parameters), node._target_
+        for name in given - FILLED_IN:
+            if parameters[name].default is not inspect.Parameter.empty:
+                assert node[name] == parameters[name].default, f"{node._target_}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [pair for pair in CHOICES if pair[0] in ("model", "sampler", "optimizer")]
+)
+def test_a_target_takes_what_its_yaml_gives(group: str, choice: str) -> None:
+    for node in targets(composed(f"{group}={choice}")[group]):
+        signature = inspect.signature(get_method(node._target_))
+        keywords = {str(key): None for key in node if not str(key).startswith("_")}
+        signature.bind_partial(**keywords)

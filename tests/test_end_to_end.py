@@ -1,0 +1,171 @@
+"""The main job on a slice of the embedded data set, as a user runs it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, SMALL, Here, Refused, in_a_process
+from PIL import Image
+
+STEPS = 24
+ARGUMENTS = [
+    *SMALL,
+    f"trainer.max_steps={STEPS}",
+    "trainer.val_check_interval=8",
+    "checkpoints.every_n_steps=3",
+    "scheduler=cosine",
+    "scheduler.warmup_steps=2",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "finished"
+    in_a_process("train.py", f"dataset.root={small_emoji}", *ARGUMENTS, f"hydra.run.dir={folder}")
+    return folder
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return read
+
+
+def last(folder: Path) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    return checkpoint
+
+
+def test_a_run_leaves_its_results(finished: Path) -> None:
+    found = metrics(finished)
+    assert found["split"] == "test"
+    assert found["step"] in (8, 16, 24)
+    for name in ("level0/recall@1", "level2/nmi", "heads/L/level0/recall@1", "raw/level0/recall@1"):
+        assert 0 < found[name] <= 1
+    assert (finished / ".hydra" / "config.yaml").exists()
+    history = (finished / "metrics.csv").read_text().splitlines()
+    assert len(history) == STEPS + 1
+    assert history[0].startswith("step,loss,")
+    with Image.open(finished / "retrieval.png") as sheet:
+        assert sheet.width == 800
+
+
+def test_the_best_checkpoint_is_the_best_validation(finished: Path) -> None:
+    rows = [line.split(",") for line in (finished / "metrics.csv").read_text().splitlines()]
+    column = rows[0].index("val/level0/recall@1")
+    validated = {int(row[0]): float(row[column]) for row in rows[1:] if row[column]}
+    assert sorted(validated) == [8, 16, 24]
+    assert validated[metrics(finished)["step"]] == max(validated.values())
+
+
+def test_evaluating_the_checkpoint_repeats_the_digits(finished: Path, tmp_path: Path) -> None:
+    best = finished / "checkpoints" / "best.ckpt"
+    in_a_process("evaluate.py", f"checkpoint={best}", f"hydra.run.dir={tmp_path}")
+    again, trained = metrics(tmp_path), metrics(finished)
+    assert again == {name: value for name, value in trained.items() if not name.startswith("raw/")}
+
+
+def test_another_split_and_other_metrics_can_be_asked(here: Here, finished: Path, tmp_path: Path) -> None:
+    best = finished / "checkpoints" / "best.ckpt"
+    asked = [
+        "split=val",
+        "evaluation.recall_at=[1,3]",
+        "evaluation.clustering=false",
+        "evaluation.heads=false",
+    ]
+    here("evaluate", f"checkpoint={best}", f"hydra.run.dir={tmp_path}", *asked)
+    found = metrics(tmp_path)
+    assert found["split"] == "val"
+    assert "level0/recall@3" in found
+    assert not any("nmi" in name or name.startswith("heads/") for name in found)
+
+
+def test_a_checkpoint_of_another_model_is_refused(refused: Refused, finished: Path, tmp_path: Path) -> None:
+    best = finished / "checkpoints" / "best.ckpt"
+    arguments = [f"checkpoint={best}", f"hydra.run.dir={tmp_path}", "model.heads=[H]"]
+    assert "of another model" in refused(*arguments, command="evaluate")
+
+
+def killed(folder: Path, after_step: int, *arguments: str) -> int:
+    """Starts a run and kills it once its checkpoint has reached a step -> the checkpoint's step."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *arguments, f"hydra.run.dir={folder}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    while process.poll() is None:
+        if checkpoint.exists() and last(folder)["global_step"] >= after_step:
+            os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return int(last(folder)["global_step"])
+
+
+@pytest.mark.parametrize("after_step", [3, 8])
+def test_killed_and_resumed_ends_bit_for_bit_the_same(
+    small_emoji: Path, finished: Path, tmp_path: Path, after_step: int
+) -> None:
+    folder = tmp_path / "killed"
+    # the uninterrupted run loads in its main process, this one in two workers: the stream is the same
+    reached = killed(folder, after_step, f"dataset.root={small_emoji}", *ARGUMENTS, "data.num_workers=2")
+    assert after_step <= reached < STEPS, "it finished before it was killed"
+    in_a_process("train.py", f"resume={folder}")
+
+    whole, resumed = last(finished), last(folder)
+    assert resumed["global_step"] == STEPS
+    for name, weights in whole["state_dict"].items():
+        assert torch.equal(weights, resumed["state_dict"][name]), name
+    for parameter, state in whole["optimizer_states"][0]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, resumed["optimizer_states"][0]["state"][parameter][name])
+    assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
+    assert metrics(folder) == metrics(finished)
+
+
+def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=9")
+    here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=6")
+    here("train", f"resume={parts}", "trainer.max_steps=9")
+    for name, weights in last(whole)["state_dict"].items():
+        assert torch.equal(weights, last(parts)["state_dict"][name]), name
+    assert metrics(whole) == metrics(parts)
+
+
+def test_resuming_refuses_a_configuration_that_has_changed(refused: Refused, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(finished, folder)
+    checkpoint = last(folder)
+    checkpoint["run"]["config"]["loss"]["margin"] = 0.3  # as if conf/ had said so when the run began
+    torch.save(checkpoint, folder / "checkpoints" / "last.ckpt")
+    line = refused(f"resume={folder}")
+    assert "loss.margin=0.4: the run was made with 0.3" in line
+
+
+def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]
+    # a few small steps: rounding has no time to grow
+    arguments += ["trainer.max_steps=3", "optimizer=sgd", "optimizer.lr=0.001"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    here("train", *arguments, f"hydra.run.dir={one}")
+    in_a_process("train.py", *arguments, f"hydra.run.dir={two}", "trainer=ddp", "trainer.devices=2")
+    for name, weights in last(one)["state_dict"].items():
+        torch.testing.assert_close(last(two)["state_dict"][name], weights, atol=1e-5, rtol=1e-4)
+    for name, value in metrics(one).items():
+        assert metrics(two)[name] == pytest.approx(value, abs=0.03), name
+
+
+def test_a_sweep_makes_a_run_of_each_combination(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "trainer.max_steps=3"]
+    here("train", "-m", *arguments, "loss.margin=0.2,0.4", f"hydra.sweep.dir={tmp_path}")
+    assert sorted(path.parent.name for path in tmp_path.glob("*/metrics.json")) == ["0", "1"]
