@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Trainer
@@ -71,7 +72,6 @@ def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingMo
         optimizer=instantiate(config.optimizer),
         schedule=instantiate(config.scheduler.schedule),
         evaluate=metrics(config, validation=True),
-        seed=config.seed,
         batches_per_epoch=len(images.sampler),
         interval=config.scheduler.interval,
         warmup_steps=config.scheduler.warmup_steps,
@@ -111,6 +111,8 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
 
 def trainer(config: DictConfig, **settings: Any) -> Trainer:
     """Lightning's Trainer; ``settings`` come on top of ``trainer.*``."""
+    # part of `deterministic`, for code that reads memory it has not written: 10 % of a step for nothing
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     validates = config.trainer.val_check_interval is not None
     built: Trainer = instantiate(
         config.trainer,

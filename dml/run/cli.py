@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.ops.errors import InputError
+from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -29,8 +30,12 @@ def main(command: str) -> None:
     debug = os.environ.get("HYDRA_FULL_ERROR") == "1" or "debug=true" in [arg.lower() for arg in sys.argv]
     # Hydra would print its own shortened trace and exit with 1: let it raise instead
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
+    # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     def job(config: DictConfig) -> Any:
+        quiet()  # before FAISS is imported
         from dml.run import jobs  # late: --help and --cfg need no torch
 
         hydra_config = HydraConfig.get()

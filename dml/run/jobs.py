@@ -13,7 +13,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.run import build, present
-from dml.run.quiet import quiet
 from dml.run.stored import as_stored, check_unchanged, of_checkpoint, of_run
 from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, load_model
 from dml.training.data import DataModule
@@ -21,25 +20,22 @@ from dml.training.embedding import RawFeatures, evaluate_heads
 from dml.training.history import History
 from dml.training.module import MetricLearner
 from dml.training.progress import Progress
+from dml.training.seeding import StepSeed
 
 Metrics = dict[str, Any]
 
 
 def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
-    quiet()
     last, best = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt"
     if config.resume:
-        check_unchanged(config, overrides, of_run(folder))
+        if rank_zero_only.rank == 0:  # Lightning starts the other processes without the overrides
+            check_unchanged(config, overrides, of_run(folder))
     elif last.exists():
         raise InputError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
     stored = {"overrides": overrides, "config": as_stored(config)}
 
-    seed_everything(config.seed, verbose=False)
-    images = build.data(config, build.table(config))
-    build.count_in_steps(config, len(images.sampler))
-    model = build.model(config)
-    learner = build.learner(config, images, model)
+    images, model, learner = _parts(config)
     present.setup(config, images, model, folder)
 
     raw = _raw(config, images, model) if config.evaluation.raw else {}
@@ -66,21 +62,25 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
 
 def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     """Tests a checkpoint again -> the contents of metrics.json."""
-    quiet()
     path = Path(config.checkpoint)
     check_unchanged(config, overrides, of_checkpoint(path), parts=("dataset", "transform", "model", "evaluation"))
-    seed_everything(config.seed, verbose=False)
-    images = build.data(config, build.table(config))
-    build.count_in_steps(config, len(images.sampler))
-    model = build.model(config)
+    images, model, learner = _parts(config)
     step = load_model(model, path)
-    learner = build.learner(config, images, model)
     trainer = build.trainer(config, default_root_dir=folder, logger=False, enable_checkpointing=False)
     metrics = _test(config, trainer, learner, images, folder, config.split)
     metrics |= {"epoch": step // len(images.sampler), "step": step, "split": config.split}
     _write(folder, metrics)
     present.result(metrics, images, model, folder)
     return metrics
+
+
+def _parts(config: DictConfig) -> tuple[DataModule, EmbeddingModel, MetricLearner]:
+    """Data, model and learner, the random weights a function of the seed; epochs become steps."""
+    seed_everything(config.seed, verbose=False)
+    images = build.data(config, build.table(config))
+    build.count_in_steps(config, len(images.sampler))
+    model = build.model(config)
+    return images, model, build.learner(config, images, model)
 
 
 def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any]) -> list[Callback]:
@@ -94,7 +94,7 @@ def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any]) -> list
         enable_version_counter=False,
     )
     last = LastCheckpoint(folder / "checkpoints" / "last.ckpt", checkpoint.every_n_steps, stored)
-    return [Progress(), best, last]
+    return [StepSeed(config.seed), Progress(), best, last]
 
 
 def _resumed_step(model: EmbeddingModel, last: Path) -> int:

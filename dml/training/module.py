@@ -1,8 +1,6 @@
-import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
@@ -20,16 +18,12 @@ from dml.training.optimizers import Roles
 class MetricLearner(Embedder):
     """Wires a model, a loss for each of its heads, and an optimizer.
 
-    Every random number of step t, dropout included, is drawn from generators seeded by (seed, t, rank), so a
-    checkpoint needs no generator's state.
-
     Args:
         model: gives an embedding a head.
         losses: for each head its own loss; the sum is minimised.
         optimizer: makes the optimizer from the parameters by role.
         schedule: makes the learning rates' schedule from the optimizer, or None.
         evaluate: the metrics of a validation.
-        seed: of the steps' random numbers.
         batches_per_epoch: length of the sampler's epoch.
         interval: the schedule moves every "step" or "epoch".
         warmup_steps: first steps, in which the backbone and the schedule stand still.
@@ -43,7 +37,6 @@ class MetricLearner(Embedder):
         optimizer: Callable[[Roles], Optimizer],
         schedule: Callable[[Optimizer], LRScheduler] | None,
         evaluate: Evaluate,
-        seed: int = 0,
         batches_per_epoch: int = 1,
         interval: str = "step",
         warmup_steps: int = 0,
@@ -54,7 +47,6 @@ class MetricLearner(Embedder):
         self.optimizer = optimizer
         self.schedule = schedule
         self.evaluate = evaluate
-        self.seed = seed
         self.batches_per_epoch = batches_per_epoch
         self.interval = interval
         self.warmup_steps = warmup_steps
@@ -85,14 +77,6 @@ class MetricLearner(Embedder):
         trained = self.global_step - self.warmup_steps
         if trained > 0 and trained % every == 0:
             scheduler.step()
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
-        """Seeds the step's random numbers."""
-        entropy = np.random.SeedSequence((self.seed, batch_idx, self.global_rank)).generate_state(1, np.uint32)
-        step_seed = int(entropy[0])
-        torch.manual_seed(step_seed)
-        np.random.seed(step_seed)  # noqa: NPY002  the libraries' global generator
-        random.seed(step_seed)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         """The sum of the heads' losses over the embeddings of all processes."""

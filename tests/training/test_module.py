@@ -1,0 +1,153 @@
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from torch import Tensor, nn
+
+from dml.losses.rll import RankedListLoss
+from dml.models.backbone import Backbone
+from dml.models.embedding import EmbeddingModel
+from dml.models.heads import PoolHead
+from dml.ops.errors import InputError
+from dml.run.quiet import quiet
+from dml.training.embedding import Embedded, evaluate_heads
+from dml.training.module import MetricLearner
+from dml.training.optimizers import optimizer_by_role
+from dml.training.seeding import StepSeed
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
+
+
+def model() -> EmbeddingModel:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    backbone = Backbone(network, mean=(0.5,) * 3, std=(0.5,) * 3)
+    taps, heads = {"L": "1", "H": "2"}, {"L": PoolHead, "H": PoolHead}
+    return EmbeddingModel(backbone, taps=taps, head=heads, heads=["L", "H"], embed_dim=4, image_size=8)
+
+
+class Batches:
+    def __init__(self, value: int | None = None) -> None:
+        self.value = value
+
+    def __len__(self) -> int:
+        return 2**60
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8, generator=generator)
+            if self.value is not None:
+                images = torch.full_like(images, self.value)
+            yield images, torch.tensor([[0], [0], [1], [1], [2], [2]]), torch.arange(6)
+
+
+def learner(**settings: Any) -> MetricLearner:
+    def optimizer(roles: Any) -> torch.optim.Optimizer:
+        return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=0.1)
+
+    losses = {"L": RankedListLoss(), "H": RankedListLoss()}
+    options = {"optimizer": optimizer, "schedule": None, "evaluate": lambda rows, labels: {}} | settings
+    return MetricLearner(model(), losses, **options)
+
+
+class Recorder(Callback):
+    """Notes the learning rate that each step was taken with, the parameters after it, and a random number in it."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.states: list[dict[str, Tensor]] = []
+        self.drawn: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        self.drawn.append(torch.rand(()).item())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        self.states.append(copy.deepcopy(pl_module.model.state_dict()))
+
+
+def fit(module: MetricLearner, steps: int, batches: Batches | None = None, **settings: Any) -> Recorder:
+    quiet()
+    recorder = Recorder()
+    trainer = Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[StepSeed(3), recorder],
+        **settings,
+    )
+    trainer.fit(module, batches or Batches())
+    return recorder
+
+
+def test_the_gradient_is_that_of_the_heads_losses_summed() -> None:
+    module = learner()
+    reference = model()
+    images, labels, _ = next(iter(Batches()))
+    sum(RankedListLoss()(rows, labels) for rows in reference(images).values()).backward()
+    before = {name: parameter.detach().clone() for name, parameter in reference.named_parameters()}
+    after = fit(module, 1).states[0]
+    for name, parameter in reference.named_parameters():
+        rate = 0.1 if name.startswith("backbone") else 1.0
+        assert parameter.grad is not None
+        torch.testing.assert_close(after[name], before[name] - rate * parameter.grad)
+
+
+def test_the_backbone_and_the_schedule_stand_still_in_the_warm_up() -> None:
+    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    start = model().state_dict()
+    found = fit(learner(warmup_steps=2, schedule=schedule), 4)
+    backbone = [name for name in start if name.startswith("backbone")]
+    heads = [name for name in start if name.startswith("heads")]
+    assert all(torch.equal(found.states[1][name], start[name]) for name in backbone)
+    assert not any(torch.equal(found.states[2][name], start[name]) for name in backbone)
+    assert not any(torch.equal(found.states[0][name], start[name]) for name in heads)
+    assert found.rates == pytest.approx([0.1, 0.1, 0.1, 0.05])
+
+
+@pytest.mark.parametrize(("accumulate", "expected"), [(1, [0.1, 0.1, 0.1, 0.05]), (3, [0.1, 0.05, 0.025, 0.0125])])
+def test_a_schedule_can_move_with_the_samplers_epochs(accumulate: int, expected: list[float]) -> None:
+    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    module = learner(schedule=schedule, interval="epoch", batches_per_epoch=3)
+    assert fit(module, 4, accumulate_grad_batches=accumulate).rates == pytest.approx(expected)
+
+
+def test_random_numbers_are_a_function_of_the_seed_and_the_step() -> None:
+    torch.manual_seed(1)
+    first = fit(learner(), 3).drawn
+    torch.manual_seed(2)
+    assert fit(learner(), 3).drawn == first
+    assert len(set(first)) == 3
+
+
+def test_divergence_names_the_step_the_head_and_the_loss() -> None:
+    module = learner()
+    with torch.no_grad():
+        module.model.heads["H"].embedding.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="step 0: embeddings of head H became NaN or infinite under RankedListLoss"):
+        fit(module, 1)
+
+
+def test_each_head_can_be_judged_alone() -> None:
+    embedded = Embedded({"all": torch.ones(2, 2), "L": torch.zeros(2, 1)}, torch.tensor([[0], [0]]), torch.arange(2))
+
+    def mean(rows: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"mean": rows.mean().item()}
+
+    assert evaluate_heads(embedded, mean, heads=True) == {"mean": 1.0, "heads/L/mean": 0.0}
+    assert evaluate_heads(embedded, mean, heads=False) == {"mean": 1.0}
