@@ -48,7 +48,7 @@ def _slice_of_emoji(path: Path, subgroups: Sequence[str]) -> Path:
 
 @pytest.fixture(scope="session")
 def small_emoji(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of a few subgroups of the embedded data set, 49 classes."""
+    """An archive of a few subgroups of the embedded data set, 39 classes."""
     folder = tmp_path_factory.mktemp("emoji")
     return _slice_of_emoji(folder / "emoji.zip", ("food-fruit", "animal-bird", "food-sweet"))
 

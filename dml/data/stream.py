@@ -81,6 +81,8 @@ class BatchStream:
             while (batch := self._next(epoch)) is not None:
                 self.position += 1
                 yield batch
+            if self.position % len(self.batches):
+                raise RuntimeError(f"the sampler promised {len(self.batches)} batches an epoch and gave fewer")
 
     def _next(self, epoch: Iterator[Batch]) -> Batch | None:
         started = perf_counter()

@@ -5,6 +5,7 @@ from math import isqrt
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dml.ops.errors import InputError
 
@@ -51,6 +52,7 @@ class Backbone(nn.Module):
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", scale * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self._tapped: dict[str, Tensor] = {}
+        self._hooks: list[RemovableHandle] = []
         self.to(memory_format=self.memory_format)
         if freeze_batchnorm:
             for module in _batchnorms(network):
@@ -58,17 +60,19 @@ class Backbone(nn.Module):
         self.train()
 
     def tap(self, taps: Mapping[str, str]) -> None:
-        """Makes `forward` return the outputs of the named submodules: ``{"H": "layer4"}``.
+        """Makes `forward` return the outputs of the named submodules, and no others: ``{"H": "layer4"}``.
 
         Raises:
             InputError: if the network has no such submodule.
         """
+        while self._hooks:
+            self._hooks.pop().remove()
         modules = dict(self.network.named_modules())
         for name, path in taps.items():
             if path not in modules:
                 nearest = get_close_matches(path, modules, n=5, cutoff=0.3) or [*modules][-5:]
                 raise InputError(f"model.taps.{name}={path}: no such module; nearest: {', '.join(nearest)}")
-            modules[path].register_forward_hook(partial(self._keep, name))
+            self._hooks.append(modules[path].register_forward_hook(partial(self._keep, name)))
 
     def _keep(self, name: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._tapped[name] = _as_map(output, self.network)

@@ -18,7 +18,6 @@ from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
 from dml.training.seeding import StepSeed
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
 

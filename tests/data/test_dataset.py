@@ -1,0 +1,203 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dml.data.dataset import ImageDataset, collate
+from dml.data.table import ImageTable
+from dml.ops.errors import InputError
+
+CLASSES = [0, 1, 0, 1, 0, 2]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    """Six images, that of row i filled with 10 * i."""
+    paths = [tmp_path / f"{i}.png" for i in range(6)]
+    for i, path in enumerate(paths):
+        Image.new("RGB", (4, 3), (10 * i,) * 3).save(path)
+    return ImageTable(
+        paths=np.array([str(path) for path in paths]),
+        labels=np.array([[c, 7] for c in CLASSES]),
+        split=np.array(["train"] * 6),
+        levels=("class", "group"),
+    )
+
+
+def same(image: Tensor) -> Tensor:
+    return image
+
+
+def noise(image: Tensor) -> Tensor:
+    return (image + torch.randint(0, 200, image.shape)).to(torch.uint8)
+
+
+def damage(table: ImageTable, *rows: int) -> None:
+    for row in rows:
+        Path(table.paths[row]).write_text("damaged")
+
+
+def shade(item: Any) -> int:
+    return int(item[0][0, 0, 0]) // 10
+
+
+def test_a_row(table: ImageTable) -> None:
+    dataset = ImageDataset(table, same)
+    assert len(dataset) == 6
+    image, labels, row = dataset[3]
+    assert image.shape == (3, 3, 4)
+    assert (image == 30).all()
+    assert labels.tolist() == [1, 7]
+    assert row == 3
+
+
+def test_the_transform_is_applied(table: ImageTable) -> None:
+    image, _, _ = ImageDataset(table, lambda image: image[:, :2, :2] + 1)[2]
+    assert image.tolist() == torch.full((3, 2, 2), 21).tolist()
+
+
+# draws
+
+
+def test_a_draw_is_a_function_of_its_numbers(table: ImageTable) -> None:
+    dataset = ImageDataset(table, noise)
+    first = dataset[2, (0, 1, 2, 3)]
+    torch.manual_seed(5)
+    dataset[1, (4,)], dataset[3]
+    again = ImageDataset(table, noise)[2, (0, 1, 2, 3)]
+    assert first is not None
+    assert again is not None
+    assert torch.equal(first[0], again[0])
+
+
+@pytest.mark.parametrize("seed", [(1, 1, 2, 3), (0, 0, 2, 3), (0, 1, 3, 3), (0, 1, 2, 4), (0, 2, 1, 3)])
+def test_each_number_of_a_draw_counts(table: ImageTable, seed: tuple[int, ...]) -> None:
+    dataset = ImageDataset(table, noise)
+    one, other = dataset[2, (0, 1, 2, 3)], dataset[2, seed]
+    assert one is not None
+    assert other is not None
+    assert not torch.equal(one[0], other[0])
+
+
+def test_draws_leave_the_global_generator_alone(table: ImageTable) -> None:
+    dataset = ImageDataset(table, noise)
+    state = torch.get_rng_state()
+    for place in range(3):
+        dataset[place, (0, place)]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_leave_the_global_generator_alone_when_they_fail(table: ImageTable) -> None:
+    def fail(image: Tensor) -> Tensor:
+        torch.rand(3)
+        raise RuntimeError
+
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError):
+        ImageDataset(table, fail)[0, (0,)]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_row_alone_draws_from_the_global_generator(table: ImageTable) -> None:
+    dataset = ImageDataset(table, noise)
+    torch.manual_seed(0)
+    one, other = dataset[2], dataset[2]
+    assert one is not None
+    assert other is not None
+    assert not torch.equal(one[0], other[0])
+
+
+# unreadable images
+
+
+@pytest.mark.parametrize("index", [2, (2, (0, 1))])
+def test_raise(table: ImageTable, index: Any) -> None:
+    damage(table, 2)
+    with pytest.raises(InputError, match=f"image {table.paths[2]}: cannot be decoded"):
+        ImageDataset(table, same)[index]
+    assert ImageDataset(table, same)[4] is not None
+
+
+@pytest.mark.parametrize(("damaged", "row", "stand_in"), [([2], 2, 4), ([4], 4, 0), ([0, 2], 0, 4), ([1], 1, 3)])
+def test_replace_takes_the_next_of_the_class(
+    table: ImageTable, damaged: list[int], row: int, stand_in: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(table, *damaged)
+    dataset = ImageDataset(table, same, on_corrupt="replace")
+    for index in (row, (row, (0, 1))):
+        item = dataset[index]
+        assert item is not None
+        assert (shade(item), item[1].tolist(), item[2]) == (stand_in, [CLASSES[row], 7], stand_in)
+    assert len(caplog.records) == 2 * len(damaged)
+    assert all("skipped: image" in message and "cannot be decoded" in message for message in caplog.messages)
+
+
+def test_replace_without_another_image(table: ImageTable) -> None:
+    damage(table, 1, 3, 5)
+    dataset = ImageDataset(table, same, on_corrupt="replace")
+    for row in (1, 3, 5):
+        with pytest.raises(InputError, match=f"image {table.paths[row]}: not one image of its class can be read"):
+            dataset[row]
+
+
+def test_a_replaced_draw_is_a_function_of_its_numbers(table: ImageTable) -> None:
+    damage(table, 2)
+    one, other = (ImageDataset(table, noise, on_corrupt="replace")[2, (3, 4)] for _ in range(2))
+    direct = ImageDataset(table, noise)[4, (3, 4)]
+    assert one is not None
+    assert other is not None
+    assert direct is not None
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[0], direct[0])
+
+
+def test_drop(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
+    damage(table, 2)
+    dataset = ImageDataset(table, same, on_corrupt="drop")
+    assert dataset[2] is None
+    assert dataset[2, (0, 1)] is None
+    assert dataset[3] is not None
+    assert table.paths[2] in caplog.text
+
+
+def test_a_bug_in_a_transform_is_no_unreadable_image(table: ImageTable) -> None:
+    def fail(image: Tensor) -> Tensor:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        ImageDataset(table, fail, on_corrupt="drop")[0]
+
+
+def test_unknown_on_corrupt(table: ImageTable) -> None:
+    with pytest.raises(InputError, match="on_corrupt=ignore: raise, replace or drop"):
+        ImageDataset(table, same, on_corrupt="ignore")
+
+
+# batches
+
+
+def test_collate(table: ImageTable) -> None:
+    dataset = ImageDataset(table, same)
+    images, labels, rows = collate([dataset[4], dataset[1]])
+    assert images.shape == (2, 3, 3, 4)
+    assert images.dtype == torch.uint8
+    assert images[:, 0, 0, 0].tolist() == [40, 10]
+    assert labels.tolist() == [[0, 7], [1, 7]]
+    assert rows.tolist() == [4, 1]
+
+
+def test_collate_leaves_out_what_is_missing(table: ImageTable) -> None:
+    dataset = ImageDataset(table, same)
+    _, labels, rows = collate([None, dataset[4], None, dataset[1]])
+    assert rows.tolist() == [4, 1]
+    assert labels.tolist() == [[0, 7], [1, 7]]
+
+
+def test_collate_with_all_missing_is_empty(table: ImageTable) -> None:
+    empty, full = collate([None, None]), collate([ImageDataset(table, same)[0]])
+    assert [len(part) for part in empty] == [0, 0, 0]
+    assert [(part.dtype, part.ndim) for part in empty] == [(part.dtype, part.ndim) for part in full]

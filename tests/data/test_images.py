@@ -1,0 +1,218 @@
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dml.data.images import read_image
+from dml.ops.errors import InputError
+
+COLOURS = np.array(
+    [[[250, 0, 0], [0, 250, 0], [0, 0, 250]], [[0, 0, 0], [250, 250, 250], [250, 250, 0]]], dtype=np.uint8
+)
+"""2 x 3 pixels: red, green, blue; black, white, yellow."""
+
+
+def large(pixels: np.ndarray = COLOURS) -> Image.Image:
+    """Each pixel as a block of 16 x 16, for formats that blur."""
+    return Image.fromarray(pixels.repeat(16, axis=0).repeat(16, axis=1))
+
+
+def centres(image: Tensor) -> np.ndarray:
+    """(3, H, W) -> the middle pixel of each block, (H / 16, W / 16, 3)."""
+    return image[:, 8::16, 8::16].permute(1, 2, 0).numpy()
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def read(tmp_path: Path, content: bytes, name: str = "image") -> Tensor:
+    (tmp_path / name).write_bytes(content)
+    return read_image(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "TIFF", "WEBP", "JPEG"])
+def test_formats(tmp_path: Path, kind: str) -> None:
+    image = read(tmp_path, saved(large(), kind))
+    assert image.shape == (3, 32, 48)
+    assert image.dtype == torch.uint8
+    assert image.is_contiguous()
+    np.testing.assert_allclose(centres(image).astype(int), COLOURS, atol=8 if kind in ("JPEG", "WEBP") else 0)
+
+
+def test_the_tensor_may_be_written_to(tmp_path: Path) -> None:
+    image = read(tmp_path, saved(large(), "PNG"))
+    image += 1  # a read-only one would have warned when it was made
+    assert image[0, 0, 0] == 251
+
+
+# colour
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_grayscale(tmp_path: Path, kind: str) -> None:
+    levels = np.array([[0, 100, 250]], dtype=np.uint8)
+    image = read(tmp_path, saved(large(levels), kind))
+    assert image.shape == (3, 16, 48)
+    np.testing.assert_allclose(centres(image).astype(int), levels[..., None].repeat(3, axis=2), atol=2)
+
+
+def test_one_bit(tmp_path: Path) -> None:
+    image = read(tmp_path, saved(large(np.array([[0, 255]], dtype=np.uint8)).convert("1"), "PNG"))
+    assert centres(image).tolist() == [[[0, 0, 0], [255, 255, 255]]]
+
+
+def test_cmyk_jpeg(tmp_path: Path) -> None:
+    content = saved(large().convert("CMYK"), "JPEG", quality=95)
+    assert Image.open(BytesIO(content)).mode == "CMYK"
+    np.testing.assert_allclose(centres(read(tmp_path, content)).astype(int), COLOURS, atol=12)
+
+
+def test_palette(tmp_path: Path) -> None:
+    content = saved(large().quantize(8), "PNG")
+    assert Image.open(BytesIO(content)).mode == "P"
+    assert (centres(read(tmp_path, content)) == COLOURS).all()
+
+
+@pytest.mark.parametrize("transparency", [0, bytes([0, 128, 255, 0, 9, 200]), b""])
+def test_palette_with_transparency(tmp_path: Path, transparency: int | bytes) -> None:
+    """Without Pillow's warning, which a loader would repeat for each image."""
+    content = saved(large().quantize(8), "PNG", transparency=transparency)
+    image = Image.open(BytesIO(content))
+    assert image.mode == "P"
+    assert "transparency" in image.info or not transparency
+    assert (centres(read(tmp_path, content)) == COLOURS).all()
+
+
+@pytest.mark.parametrize("alpha", [0, 100, 255])
+def test_transparency_is_dropped(tmp_path: Path, alpha: int) -> None:
+    image = large()
+    image.putalpha(alpha)
+    assert (centres(read(tmp_path, saved(image, "PNG"))) == COLOURS).all()
+    gray = large(np.array([[0, 100]], dtype=np.uint8))
+    gray.putalpha(alpha)
+    assert centres(read(tmp_path, saved(gray, "PNG"))).tolist() == [[[0] * 3, [100] * 3]]
+
+
+# orientation
+
+
+def unchanged(pixels: np.ndarray) -> np.ndarray:
+    return pixels
+
+
+ORIENTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: unchanged,
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: np.transpose(pixels, (1, 0, 2)),
+    6: lambda pixels: np.rot90(pixels, -1),  # the top of the picture is on the file's left
+    7: lambda pixels: np.rot90(np.transpose(pixels, (1, 0, 2)), 2),
+    8: np.rot90,
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_orientation(tmp_path: Path, orientation: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = read(tmp_path, saved(large(), kind, exif=exif))
+    np.testing.assert_allclose(centres(image).astype(int), ORIENTATIONS[orientation](COLOURS), atol=8)
+
+
+# archives
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_member_of_an_archive(tmp_path: Path, compression: int) -> None:
+    with zipfile.ZipFile(tmp_path / "set.zip", "w", compression) as archive:
+        archive.writestr("images/a b/1.png", saved(large(), "PNG"))
+        archive.writestr("2.png", saved(large(255 - COLOURS), "PNG"))
+    assert (centres(read_image(f"{tmp_path}/set.zip/images/a b/1.png")) == COLOURS).all()
+    assert (centres(read_image(f"{tmp_path}/set.zip/2.png")) == 255 - COLOURS).all()
+    with pytest.raises(InputError, match=r"image .*set\.zip/3\.png: no such file"):
+        read_image(f"{tmp_path}/set.zip/3.png")
+
+
+def test_a_folder_that_is_called_as_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "set.zip").mkdir()
+    assert (centres(read(tmp_path, saved(large(), "PNG"), "set.zip/1.png")) == COLOURS).all()
+    with pytest.raises(InputError, match=r"image .*set\.zip/2\.png: "):
+        read_image(f"{tmp_path}/set.zip/2.png")
+
+
+# errors
+
+
+def fails(path: str, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        read_image(path)
+    assert str(raised.value).startswith(f"image {path}: {message}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["none.jpg", "none.zip/1.jpg", "folder/none.jpg"])
+def test_missing(tmp_path: Path, name: str) -> None:
+    fails(f"{tmp_path}/{name}", "no such file (data.on_corrupt=skip")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    fails(str(tmp_path), "cannot be decoded (IsADirectoryError")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+@pytest.mark.parametrize("kept", [0, 5, 30, 0.5])
+def test_truncated(tmp_path: Path, kind: str, kept: float) -> None:
+    rng = np.random.default_rng(0)
+    content = saved(Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)), kind)
+    path = tmp_path / "image"
+    path.write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
+    fails(str(path), "cannot be decoded (")
+
+
+def test_any_damage_to_the_file_is_an_input_error(tmp_path: Path) -> None:
+    """Decoders raise struct.error, EOFError, IndexError and others, depending on the byte."""
+    rng = np.random.default_rng(0)
+    pixels = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+    for kind in ("JPEG", "PNG", "TIFF", "GIF", "WEBP"):
+        content = saved(pixels, kind)
+        for _ in range(150):
+            damaged = bytearray(content)
+            for place in rng.integers(0, min(len(content), 150), 3):
+                damaged[place] = rng.integers(0, 256)
+            path = tmp_path / "image"
+            path.write_bytes(damaged)
+            with suppress(InputError):  # nothing else
+                assert read_image(str(path)).shape[0] == 3
+
+
+def test_text(tmp_path: Path) -> None:
+    (tmp_path / "image.jpg").write_text("<html>404 Not Found</html>")
+    fails(f"{tmp_path}/image.jpg", "cannot be decoded (UnidentifiedImageError")
+
+
+def test_an_archive_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "broken.zip").write_text("404")
+    fails(f"{tmp_path}/broken.zip/1.png", "cannot be decoded (BadZipFile")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_member_of_an_archive(tmp_path: Path, compression: int) -> None:
+    path, content = tmp_path / "damaged.zip", saved(large(), "BMP")
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("1.bmp", content)
+    damaged = bytearray(path.read_bytes())
+    damaged[40:60] = bytes(range(200, 220))
+    path.write_bytes(damaged)
+    fails(f"{path}/1.bmp", "cannot be decoded (")

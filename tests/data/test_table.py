@@ -1,0 +1,215 @@
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dml.data.table import SPLITS, ImageTable, hold_out_classes, load
+from dml.ops.errors import InputError
+
+lenient = settings(deadline=None)  # the cores are shared
+
+CLASSES = [0, 0, 1, 1, 2, 2, 3, 4]
+SPLIT = ["train", "train", "train", "train", "val", "val", "test", ""]
+
+
+def table(**columns: Any) -> ImageTable:
+    """Eight images of five classes in two groups."""
+    given: dict[str, Any] = {
+        "paths": np.array([f"{i}.png" for i in range(8)]),
+        "labels": np.array([[c, c // 3] for c in CLASSES]),
+        "split": np.array(SPLIT),
+        "levels": ("class", "group"),
+    }
+    return ImageTable(**given | columns)
+
+
+def training_table(sizes: list[int]) -> ImageTable:
+    """Class 2c has sizes[c] images, in an order of its own; one more class is for testing."""
+    labels = np.repeat(2 * np.arange(len(sizes) + 1), [*sizes, 3])
+    split = np.where(labels == 2 * len(sizes), "test", np.where(labels == 0, "val", "train"))
+    order = np.random.default_rng(0).permutation(len(labels))
+    return ImageTable(
+        paths=np.array([f"{i}.png" for i in range(len(labels))]),
+        labels=labels[order, None],
+        split=split[order],
+        levels=("class",),
+    )
+
+
+# checks
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"paths": np.array(["a"])}, "1 paths, 8 labels, 8 splits"),
+        ({"labels": np.zeros((7, 2), dtype=int)}, "8 paths, 7 labels, 8 splits"),
+        ({"split": np.array(SPLIT[:5])}, "8 paths, 8 labels, 5 splits"),
+        ({"labels": np.array(CLASSES)}, r"labels of shape \(8,\) for the levels \('class', 'group'\)"),
+        ({"levels": ("class",)}, r"labels of shape \(8, 2\) for the levels \('class',\)"),
+        ({"split": np.array(["tset"] * 8)}, "unknown split 'tset'; the splits are train, val, test, query, gallery"),
+        ({"split": np.array([*SPLIT[:7], "Train"])}, "unknown split 'Train'"),
+        ({"labels": np.array([[c, c - 1] for c in CLASSES])}, r"negative label \[0, -1\] of 0\.png"),
+    ],
+)
+def test_checks(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"image table: {message}"):
+        table(**columns)
+
+
+def test_an_empty_table_is_one() -> None:
+    empty = table().subset("query")
+    assert len(empty) == 0
+    assert empty.counts() == {}
+
+
+# selections
+
+
+def test_rows_are_in_table_order() -> None:
+    assert table().rows("train").tolist() == [0, 1, 2, 3]
+    assert table().rows("test", "train").tolist() == [0, 1, 2, 3, 6]
+    assert table().rows("gallery").tolist() == table().rows().tolist() == []
+    assert table().rows(*SPLITS).tolist() == [0, 1, 2, 3, 4, 5, 6]  # the last row is in none
+    assert len(table()) == 8
+
+
+def test_rows_of_an_unknown_split() -> None:
+    with pytest.raises(InputError, match="unknown split 'tset'; the splits are train, val"):
+        table().rows("tset")
+    with pytest.raises(InputError, match="unknown split 'tset'"):
+        table().subset("train", "tset")
+
+
+def test_subset_keeps_the_meaning_of_labels() -> None:
+    names = (("a", "b", "c", "d", "e"), ("g", "h"))
+    subset = table(names=names).subset("val", "test")
+    assert subset.paths.tolist() == ["4.png", "5.png", "6.png"]
+    assert subset.labels.tolist() == [[2, 0], [2, 0], [3, 1]]
+    assert subset.split.tolist() == ["val", "val", "test"]
+    assert subset.names == names
+    assert subset.levels == ("class", "group")
+
+
+def test_counts() -> None:
+    assert table().counts() == {
+        "train": {"images": 4, "class": 2, "group": 1},
+        "val": {"images": 2, "class": 1, "group": 1},
+        "test": {"images": 1, "class": 1, "group": 1},
+    }
+
+
+# folds
+
+
+@st.composite
+def folded(draw: Any) -> tuple[ImageTable, int, int]:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=12))
+    return training_table(sizes), draw(st.integers(1, len(sizes))), draw(st.integers(0, 3))
+
+
+@lenient
+@given(folded())
+def test_folds_partition_the_training_classes(case: tuple[ImageTable, int, int]) -> None:
+    images, folds, seed = case
+    training = images.rows("train", "val")
+    classes = set(images.labels[training, 0].tolist())
+    seen: list[int] = []
+    for fold in range(folds):
+        held = hold_out_classes(images, folds=folds, fold=fold, seed=seed)
+        left, out = (set(held.labels[held.rows(split), 0].tolist()) for split in ("train", "val"))
+        assert left.isdisjoint(out)
+        assert left | out == classes
+        assert held.rows("train", "val").tolist() == training.tolist()
+        assert held.rows("test").tolist() == images.rows("test").tolist()
+        assert len(out) in (len(classes) // folds, -(-len(classes) // folds))
+        seen += out
+    assert sorted(seen) == sorted(classes)
+
+
+def test_folds_are_deterministic_and_depend_on_the_seed() -> None:
+    images = training_table([2] * 20)
+    again = [hold_out_classes(images, seed=seed).split.tolist() for seed in (0, 0, 1)]
+    assert again[0] == again[1] != again[2]
+
+
+def test_folds_do_not_depend_on_an_earlier_fold_or_on_the_order_of_rows() -> None:
+    images = training_table([1, 2, 3, 4, 5, 6])
+    expected = hold_out_classes(images, fold=2).split
+    assert hold_out_classes(hold_out_classes(images, fold=1), fold=2).split.tolist() == expected.tolist()
+    order = np.random.default_rng(1).permutation(len(images))
+    shuffled = ImageTable(images.paths[order], images.labels[order], images.split[order], images.levels)
+    assert hold_out_classes(shuffled, fold=2).split.tolist() == expected[order].tolist()
+
+
+def test_holding_out_leaves_the_table_as_it_is() -> None:
+    images = training_table([2] * 6)
+    before = images.split.tolist()
+    hold_out_classes(images)
+    assert images.split.tolist() == before
+
+
+def test_rows_outside_of_the_training_classes_stay() -> None:
+    """Also where the split's strings are too short for "train"."""
+    images = table(split=np.array(["val", "val", "val", "val", "val", "val", "test", ""]))
+    held = hold_out_classes(images, folds=3)
+    assert held.split[6:].tolist() == ["test", ""]
+    assert sorted(set(held.split[:6].tolist())) == ["train", "val"]
+
+
+@pytest.mark.parametrize(
+    ("folds", "fold", "message"),
+    [
+        (5, 5, r"dataset\.fold=5: with 5 folds it is one of 0 to 4"),
+        (5, -1, r"dataset\.fold=-1: with 5 folds"),
+        (7, 0, r"dataset\.folds=7: there are only 6 training classes to divide"),
+    ],
+)
+def test_impossible_folds(folds: int, fold: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        hold_out_classes(training_table([1] * 6), folds=folds, fold=fold)
+
+
+# counts
+
+
+def read(root: str | None) -> ImageTable:
+    return table(paths=np.array([f"{root}/{i}" for i in range(8)]))
+
+
+PUBLISHED = {"train": {"images": 4, "class": 2}, "val": {"images": 2}, "test": {"group": 1}}
+
+
+def test_load_reads_the_root() -> None:
+    loaded = load(read, "/data", name="set", counts=PUBLISHED)
+    assert loaded.paths[3] == "/data/3"
+    assert load(read, None, name="set").counts() == loaded.counts()
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"train": {"images": 5}}, "set: 4 images in the train split of /data, published 5"),
+        ({"train": {"images": 4, "class": 3}}, "set: 2 class in the train split of /data, published 3"),
+        ({"val": {"group": 0}}, "set: 1 group in the val split of /data, published 0"),
+        ({"gallery": {"images": 9}}, "set: 0 images in the gallery split of /data, published 9"),
+        ({"train": {"clas": 2}}, "set: 0 clas in the train split of /data, published 2"),
+    ],
+)
+def test_load_holds_the_table_against_its_counts(
+    counts: dict[str, dict[str, int]], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InputError, match=rf"{message} \(dataset\.verify=false"):
+        load(read, "/data", name="set", counts=counts)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        assert len(load(read, "/data", name="set", counts=counts, verify=False)) == 8
+    assert caplog.messages == [message]
+
+
+def test_load_of_an_archive_in_the_package() -> None:
+    with pytest.raises(InputError, match="in the train split of its archive, published 5"):
+        load(read, None, name="set", counts={"train": {"images": 5}})

@@ -1,0 +1,276 @@
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from dml.models.backbone import Backbone
+from dml.models.networks import bn_inception, timm_backbone
+from dml.ops.errors import InputError
+
+PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+class Network(nn.Module):
+    """Two normalised convolutions of 3 to 4 to 5 channels, each halving the map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(4, 5, 3, stride=2), nn.BatchNorm2d(5), nn.ReLU())
+        self.vector = nn.BatchNorm1d(5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.vector(self.second(self.first(images)).mean(dim=(2, 3)))
+
+
+class Pixels(nn.Module):
+    """Returns what it is given."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+def images(count: int = 4, size: int = 16, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (count, 3, size, size), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def backbone(**settings: Any) -> Backbone:
+    torch.manual_seed(0)
+    return Backbone(Network(), **{**PLAIN, **settings})
+
+
+# pixels
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (PLAIN, [0, 0.2, 1]),
+        ({"mean": (0.5, 0.1, 0.0), "std": (0.5, 0.1, 2.0)}, [-1, 1, 0.5]),
+        ({"mean": (104, 117, 128), "std": (1, 1, 1), "scale": 1.0, "channels": "bgr"}, [151, -66, -128]),
+        ({"mean": (1, 1, 5), "std": (2, 5, 0.5), "scale": 51.0}, [-0.5, 0, 0]),
+        ({"mean": (1, 1, 5), "std": (2, 5, 0.5), "scale": 51.0, "channels": "bgr"}, [2, 0, -10]),
+    ],
+)
+def test_pixels_computed_by_hand(settings: dict[str, Any], expected: list[float]) -> None:
+    """Of a pixel of red 0, green 51 and blue 255."""
+    pixel = torch.tensor([0.0, 51.0, 255.0]).view(1, 3, 1, 1)
+    seen, _ = Backbone(Pixels(), **settings)(pixel)
+    torch.testing.assert_close(seen.flatten(), torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-5)
+
+
+def test_bn_inception_takes_caffes_pixels() -> None:
+    network = bn_inception()
+    network.network = Pixels()
+    seen, _ = network(torch.tensor([0.0, 51.0, 255.0]).view(1, 3, 1, 1))
+    assert seen.flatten().tolist() == [255 - 104, 51 - 117, 0 - 128]
+
+
+def test_integer_images_equal_float_ones() -> None:
+    network = backbone(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)).eval()
+    torch.testing.assert_close(network(images().byte())[0], network(images())[0], rtol=0, atol=0)
+
+
+def test_images_are_left_as_they_are() -> None:
+    given = images()
+    backbone(channels="bgr", mean=(0.5,) * 3)(given)
+    assert torch.equal(given, images())
+
+
+def test_unknown_channels() -> None:
+    with pytest.raises(InputError, match="channels='rbg': rgb or bgr"):
+        backbone(channels="rbg")
+
+
+def test_the_range_is_no_part_of_the_weights() -> None:
+    assert backbone().state_dict().keys() == {f"network.{key}" for key in Network().state_dict()}
+
+
+# batch normalisation
+
+
+def norms(network: nn.Module) -> dict[str, Tensor]:
+    return {
+        f"{name}.{key}": value.clone()
+        for name, module in network.named_modules()
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        for key, value in module.state_dict().items()
+    }
+
+
+def train_steps(network: Backbone) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, weight_decay=0.1)
+    for step in range(3):
+        network.train()
+        features, _ = network(images(seed=step))
+        optimizer.zero_grad()
+        features.square().sum().backward()
+        optimizer.step()
+        network.eval()  # as a validation in between does
+
+
+def test_frozen_batchnorm_stays_over_training_steps() -> None:
+    network = backbone(freeze_batchnorm=True)
+    before, weights = norms(network), network.network.first[0].weight.detach().clone()
+    train_steps(network)
+    assert len(before) == 15
+    torch.testing.assert_close(norms(network), before, rtol=0, atol=0)
+    assert not torch.equal(network.network.first[0].weight, weights)
+    network.train()
+    assert network.training
+    assert network.network.first.training
+
+
+def test_unfrozen_batchnorm_changes_over_training_steps() -> None:
+    network = backbone(freeze_batchnorm=False)
+    before = norms(network)
+    train_steps(network)
+    assert all(not torch.equal(value, before[key]) for key, value in norms(network).items())
+
+
+def test_frozen_from_the_start() -> None:
+    network = backbone(freeze_batchnorm=True)
+    before = norms(network)
+    network(images())  # nobody called train()
+    torch.testing.assert_close(norms(network), before, rtol=0, atol=0)
+
+
+def test_frozen_batchnorm_trains_as_it_evaluates() -> None:
+    network = backbone(freeze_batchnorm=True)
+    torch.testing.assert_close(network.train()(images())[0], network.eval()(images())[0], rtol=0, atol=0)
+
+
+def test_timms_own_batchnorm_is_frozen_too() -> None:
+    network = timm_backbone("tf_efficientnet_lite0", freeze_batchnorm=True)
+    before = {key: value.clone() for key, value in network.state_dict().items() if "running" in key}
+    network.train()(images(size=32))
+    assert len(before) > 50
+    torch.testing.assert_close({key: network.state_dict()[key] for key in before}, before, rtol=0, atol=0)
+
+
+# memory format
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_memory_format_of_parameters_and_maps(channels_last: bool) -> None:
+    network = backbone(channels_last=channels_last)
+    network.tap({"H": "second.0"})
+    _, maps = network(images())
+    weights = [p for p in network.parameters() if p.ndim == 4]
+    assert len(weights) == 2
+    for value in (*weights, maps["H"]):
+        assert value.is_contiguous(memory_format=torch.channels_last) is channels_last
+        assert value.is_contiguous() is not channels_last
+
+
+# taps
+
+
+def test_taps_are_the_modules_outputs() -> None:
+    network = backbone().eval()
+    network.tap({"L": "first", "H": "second.0"})
+    features, maps = network(images())
+    first = network.network.first(images() / 255)
+    second = network.network.second[0](first)
+    assert maps.keys() == {"L", "H"}
+    torch.testing.assert_close(maps["L"], first)
+    torch.testing.assert_close(maps["H"], second)
+    torch.testing.assert_close(features, network.network(images() / 255))
+
+
+def test_without_taps_there_are_no_maps() -> None:
+    assert backbone()(images())[1] == {}
+
+
+def test_a_module_may_be_tapped_twice() -> None:
+    network = backbone()
+    network.tap({"L": "first", "M": "first"})
+    _, maps = network(images())
+    assert torch.equal(maps["L"], maps["M"])
+
+
+def test_new_taps_replace_the_earlier_ones() -> None:
+    network = backbone()
+    network.tap({"L": "first"})
+    network.tap({"H": "second"})
+    assert network(images())[1].keys() == {"H"}
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"), [("frist", "first"), ("second.O", "second.0"), ("secnd", "second"), ("@", "vector")]
+)
+def test_an_unknown_tap_names_the_nearest(path: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=rf"model\.taps\.H={path}: no such module; nearest: .*\b{nearest}\b"):
+        backbone().tap({"H": path})
+
+
+def test_no_maps_are_kept_between_calls() -> None:
+    network = backbone()
+    network.tap({"H": "second"})
+    _, earlier = network(images(4))
+    assert network._tapped == {}  # else the last graph would live until the next step
+    _, later = network(images(2))
+    assert (len(earlier["H"]), len(later["H"])) == (4, 2)
+
+
+def test_no_map_of_a_failed_call_reaches_the_next() -> None:
+    network = backbone().eval()
+    network.tap({"L": "first", "H": "second"})
+    with pytest.raises(RuntimeError):
+        network(images(size=4))  # the second convolution finds no room
+    with torch.no_grad():
+        _, maps = network(images(2))
+    assert {name: len(tapped) for name, tapped in maps.items()} == {"L": 2, "H": 2}
+
+
+def test_a_copy_is_independent() -> None:
+    network = backbone(freeze_batchnorm=True)
+    network.tap({"H": "second.0"})
+    copy = deepcopy(network)
+    with torch.no_grad():
+        copy.network.second[0].weight.zero_()
+        copy.network.second[0].bias.zero_()
+    _, copied = copy(images())
+    _, maps = network(images())
+    assert network._tapped == copy._tapped == {}
+    assert (copied["H"] == 0).all()
+    assert (maps["H"] != 0).any()
+    copy.train()
+    assert not copy.network.second[1].training
+
+
+# transformers
+
+
+def test_tokens_become_the_grid_of_patches() -> None:
+    """A ViT's map holds the patch tokens, without the class token, where their patches are."""
+    network = timm_backbone("vit_tiny_patch16_224").eval()
+    network.tap({"H": "blocks.0", "E": "patch_embed"})
+    tokens: list[Tensor] = []
+    network.network.blocks[0].register_forward_hook(lambda module, inputs, output: tokens.append(output))
+    _, maps = network(images(1, 224))
+    assert maps["H"].shape == (1, 192, 14, 14)
+    assert torch.equal(maps["H"][0, :, 2, 5], tokens[0][0, 1 + 2 * 14 + 5])
+
+
+def test_channels_last_maps_are_turned() -> None:
+    network = timm_backbone("swin_tiny_patch4_window7_224").eval()
+    network.tap({"M": "layers.2"})
+    stages: list[Tensor] = []
+    network.network.layers[2].register_forward_hook(lambda module, inputs, output: stages.append(output))
+    _, maps = network(images(1, 224))
+    assert maps["M"].shape == (1, 384, 14, 14)
+    assert torch.equal(maps["M"][0, :, 3, 7], stages[0][0, 3, 7])
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "convnext_atto"])
+def test_timms_stages_can_be_tapped(name: str) -> None:
+    network = timm_backbone(name)
+    assert set(network.stages) <= {path for path, _ in network.network.named_modules()}
+    assert len(network.stages) >= 3
+    config = timm.get_pretrained_cfg(name)
+    assert network.mean.flatten().tolist() == pytest.approx([255 * value for value in config.mean])
+    assert network.std.flatten().tolist() == pytest.approx([255 * value for value in config.std])

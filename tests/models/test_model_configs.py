@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from dml.models.embedding import EmbeddingModel
+from dml.models.heads import AuxiliaryHead
+
+CONF = Path(__file__).parents[2] / "conf"
+CONFIGS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+SIZES = {"bn_inception": 144, "googlenet": 144}
+"""The smallest images that leave 5 x 5 cells for the pool of RLL's heads."""
+NAMES = {"timm": "convnext_atto"}
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    own = [f"model.backbone.name={NAMES[name]}"] if name in NAMES else []
+    size = f"transform.size={SIZES.get(name, 32)}"
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", overrides=[f"model={name}", "model.embed_dim=8", size, *own, *overrides])
+
+
+@pytest.mark.parametrize("heads", [None, ["L", "M", "H"]])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_builds_and_embeds(name: str, heads: list[str] | None) -> None:
+    overrides = [f"model.heads=[{','.join(heads)}]"] if heads else []
+    config = composed(name, "model.backbone.weights=null", *overrides)
+    model = instantiate(config.model)
+    assert isinstance(model, EmbeddingModel)
+    embeddings = model(torch.zeros(2, 3, config.transform.size, config.transform.size))
+    assert list(embeddings) == list(config.model.heads)
+    assert {tuple(rows.shape) for rows in embeddings.values()} == {(2, 8)}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_rlls_heads_pool_as_the_authors_do(name: str) -> None:
+    model = instantiate(composed(name, "model.backbone.weights=null").model)
+    assert {head: type(module) is AuxiliaryHead for head, module in model.heads.items()} == {
+        "L": True,
+        "M": True,
+        "H": False,
+    }
+    assert model.heads["L"].grid is model.heads["M"].grid is None
+
+
+def test_the_default_model_has_packaged_weights() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train")
+    assert config.model.backbone.weights == "packaged"
+    one, other = instantiate(config.model), instantiate(config.model)
+    torch.testing.assert_close(one.backbone.state_dict(), other.backbone.state_dict(), rtol=0, atol=0)

@@ -1,0 +1,266 @@
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import timm
+import torch
+import torchvision
+from huggingface_hub.errors import LocalEntryNotFoundError
+from torch import Tensor, nn
+
+from dml.models import networks
+from dml.models.backbone import Backbone
+from dml.models.bn_inception import BNInception
+from dml.ops.errors import InputError
+
+Build = Callable[[], nn.Module]
+Load = Callable[[str | None], Backbone]
+
+IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+SYMMETRIC = torch.full((2, 3), 0.5)
+
+
+def googlenet(aux_logits: bool = True) -> nn.Module:
+    return torchvision.models.googlenet(weights=None, init_weights=False, aux_logits=aux_logits)
+
+
+FAMILIES: dict[str, tuple[Build, Load, Tensor, int, str]] = {
+    # the library's whole network, ours, mean and standard deviation, size of the features, classifier
+    "resnet18": (
+        lambda: torchvision.models.resnet18(weights=None),
+        lambda weights: networks.resnet("resnet18", weights),
+        IMAGENET,
+        512,
+        "fc",
+    ),
+    "googlenet": (googlenet, networks.googlenet, SYMMETRIC, 1024, "fc"),
+    "bn_inception": (
+        lambda: BNInception(1000),
+        networks.bn_inception,
+        torch.tensor([[104 / 255, 117 / 255, 128 / 255], [1 / 255] * 3]),
+        1024,
+        "last_linear",
+    ),
+    "resnet10t": (
+        lambda: timm.create_model("resnet10t"),
+        lambda weights: networks.timm_backbone("resnet10t", weights),
+        IMAGENET,
+        512,
+        "fc",
+    ),
+    "convnext_atto": (
+        lambda: timm.create_model("convnext_atto"),
+        lambda weights: networks.timm_backbone("convnext_atto", weights),
+        IMAGENET,
+        320,
+        "head.fc",
+    ),
+}
+
+
+def images() -> Tensor:
+    return torch.randint(0, 256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0)).float()
+
+
+def whole_network(name: str) -> nn.Module:
+    """With random weights that keep the maps' scale, and statistics as no constructor gives them."""
+    torch.manual_seed(1)
+    network = FAMILIES[name][0]().eval()
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.1, 0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return network
+
+
+def assert_same_features(name: str, backbone: Backbone, network: nn.Module) -> None:
+    """``network`` without its classifier gives the features of ``backbone``."""
+    *path, last = FAMILIES[name][4].split(".")
+    setattr(network.get_submodule(".".join(path)), last, nn.Identity())
+    mean, std = FAMILIES[name][2][..., None, None]
+    pixels = images().flip(1) if name == "bn_inception" else images()
+    expected = network((pixels / 255 - mean) / std)
+    features, _ = backbone.eval()(images())
+    assert features.shape == (2, FAMILIES[name][3])
+    assert (expected[0] - expected[1]).abs().max() > 0.05 * expected.abs().max()  # the images matter
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_of_the_library_gives_its_outputs(tmp_path: Path, name: str) -> None:
+    network = whole_network(name)
+    torch.save(network.state_dict(), tmp_path / "file.pth")
+    assert_same_features(name, FAMILIES[name][1](str(tmp_path / "file.pth")), network)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["resnet18", "bn_inception"])
+def test_an_old_file_from_caffe_gives_its_outputs(tmp_path: Path, name: str) -> None:
+    network = whole_network(name)
+    norms = {path for path, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    old = {
+        key: value[None] if key.rpartition(".")[0] in norms else value
+        for key, value in network.state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    }
+    torch.save(old, tmp_path / "file.pth")
+    assert_same_features(name, FAMILIES[name][1](str(tmp_path / "file.pth")), network)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_weights_need_no_file(name: str) -> None:
+    backbone = FAMILIES[name][1](None)
+    assert sum(p.numel() for p in backbone.parameters()) > 1e6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_of_another_network(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file.pth"
+    torch.save(torchvision.models.resnet34(weights=None).state_dict(), path)
+    with pytest.raises(InputError, match=f"{path}: weights of another network"):
+        FAMILIES[name][1](str(path))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_missing_file_names_its_path(name: str) -> None:
+    with pytest.raises(InputError, match=r"weights=/no/such/file\.pth: no such file"):
+        FAMILIES[name][1]("/no/such/file.pth")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packaged_weights_that_do_not_exist(name: str) -> None:
+    with pytest.raises(InputError, match=f"weights=packaged: no package carries weights for {name}, only for tf_"):
+        FAMILIES[name][1]("packaged")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_settings_reach_the_backbone(name: str) -> None:
+    build = {
+        "resnet18": networks.resnet,
+        "resnet10t": networks.timm_backbone,
+        "convnext_atto": networks.timm_backbone,
+    }
+    arguments = [name] if name in build else []
+    backbone = build.get(name, getattr(networks, name, None))(
+        *arguments,
+        mean=(1, 2, 3),
+        std=(1, 1, 1),
+        scale=1,
+        channels="rgb",
+        freeze_batchnorm=True,
+        channels_last=False,
+    )
+    assert backbone.mean.flatten().tolist() == [1, 2, 3]
+    assert backbone.freeze_batchnorm
+    assert backbone.memory_format == torch.contiguous_format
+
+
+# downloads
+
+
+def no_torchvision_network(*args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+    raise URLError(OSError("Temporary failure in name resolution"))
+
+
+def no_hub(*args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+    raise LocalEntryNotFoundError("cannot find the file on the Hub\nnor in the cache")
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_torchvision_network)
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_url", no_torchvision_network)
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", no_hub)
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "resnet10t", "convnext_atto"])
+def test_a_download_without_a_network(name: str) -> None:
+    with pytest.raises(InputError) as raised:
+        FAMILIES[name][1]("download")
+    message = str(raised.value)
+    assert f"weights=download: the weights of {name} could not be fetched" in message
+    assert "model.backbone.weights=/path/to/file.pth" in message
+    assert "\n" not in message
+
+
+def test_bn_inceptions_weights_are_nowhere_to_download() -> None:
+    with pytest.raises(InputError, match=r"weights=download: no library .* path of bn_inception-52deb4733\.pth"):
+        networks.bn_inception("download")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
+def test_a_download_from_torchvision(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    network = whole_network(name)
+    asked: list[str] = []
+
+    def fetch(url: str, **kwargs: Any) -> Mapping[str, Tensor]:
+        asked.append(url)
+        return network.state_dict()
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
+    backbone = FAMILIES[name][1]("download")
+    assert [url.rpartition("/")[2].partition("-")[0] for url in asked] == [name]
+    assert_same_features(name, backbone, network)
+
+
+@torch.inference_mode()
+def test_a_download_through_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = whole_network("resnet10t")
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *args, **kwargs: network.state_dict())
+    assert_same_features("resnet10t", networks.timm_backbone("resnet10t", "download"), network)
+
+
+# names
+
+
+@pytest.mark.parametrize("weights", [None, "download"])
+@pytest.mark.usefixtures("offline")
+def test_timm_has_no_such_tag(weights: str | None) -> None:
+    with pytest.raises(InputError, match=r"name=resnet10t\.nope: Invalid pretrained tag"):
+        networks.timm_backbone("resnet10t.nope", weights)
+
+
+@pytest.mark.usefixtures("offline")
+def test_timm_has_no_weights_of_the_model() -> None:
+    with pytest.raises(InputError, match="name=cspresnet50d: No pretrained weights exist"):
+        networks.timm_backbone("cspresnet50d", "download")
+
+
+def test_timm_has_no_such_model() -> None:
+    with pytest.raises(InputError, match=r"name=resnet18x: timm has no such model; nearest: .*\bresnet18\b"):
+        networks.timm_backbone("resnet18x")
+    with pytest.raises(InputError, match=r"name=123: timm has no such model; nearest: \w+"):
+        networks.timm_backbone("123")
+
+
+def test_torchvision_has_no_such_model() -> None:
+    with pytest.raises(InputError, match=r"model\.backbone\.name=resnet19: "):
+        networks.resnet("resnet19")
+
+
+def test_only_resnets_are_resnets() -> None:
+    """Another network would keep its classifier, under another name than fc."""
+    with pytest.raises(InputError, match=r"model\.backbone\.name=squeezenet1_0: not one of torchvision's ResNets"):
+        networks.resnet("squeezenet1_0")
+
+
+def test_googlenet_has_no_auxiliary_classifiers() -> None:
+    assert not [key for key in networks.googlenet().state_dict() if "aux" in key]
+
+
+def test_the_usual_file_of_bn_inception_is_pretrainedmodels(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # an unrelated file of the package
+        from pretrainedmodels import bninception
+    usual = bninception(pretrained=None)
+    torch.save(usual.state_dict(), tmp_path / "file.pth")
+    backbone = networks.bn_inception(str(tmp_path / "file.pth"))
+    assert torch.equal(backbone.network.inception_5b_pool_proj.weight, usual.inception_5b_pool_proj.weight)
