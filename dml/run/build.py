@@ -52,13 +52,21 @@ def model(config: DictConfig) -> EmbeddingModel:
 
 
 def losses(config: DictConfig, embed_dims: Mapping[str, int], num_classes: int) -> dict[str, nn.Module]:
-    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` in its YAML are filled in."""
+    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` anywhere in its YAML are filled in."""
     built = {}
     for head, size in embed_dims.items():
-        known = {"num_classes": num_classes, "embedding_dim": size}
-        asked = {key: value for key, value in known.items() if OmegaConf.is_missing(config.loss, key)}
-        built[head] = instantiate(config.loss, **asked)
+        own = config.loss.copy()
+        _fill_in(own, {"num_classes": num_classes, "embedding_dim": size})
+        built[head] = instantiate(own)
     return built
+
+
+def _fill_in(node: DictConfig, known: Mapping[str, int]) -> None:
+    for key in node:
+        if OmegaConf.is_missing(node, key):
+            node[key] = known.get(str(key), "???")
+        elif OmegaConf.is_dict(node[key]):
+            _fill_in(node[key], known)
 
 
 def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingModel) -> MetricLearner:

@@ -29,8 +29,8 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
     last, best = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt"
     if config.resume:
-        if rank_zero_only.rank == 0:  # Lightning starts the other processes without the overrides
-            check_unchanged(config, overrides, of_run(folder))
+        # Lightning starts the other processes without the overrides
+        rank_zero_only(check_unchanged)(config, overrides, of_run(folder))
     elif last.exists():
         raise InputError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
     stored = {"overrides": overrides, "config": as_stored(config)}

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
+
+from dml.run.build import losses
 
 CONF = Path(__file__).parents[2] / "conf" / "loss"
 CLASSES, SIZE = 5, 8
@@ -14,11 +15,10 @@ LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
 
 
 def build(name: str) -> nn.Module:
-    config = OmegaConf.load(CONF / f"{name}.yaml")
-    known = {"num_classes": CLASSES, "embedding_dim": SIZE}
+    with initialize_config_dir(str(CONF.parent), version_base="1.3"):
+        config = compose("train", overrides=[f"loss={name}"])
     torch.manual_seed(0)
-    loss: nn.Module = instantiate(config, **{k: v for k, v in known.items() if OmegaConf.is_missing(config, k)})
-    return loss
+    return losses(config, {"H": SIZE}, CLASSES)["H"]
 
 
 def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:

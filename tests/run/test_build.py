@@ -1,0 +1,57 @@
+import sys
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from dml.ops.errors import InputError
+from dml.run import build
+from dml.run.cli import CONF
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", overrides=list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], (400, 100)),
+        (["trainer.max_epochs=3"], (120, 100)),
+        (["trainer.max_epochs=3", "trainer.accumulate_grad_batches=7"], (18, 100)),
+        (["trainer.check_val_every_n_epoch=2"], (400, 80)),
+        (["trainer.val_check_interval=null"], (400, None)),
+    ],
+)
+def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]) -> None:
+    config = composed(*overrides)
+    build.count_in_steps(config, batches_per_epoch=40)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
+
+
+def test_a_cosine_ends_with_the_run() -> None:
+    config = composed("scheduler=cosine", "trainer.max_epochs=2")
+    build.count_in_steps(config, batches_per_epoch=40)
+    assert config.scheduler.schedule.T_max == 80
+
+
+def test_without_validation_there_is_none() -> None:
+    config = composed("trainer.val_check_interval=null", "trainer.accelerator=cpu")
+    build.count_in_steps(config, batches_per_epoch=40)
+    assert build.trainer(config, logger=False, enable_checkpointing=False).limit_val_batches == 0
+
+
+def test_each_head_has_a_loss_of_its_own() -> None:
+    built = build.losses(composed(), {"L": 4, "H": 8}, num_classes=5)
+    assert built.keys() == {"L", "H"}
+    assert built["L"] is not built["H"]
+
+
+def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False, raising=True)
+    config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
+    with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
+        build.loggers(config)
