@@ -77,7 +77,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
 
     def here(command: str, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", [f"{command}.py", *arguments])
-        monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
         main(command)
 
     return here

@@ -122,6 +122,19 @@ def test_what_is_not_a_run_is_refused(refused: Refused, command: str, argument: 
     assert expected in refused(argument, command=command)
 
 
+def test_a_sweep_cannot_be_resumed_as_a_run(refused: Refused) -> None:
+    assert "without --multirun" in refused("-m", "resume=/some/run", "seed=1,2")
+
+
+def test_a_bug_keeps_its_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("dml.run.jobs.train", broken)
+    with pytest.raises(ZeroDivisionError):
+        here("train")
+
+
 def test_debug_shows_the_trace(here: Here) -> None:
     with pytest.raises(MissingConfigException):
         here("train", "loss=rl", "debug=true")

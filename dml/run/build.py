@@ -52,7 +52,7 @@ def model(config: DictConfig) -> EmbeddingModel:
 
 
 def losses(config: DictConfig, embed_dims: Mapping[str, int], num_classes: int) -> dict[str, nn.Module]:
-    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` anywhere in its YAML are filled in."""
+    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` in its YAML are filled in."""
     built = {}
     for head, size in embed_dims.items():
         own = config.loss.copy()

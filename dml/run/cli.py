@@ -27,9 +27,8 @@ def main(command: str) -> None:
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
     """
-    debug = os.environ.get("HYDRA_FULL_ERROR") == "1" or "debug=true" in [arg.lower() for arg in sys.argv]
-    # Hydra would print its own shortened trace and exit with 1: let it raise instead
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    asked = os.environ.get("HYDRA_FULL_ERROR")
+    debug = asked == "1" or "debug=true" in [argument.lower() for argument in sys.argv]
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -39,14 +38,29 @@ def main(command: str) -> None:
         from dml.run import jobs  # late: --help and --cfg need no torch
 
         hydra_config = HydraConfig.get()
-        with _one_line_errors(debug):  # within Hydra, which would announce the failure of its job
-            return getattr(jobs, command)(
-                config, Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
-            )
+        folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+        # user errors end within the job: Hydra would announce its failure first
+        with _one_line_errors(debug), _environment("HYDRA_FULL_ERROR", asked):
+            return getattr(jobs, command)(config, folder, overrides)
 
-    with _one_line_errors(debug):
+    # Hydra is told to raise: it would print its own shortened trace and exit with 1
+    with _one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
         sys.argv[1:] = _with_stored_overrides(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Sets a variable of the environment, or takes it out, for a while."""
+    before = os.environ.pop(name, None)
+    try:
+        if value is not None:
+            os.environ[name] = value
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextmanager
@@ -65,6 +79,8 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     """Puts the overrides of the run named by ``resume=`` or ``checkpoint=`` before those of the command line."""
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     if given.get("resume"):
+        if {"-m", "--multirun"} & set(arguments):
+            raise InputError(f"resume={given['resume']}: goes on with one run, without --multirun")
         folder = Path(given["resume"])
         return [*_merge(of_run(folder).overrides, arguments), f"hydra.run.dir={folder}"]
     if given.get("checkpoint"):
