@@ -9,3 +9,8 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     """
     lowest = torch.finfo(logits.dtype).min
     return logits.masked_fill(~mask, lowest).softmax(dim=-1) * mask
+
+
+def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
+    """log of the sum of exp over the last dimension's entries in ``mask``; -inf, with a zero gradient, without any."""
+    return logits.masked_fill(~mask, -torch.inf).logsumexp(dim=-1)

@@ -1,6 +1,6 @@
 """Builds the objects that a configuration names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,28 +51,36 @@ def model(config: DictConfig) -> EmbeddingModel:
     return built
 
 
-def losses(config: DictConfig, embed_dims: Mapping[str, int], num_classes: int) -> dict[str, nn.Module]:
-    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` in its YAML are filled in."""
+def losses(config: DictConfig, embed_dims: Mapping[str, int], num_classes: Sequence[int]) -> dict[str, nn.Module]:
+    """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` in its YAML are filled in.
+
+    Args:
+        config: the configuration.
+        embed_dims: the heads and their sizes.
+        num_classes: of each level, finest first; below an `AtLevel` its level's number counts.
+    """
     built = {}
     for head, size in embed_dims.items():
         own = config.loss.copy()
-        _fill_in(own, {"num_classes": num_classes, "embedding_dim": size})
+        _fill_in(own, num_classes, size)
         built[head] = instantiate(own)
     return built
 
 
-def _fill_in(node: DictConfig, known: Mapping[str, int]) -> None:
+def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> None:
+    level = node.get("level", level)
+    known = {"num_classes": num_classes[level], "embedding_dim": embedding_dim}
     for key in node:
         if OmegaConf.is_missing(node, key):
             node[key] = known.get(str(key), "???")
         elif OmegaConf.is_dict(node[key]):
-            _fill_in(node[key], known)
+            _fill_in(node[key], num_classes, embedding_dim, level)
 
 
 def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingModel) -> MetricLearner:
     """The model with its losses, optimizer and schedule."""
-    classes = images.train_table.labels[:, 0]
-    head_losses = losses(config, embedding_model.embed_dims, int(classes.max()) + 1)
+    num_classes = (images.train_table.labels.max(axis=0) + 1).tolist()
+    head_losses = losses(config, embedding_model.embed_dims, num_classes)
     _check_pairs(images, head_losses)
     return MetricLearner(
         embedding_model,
@@ -88,7 +96,8 @@ def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingMo
 
 def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> None:
     loss = next(iter(head_losses.values()))
-    if getattr(loss, "needs_positives", False) and getattr(images.sampler, "images_per_class", 2) < 2:
+    compares = any(getattr(part, "needs_positives", False) for part in loss.modules())
+    if compares and getattr(images.sampler, "images_per_class", 2) < 2:
         raise InputError(
             f"sampler.images_per_class=1: {type(loss).__name__} compares images of one class and needs at least 2"
         )

@@ -80,11 +80,13 @@ class MetricLearner(Embedder):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         """The sum of the heads' losses over the embeddings of all processes."""
-        images, labels, _ = batch
-        labels = self._gather_batch(labels)
+        images, labels, rows = batch
+        labels, rows = self._gather_batch(labels), self._gather_batch(rows)
         terms = {}
         for head, embeddings in self.model(images).items():
-            terms[head] = self.losses[head](self._gather_batch(embeddings), labels)
+            loss = self.losses[head]
+            known = {"indices": rows} if getattr(loss, "needs_indices", False) else {}
+            terms[head] = loss(self._gather_batch(embeddings), labels, **known)
             if not torch.isfinite(terms[head]):
                 raise self._diverged(head, embeddings)
         total = torch.stack(list(terms.values())).sum()

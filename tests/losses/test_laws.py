@@ -18,7 +18,7 @@ def build(name: str) -> nn.Module:
     with initialize_config_dir(str(CONF.parent), version_base="1.3"):
         config = compose("train", overrides=[f"loss={name}"])
     torch.manual_seed(0)
-    return losses(config, {"H": SIZE}, CLASSES)["H"]
+    return losses(config, {"H": SIZE}, [CLASSES, 3])["H"]
 
 
 def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:

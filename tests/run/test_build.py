@@ -44,7 +44,7 @@ def test_without_validation_there_is_none() -> None:
 
 
 def test_each_head_has_a_loss_of_its_own() -> None:
-    built = build.losses(composed(), {"L": 4, "H": 8}, num_classes=5)
+    built = build.losses(composed(), {"L": 4, "H": 8}, num_classes=[5])
     assert built.keys() == {"L", "H"}
     assert built["L"] is not built["H"]
 

@@ -134,6 +134,21 @@ def test_random_numbers_are_a_function_of_the_seed_and_the_step() -> None:
     assert len(set(first)) == 3
 
 
+def test_a_loss_that_asks_for_the_rows_gets_them() -> None:
+    class Asks(RankedListLoss):
+        needs_indices = True
+        seen: Tensor
+
+        def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
+            self.seen = indices
+            return super().forward(embeddings, labels)
+
+    module = learner()
+    module.losses["H"] = Asks()
+    fit(module, 1)
+    assert torch.equal(module.losses["H"].seen, torch.arange(6))
+
+
 def test_divergence_names_the_step_the_head_and_the_loss() -> None:
     module = learner()
     with torch.no_grad():

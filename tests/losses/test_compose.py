@@ -1,0 +1,120 @@
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from dml.losses.compose import AtLevel, WeightedSum
+from dml.losses.csl import CSLLoss
+from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
+from dml.losses.rll import RankedListLoss
+from dml.losses.tuplet import TupletLoss
+from dml.ops.errors import InputError
+
+CONF = Path(__file__).parents[2] / "conf" / "loss"
+LABELS = torch.tensor([[i // 2, i // 4, i // 8] for i in range(12)])
+
+
+class LabelSum(nn.Module):
+    """Shows the labels it is given."""
+
+    needs_positives: ClassVar[bool] = True
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        assert labels.ndim == 1
+        return embeddings.sum() * 0 + labels.sum()
+
+
+def rows(seed: int = 0) -> Tensor:
+    return torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_loss_sees_its_level(level: int) -> None:
+    assert AtLevel(LabelSum(), level)(rows(), LABELS) == LABELS[:, level].sum()
+    loss = RankedListLoss()
+    assert AtLevel(loss, level)(rows(), LABELS) == loss(rows(), LABELS[:, level])
+
+
+def test_flat_labels_have_level_0() -> None:
+    assert AtLevel(LabelSum(), 0)(rows(), LABELS[:, 1]) == LABELS[:, 1].sum()
+    with pytest.raises(InputError, match=r"level=1: the data set's labels have levels 0 to 0"):
+        AtLevel(LabelSum(), 1)(rows(), LABELS[:, 1])
+
+
+def test_refuses_a_level_that_does_not_exist() -> None:
+    with pytest.raises(InputError, match=r"level=3: the data set's labels have levels 0 to 2"):
+        AtLevel(LabelSum(), 3)(rows(), LABELS)
+    with pytest.raises(InputError, match=r"level=-1: levels count from 0"):
+        AtLevel(LabelSum(), -1)
+
+
+def test_only_the_finest_level_needs_two_images_of_a_class() -> None:
+    assert AtLevel(LabelSum(), 0).needs_positives
+    assert not AtLevel(LabelSum(), 1).needs_positives
+    assert not AtLevel(EmbeddingNorm(), 0).needs_positives
+
+
+def test_a_sum_is_weighted_with_its_gradient() -> None:
+    terms = {"tuplet": TupletLoss(), "norm": EmbeddingNorm()}
+    leaf = rows().requires_grad_()
+    value = WeightedSum(terms, {"norm": 0.02, "tuplet": 3.0})(leaf, LABELS)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    expected = 3.0 * TupletLoss()(leaf, LABELS) + 0.02 * embedding_norm(leaf)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, leaf)[0])
+
+
+def test_indices_reach_the_term_that_asks_for_them() -> None:
+    drift, stored, indices = EmbeddingDrift(), rows(1), torch.arange(12).flip(0)
+    drift.stored = stored
+    loss = WeightedSum({"norm": EmbeddingNorm(), "drift": AtLevel(drift, 1)}, {"norm": 0.0, "drift": 0.3})
+    assert loss.needs_indices
+    assert not WeightedSum({"norm": EmbeddingNorm()}, {"norm": 1.0}).needs_indices
+    torch.testing.assert_close(loss(rows(), LABELS, indices=indices), 0.3 * embedding_drift(rows(), stored[indices]))
+
+
+def test_a_sum_needs_positives_if_each_term_does() -> None:
+    pair, norm = TupletLoss(), EmbeddingNorm()
+    assert WeightedSum({"a": pair, "b": AtLevel(pair, 0)}, {"a": 1, "b": 1}).needs_positives
+    assert not WeightedSum({"a": pair, "b": norm}, {"a": 1, "b": 1}).needs_positives
+    assert not WeightedSum({"a": pair, "b": AtLevel(pair, 1)}, {"a": 1, "b": 1}).needs_positives
+
+
+def test_parameters_of_the_terms_are_its_own() -> None:
+    loss = WeightedSum({"csl": CSLLoss(6, 4), "flat": AtLevel(CSLLoss(3, 4), 1)}, {"csl": 1.0, "flat": 1.0})
+    assert {name for name, _ in loss.named_parameters()} == {"terms.csl.proxies", "terms.flat.loss.proxies"}
+
+
+def test_refuses_weights_of_other_terms() -> None:
+    with pytest.raises(InputError, match=r"weights: of norm, drift; loss\.terms: norm"):
+        WeightedSum({"norm": EmbeddingNorm()}, {"norm": 1.0, "drift": 1.0})
+    with pytest.raises(InputError, match=r"loss\.terms: $"):
+        WeightedSum({}, {})
+
+
+def test_the_yaml_of_the_levels_sums_over_them() -> None:
+    loss, flat = instantiate(OmegaConf.load(CONF / "rll_levels.yaml")), RankedListLoss()
+    expected = flat(rows(), LABELS[:, 0]) + flat(rows(), LABELS[:, 1])
+    torch.testing.assert_close(loss(rows(), LABELS), expected)
+    coarse = instantiate(OmegaConf.load(CONF / "rll_coarse.yaml"))
+    assert coarse(rows(), LABELS) == flat(rows(), LABELS[:, 1])
+
+
+@pytest.mark.parametrize("name", ["rll_coarse", "rll_levels"])
+def test_no_positives_at_any_level_is_exactly_zero(name: str) -> None:
+    leaf = rows().requires_grad_()
+    labels = torch.arange(12)[:, None].expand(-1, 2)
+    value = instantiate(OmegaConf.load(CONF / f"{name}.yaml"))(leaf, labels)
+    value.backward()
+    assert value == 0
+    assert leaf.grad is not None
+    assert (leaf.grad == 0).all()
+
+
+def test_the_yaml_of_the_regularised_tuplet_has_the_thesis_weights() -> None:
+    loss = instantiate(OmegaConf.load(CONF / "tuplet_norm.yaml"))
+    torch.testing.assert_close(loss(rows(), LABELS), TupletLoss()(rows(), LABELS) + 0.02 * embedding_norm(rows()))

@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dml.losses.tuplet import TupletLoss
+from dml.ops.errors import InputError
+
+FORMS = ["centralized", "pairwise", "cross_entropy"]
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
+CASES = [
+    pytest.param(batch, expected, id=f"{i}-{expected['params']}")
+    for i, batch in enumerate(VECTORS)
+    for expected in batch["expected"]
+    if expected["loss"] == "tuplet"
+]
+
+
+def of_a_centre(products: Tensor, positives: list[int], negatives: list[int], form: str) -> Tensor:
+    """Eq. 3.1, 3.5 and 3.3, with the products of a centre and each row (B,)."""
+    zero = products.new_zeros(())
+    others = sum((products[k].exp() for k in positives + negatives), zero)
+    if form == "centralized":
+        return -torch.log(sum((products[j].exp() for j in positives), zero) / len(positives) / others)
+    if form == "pairwise":
+        pairs = [(products[k] - products[j]).exp() for j in positives for k in negatives]
+        return torch.log(1 + sum(pairs, zero) / len(positives))
+    return sum((-torch.log(products[j].exp() / others) / len(positives) for j in positives), zero)
+
+
+def by_hand(embeddings: Tensor, labels: list[int], form: str) -> Tensor:
+    terms = []
+    for i, centre in enumerate(embeddings):
+        positives = [j for j in range(len(labels)) if j != i and labels[j] == labels[i]]
+        negatives = [j for j in range(len(labels)) if labels[j] != labels[i]]
+        if positives:
+            products = torch.stack([centre @ other for other in embeddings])
+            terms.append(of_a_centre(products, positives, negatives, form))
+    return torch.stack(terms).mean() if terms else torch.zeros((), dtype=embeddings.dtype)
+
+
+@pytest.mark.parametrize(("batch", "expected"), CASES)
+def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
+    embeddings = torch.tensor(batch[expected["input"]], dtype=torch.float64)
+    labels = torch.tensor(batch["labels"])
+    loss = TupletLoss(**expected["params"])
+    assert loss(embeddings, labels).item() == pytest.approx(expected["value"], abs=1e-9)
+    assert loss(embeddings.float(), labels).item() == pytest.approx(expected["value"], rel=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    seed=st.integers(0, 10_000),
+    scale=st.sampled_from([1e-6, 0.3, 2.0]),
+    duplicates=st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
+def test_equals_a_loop_over_centres(form: Any, labels: list[int], seed: int, scale: float, duplicates: bool) -> None:
+    embeddings = scale * torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if duplicates:
+        embeddings[-1] = embeddings[0]
+    fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+    value, expected = TupletLoss(form)(fast, torch.tensor(labels)), by_hand(slow, labels, form)
+    torch.testing.assert_close(value, expected, atol=1e-9, rtol=1e-9)
+    value.backward()
+    if expected.requires_grad:
+        expected.backward()
+    its_gradient = torch.zeros_like(embeddings) if slow.grad is None else slow.grad
+    torch.testing.assert_close(fast.grad, its_gradient, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form: Any) -> None:
+    embeddings = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
+    assert torch.autograd.gradcheck(lambda rows: TupletLoss(form)(rows, labels), embeddings)
+
+
+def test_the_forms_are_one_for_one_positive() -> None:
+    embeddings = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    values = [
+        TupletLoss(form)(embeddings, torch.arange(8) // 2) for form in ("centralized", "pairwise", "cross_entropy")
+    ]
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(values[0], values[2])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_long_embeddings_do_not_overflow(form: Any) -> None:
+    # products of 1e4: exp overflows, the loss is their difference
+    embeddings = torch.tensor([[100.0, 0.0], [0.0, 100.0], [100.0, 1.0]])
+    value = TupletLoss(form)(embeddings, torch.tensor([0, 0, 1]))
+    assert value.item() == pytest.approx((10_000 + 100) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_divides_by_the_centres_with_a_positive(form: Any) -> None:
+    embeddings = torch.randn(5, 3, generator=torch.Generator().manual_seed(2))
+    alone = torch.cat([embeddings, torch.zeros(1, 3)])
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    # one more negative at the origin adds exp(0) to the sums, but no centre
+    by_loop = by_hand(alone.double(), labels.tolist(), form)
+    assert TupletLoss(form)(alone, labels).item() == pytest.approx(by_loop.item(), rel=1e-5)
+
+
+def test_refuses_another_form() -> None:
+    with pytest.raises(InputError, match="form=triplet: one of centralized, pairwise, cross_entropy"):
+        TupletLoss("triplet")  # type: ignore[arg-type]
