@@ -37,6 +37,7 @@ def main(command: str) -> None:
         quiet()  # before FAISS is imported
         from dml.run import jobs  # late: --help and --cfg need no torch
 
+        quiet()  # Lightning sets its own level when it is imported
         hydra_config = HydraConfig.get()
         folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
         # user errors end within the job: Hydra would announce its failure first

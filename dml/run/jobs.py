@@ -20,6 +20,7 @@ from dml.training.embedding import RawFeatures, evaluate_heads
 from dml.training.history import History
 from dml.training.module import MetricLearner
 from dml.training.progress import Progress
+from dml.training.schedules import LossSchedule
 from dml.training.seeding import StepSeed
 
 Metrics = dict[str, Any]
@@ -94,7 +95,8 @@ def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any]) -> list
         enable_version_counter=False,
     )
     last = LastCheckpoint(folder / "checkpoints" / "last.ckpt", checkpoint.every_n_steps, stored)
-    return [StepSeed(config.seed), Progress(), best, last]
+    moving = [LossSchedule(**config.scheduler.loss)] if config.scheduler.loss else []
+    return [StepSeed(config.seed), *moving, Progress(), best, last]
 
 
 def _resumed_step(model: EmbeddingModel, last: Path) -> int:

@@ -7,6 +7,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
 
+from dml.losses.compose import WeightedSum
 from dml.losses.rll import RankedListLoss
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
@@ -16,6 +17,7 @@ from dml.run.quiet import quiet
 from dml.training.embedding import Embedded, evaluate_heads
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
+from dml.training.schedules import LossSchedule
 from dml.training.seeding import StepSeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
@@ -30,9 +32,6 @@ def model() -> EmbeddingModel:
 
 
 class Batches:
-    def __init__(self, value: int | None = None) -> None:
-        self.value = value
-
     def __len__(self) -> int:
         return 2**60
 
@@ -40,8 +39,6 @@ class Batches:
         generator = torch.Generator().manual_seed(0)
         while True:
             images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8, generator=generator)
-            if self.value is not None:
-                images = torch.full_like(images, self.value)
             yield images, torch.tensor([[0], [0], [1], [1], [2], [2]]), torch.arange(6)
 
 
@@ -70,7 +67,7 @@ class Recorder(Callback):
         self.states.append(copy.deepcopy(pl_module.model.state_dict()))
 
 
-def fit(module: MetricLearner, steps: int, batches: Batches | None = None, **settings: Any) -> Recorder:
+def fit(module: MetricLearner, steps: int, *callbacks: Callback, **settings: Any) -> Recorder:
     quiet()
     recorder = Recorder()
     trainer = Trainer(
@@ -83,10 +80,10 @@ def fit(module: MetricLearner, steps: int, batches: Batches | None = None, **set
         enable_progress_bar=False,
         enable_model_summary=False,
         limit_val_batches=0,
-        callbacks=[StepSeed(3), recorder],
+        callbacks=[StepSeed(3), *callbacks, recorder],
         **settings,
     )
-    trainer.fit(module, batches or Batches())
+    trainer.fit(module, Batches())
     return recorder
 
 
@@ -147,6 +144,33 @@ def test_a_loss_that_asks_for_the_rows_gets_them() -> None:
     module.losses["H"] = Asks()
     fit(module, 1)
     assert torch.equal(module.losses["H"].seen, torch.arange(6))
+
+
+class Watched(RankedListLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        self.seen.append(self.negative_temperature)
+        return super().forward(embeddings, labels)
+
+
+def test_a_number_of_the_loss_moves_linearly() -> None:
+    module = learner()
+    module.losses["H"] = WeightedSum({"rll": Watched()}, {"rll": 1.0})
+    module.losses["L"] = WeightedSum({"rll": Watched()}, {"rll": 1.0})
+    fit(module, 4, LossSchedule("terms.rll.negative_temperature", start=20.0, end=0.0))
+    for head in ("L", "H"):
+        assert module.losses[head].terms["rll"].seen == [20.0, 15.0, 10.0, 5.0]  # Eq. 15
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"), [("temperature", "its numbers are alpha"), ("forward", "not a number")]
+)
+def test_a_schedule_of_what_is_no_number_is_refused(attribute: str, expected: str) -> None:
+    with pytest.raises(InputError, match=rf"scheduler\.loss\.attribute={attribute}: .*{expected}"):
+        fit(learner(), 1, LossSchedule(attribute, start=20.0, end=0.0))
 
 
 def test_divergence_names_the_step_the_head_and_the_loss() -> None:
