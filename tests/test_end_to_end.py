@@ -165,6 +165,16 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
         assert metrics(two)[name] == pytest.approx(value, abs=0.03), name
 
 
+@pytest.mark.parametrize("loss", sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
+def test_every_loss_trains(here: Here, small_emoji: Path, tmp_path: Path, loss: str) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "evaluation.clustering=false"]
+    arguments += ["trainer.max_steps=2", "trainer.val_check_interval=null", "evaluation.sheet=null"]
+    here("train", f"loss={loss}", *arguments, f"hydra.run.dir={tmp_path}")
+    trained = last(tmp_path)
+    assert trained["global_step"] == 2
+    assert 0 < metrics(tmp_path)["level0/recall@1"] <= 1
+
+
 def test_a_sweep_makes_a_run_of_each_combination(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "trainer.max_steps=3"]
     here("train", "-m", *arguments, "loss.margin=0.2,0.4", f"hydra.sweep.dir={tmp_path}")

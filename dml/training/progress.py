@@ -2,7 +2,7 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
-from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn, RichProgressBarTheme
 
 
 class Progress(RichProgressBar):
@@ -15,6 +15,11 @@ class Progress(RichProgressBar):
     def total_train_batches(self) -> int:
         """The run's batches; to Lightning its single epoch never ends."""
         return int(self.trainer.max_steps * self.trainer.accumulate_grad_batches)
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        """The bar's columns; without the speed, which the time says, the metrics fit 80 characters."""
+        columns = super().configure_columns(trainer)
+        return [column for column in columns if not isinstance(column, ProcessingSpeedColumn)]
 
     def _get_train_description(self, current_epoch: int) -> str:  # noqa: ARG002
         return "Training"
