@@ -42,7 +42,7 @@ def main(command: str) -> None:
         folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
         # user errors end within the job: Hydra would announce its failure first
         with _one_line_errors(debug), _environment("HYDRA_FULL_ERROR", asked):
-            return getattr(jobs, command)(config, folder, overrides)
+            return (jobs.train if command == "train" else jobs.evaluate)(config, folder, overrides)
 
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with _one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
