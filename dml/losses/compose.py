@@ -33,7 +33,7 @@ class AtLevel(nn.Module):
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         if self.level >= levels.shape[1]:
             raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
-        return _value(self.loss, embeddings, levels[:, self.level], indices)
+        return loss_value(self.loss, embeddings, levels[:, self.level], indices)
 
 
 class WeightedSum(nn.Module):
@@ -55,7 +55,9 @@ class WeightedSum(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
         """embeddings (B, D), labels (B,) or (B, L), rows (B,) of the training table -> scalar."""
-        values = [self.weights[name] * _value(term, embeddings, labels, indices) for name, term in self.terms.items()]
+        values = [
+            self.weights[name] * loss_value(term, embeddings, labels, indices) for name, term in self.terms.items()
+        ]
         return torch.stack(values).sum()
 
 
@@ -63,7 +65,7 @@ def _says(loss: nn.Module, trait: str) -> bool:
     return bool(getattr(loss, trait, False))
 
 
-def _value(loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None) -> Tensor:
+def loss_value(loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None) -> Tensor:
     """The loss, given the row indices if it asks for them."""
     value: Tensor
     value = loss(embeddings, labels, indices=indices) if _says(loss, "needs_indices") else loss(embeddings, labels)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,8 +157,3 @@ def loggers(config: DictConfig) -> list[Any]:
             names = ", ".join(config.logger.loggers)
             raise InputError(f"logger={names}: not installed; pip install 'dml[{names}]'") from error
         raise
-
-
-def checkpoint_folder(folder: Path) -> Path:
-    """Where a run keeps ``last.ckpt`` and ``best.ckpt``."""
-    return folder / "checkpoints"

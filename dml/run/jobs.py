@@ -12,8 +12,9 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
+from dml.ops.files import replacing
 from dml.run import build, present
-from dml.run.stored import as_stored, check_unchanged, of_checkpoint, of_run
+from dml.run.stored import as_stored, check_unchanged, checkpoint, of_checkpoint, of_run
 from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, load_model
 from dml.training.data import DataModule
 from dml.training.embedding import RawFeatures, evaluate_heads
@@ -28,7 +29,7 @@ Metrics = dict[str, Any]
 
 def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
-    last, best = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "best.ckpt"
+    last, best = checkpoint(folder, "last"), checkpoint(folder, "best")
     if config.resume:
         # Lightning starts the other processes without the overrides
         rank_zero_only(check_unchanged)(config, overrides, of_run(folder))
@@ -52,13 +53,9 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     trainer.fit(learner, datamodule=images, ckpt_path=last if step else None)
     present.training(trainer, images, time.perf_counter() - started)
 
-    chosen = best if best.exists() else last
-    step = load_model(model, chosen)
+    step = load_model(model, best if best.exists() else last)
     metrics = raw | _test(config, trainer, learner, images, folder, "test")
-    metrics |= {"epoch": step // len(images.sampler), "step": step, "split": "test"}
-    _write(folder, metrics)
-    present.result(metrics, images, model, folder)
-    return metrics
+    return _finish(metrics, images, model, folder, step=step, split="test")
 
 
 def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
@@ -69,10 +66,7 @@ def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     step = load_model(model, path)
     trainer = build.trainer(config, default_root_dir=folder, logger=False, enable_checkpointing=False)
     metrics = _test(config, trainer, learner, images, folder, config.split)
-    metrics |= {"epoch": step // len(images.sampler), "step": step, "split": config.split}
-    _write(folder, metrics)
-    present.result(metrics, images, model, folder)
-    return metrics
+    return _finish(metrics, images, model, folder, step=step, split=config.split)
 
 
 def _parts(config: DictConfig) -> tuple[DataModule, EmbeddingModel, MetricLearner]:
@@ -85,18 +79,18 @@ def _parts(config: DictConfig) -> tuple[DataModule, EmbeddingModel, MetricLearne
 
 
 def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any]) -> list[Callback]:
-    checkpoint = config.checkpoints
-    best = ModelCheckpoint(
-        folder / "checkpoints",
-        filename="best",
-        monitor=checkpoint.monitor,
-        mode=checkpoint.mode,
+    best = checkpoint(folder, "best")
+    keeps_best = ModelCheckpoint(
+        best.parent,
+        filename=best.stem,
+        monitor=config.checkpoints.monitor,
+        mode=config.checkpoints.mode,
         save_on_train_epoch_end=False,
         enable_version_counter=False,
     )
-    last = LastCheckpoint(folder / "checkpoints" / "last.ckpt", checkpoint.every_n_steps, stored)
+    keeps_last = LastCheckpoint(checkpoint(folder, "last"), config.checkpoints.every_n_steps, stored)
     moving = [LossSchedule(**config.scheduler.loss)] if config.scheduler.loss else []
-    return [StepSeed(config.seed), *moving, Progress(), best, last]
+    return [StepSeed(config.seed), *moving, Progress(), keeps_best, keeps_last]
 
 
 def _resumed_step(model: EmbeddingModel, last: Path) -> int:
@@ -129,8 +123,17 @@ def _test(
     return metrics
 
 
+def _finish(
+    metrics: Metrics, images: DataModule, model: EmbeddingModel, folder: Path, *, step: int, split: str
+) -> Metrics:
+    """Says which step and split the metrics are of, writes them and shows them."""
+    metrics |= {"epoch": step // len(images.sampler), "step": step, "split": split}
+    _write(folder, metrics)
+    present.result(metrics, images, model, folder)
+    return metrics
+
+
 @rank_zero_only
 def _write(folder: Path, metrics: Metrics) -> None:
-    partial = folder / ".metrics.json.partial"
-    partial.write_text(json.dumps(metrics, indent=2) + "\n")
-    partial.replace(folder / "metrics.json")
+    with replacing(folder / "metrics.json") as partial:
+        partial.write_text(json.dumps(metrics, indent=2) + "\n")

@@ -74,16 +74,21 @@ def sheet(
     """Some queries of a split, chosen blindly, and their nearest neighbours, as a PNG."""
     embeddings = embedded.embeddings[ALL_HEADS]
     chosen = choose_queries(len(embeddings), min(queries, len(embeddings)), seed)
-    _, nearest = nearest_neighbors(embeddings, neighbors)
+    # of the shown queries alone; one more than is shown, as each may find itself
+    _, found = nearest_neighbors(embeddings[chosen], neighbors + 1, embeddings)
+    nearest = [
+        [other for other in row if other != query][:neighbors]
+        for query, row in zip(chosen, found.tolist(), strict=True)
+    ]
     paths = images.table.subset(split).paths[embedded.rows.numpy()]
     classes = embedded.labels[:, 0]
     retrieval_sheet(
         [
             (
                 read_image(paths[query]),
-                [(read_image(paths[other]), bool(classes[other] == classes[query])) for other in nearest[query]],
+                [(read_image(paths[other]), bool(classes[other] == classes[query])) for other in others],
             )
-            for query in chosen
+            for query, others in zip(chosen, nearest, strict=True)
         ],
         path,
     )

@@ -20,13 +20,18 @@ class Stored:
     config: dict[str, Any]
 
 
+def checkpoint(folder: Path, name: str) -> Path:
+    """Where a run keeps its "last" and its "best" checkpoint."""
+    return folder / "checkpoints" / f"{name}.ckpt"
+
+
 def of_run(folder: Path) -> Stored:
     """What the run in ``folder`` stored.
 
     Raises:
         InputError: if there is no run.
     """
-    last = folder / "checkpoints" / "last.ckpt"
+    last = checkpoint(folder, "last")
     if last.exists():
         return of_checkpoint(last)
     overrides, config = folder / ".hydra" / "overrides.yaml", folder / ".hydra" / "config.yaml"

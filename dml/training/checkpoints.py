@@ -10,6 +10,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
+from dml.ops.files import replacing
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -33,12 +34,10 @@ class AtomicCheckpointIO(CheckpointIO):
             )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
 
     def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
         """The checkpoint at ``path``, on CPU."""

@@ -1,5 +1,4 @@
 import csv
-import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +6,8 @@ from typing import Any
 
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
+
+from dml.ops.files import replacing
 
 
 class History(Logger):
@@ -62,12 +63,10 @@ class History(Logger):
     def save(self) -> None:
         """Writes the file."""
         columns = list(dict.fromkeys(name for row in self.rows.values() for name in row))
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        with partial.open("w", newline="") as file:
+        with replacing(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows[step] for step in sorted(self.rows))
-        os.replace(partial, self.path)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:  # noqa: ARG002

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
+from dml.losses.compose import loss_value
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.training.embedding import ALL_HEADS, Embedder, Evaluate, evaluate_heads
@@ -84,9 +85,7 @@ class MetricLearner(Embedder):
         labels, rows = self._gather_batch(labels), self._gather_batch(rows)
         terms = {}
         for head, embeddings in self.model(images).items():
-            loss = self.losses[head]
-            known = {"indices": rows} if getattr(loss, "needs_indices", False) else {}
-            terms[head] = loss(self._gather_batch(embeddings), labels, **known)
+            terms[head] = loss_value(self.losses[head], self._gather_batch(embeddings), labels, rows)
             if not torch.isfinite(terms[head]):
                 raise self._diverged(head, embeddings)
         total = torch.stack(list(terms.values())).sum()
