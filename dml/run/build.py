@@ -27,6 +27,7 @@ def table(config: DictConfig) -> ImageTable:
         dataset.root,
         name=dataset.name,
         counts=dataset.counts,
+        disjoint=dataset.disjoint,
         verify=dataset.verify,
     )
     return hold_out_classes(whole, folds=dataset.folds, fold=dataset.fold) if dataset.folds else whole

@@ -65,7 +65,7 @@ class DataModule(LightningDataModule):
         self.test_transform = test_transform
         self.settings = settings
         self.seed = seed
-        self.train_table = table.subset("train")
+        self.train_table = table.subset("train").renumbered()
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform

@@ -45,10 +45,13 @@ def training_table(sizes: list[int]) -> ImageTable:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"paths": np.array(["a"])}, "1 paths, 8 labels, 8 splits"),
+        ({"paths": np.array(["a"])}, "1 paths, 8 labels, 8 splits, 1 benchmarks"),
         ({"labels": np.zeros((7, 2), dtype=int)}, "8 paths, 7 labels, 8 splits"),
         ({"split": np.array(SPLIT[:5])}, "8 paths, 8 labels, 5 splits"),
         ({"labels": np.array(CLASSES)}, r"labels of shape \(8,\) for the levels \('class', 'group'\)"),
+        ({"benchmark": np.zeros(3, dtype=int)}, "8 paths, 8 labels, 8 splits, 3 benchmarks"),
+        ({"names": (("a",) * 5,)}, "names of 1 levels for the levels"),
+        ({"names": (("a",) * 4, ("g", "h"))}, "label 4 of level class with 4 names"),
         ({"levels": ("class",)}, r"labels of shape \(8, 2\) for the levels \('class',\)"),
         ({"split": np.array(["tset"] * 8)}, "unknown split 'tset'; the splits are train, val, test, query, gallery"),
         ({"split": np.array([*SPLIT[:7], "Train"])}, "unknown split 'Train'"),
@@ -192,11 +195,11 @@ def test_load_reads_the_root() -> None:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ({"train": {"images": 5}}, "set: 4 images in the train split of /data, published 5"),
-        ({"train": {"images": 4, "class": 3}}, "set: 2 class in the train split of /data, published 3"),
-        ({"val": {"group": 0}}, "set: 1 group in the val split of /data, published 0"),
-        ({"gallery": {"images": 9}}, "set: 0 images in the gallery split of /data, published 9"),
-        ({"train": {"clas": 2}}, "set: 0 clas in the train split of /data, published 2"),
+        ({"train": {"images": 5}}, "set: 4 images in the train split, published 5, in /data"),
+        ({"train": {"images": 4, "class": 3}}, "set: 2 class in the train split, published 3, in /data"),
+        ({"val": {"group": 0}}, "set: 1 group in the val split, published 0, in /data"),
+        ({"gallery": {"images": 9}}, "set: 0 images in the gallery split, published 9, in /data"),
+        ({"train": {"clas": 2}}, "set: 0 clas in the train split, published 2, in /data"),
     ],
 )
 def test_load_holds_the_table_against_its_counts(
@@ -210,6 +213,77 @@ def test_load_holds_the_table_against_its_counts(
     assert caplog.messages == [message]
 
 
-def test_load_of_an_archive_in_the_package() -> None:
-    with pytest.raises(InputError, match="in the train split of its archive, published 5"):
-        load(read, None, name="set", counts={"train": {"images": 5}})
+def test_load_names_the_lists_that_were_read() -> None:
+    with pytest.raises(InputError, match=r"in the train split, published 5, in lists\.txt"):
+        load(lambda _: table(source="lists.txt"), None, name="set", counts={"train": {"images": 5}})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"paths": np.array([*"abcdefga"])},
+            "image a is there 2 times, in the no and train split",
+        ),
+        (
+            {"labels": np.array([[c + (c > 1), c // 3] for c in CLASSES])},
+            "no image has label 2 of level class, whose labels go to 5",
+        ),
+        (
+            {"labels": np.array([[min(c, 2), 0] for c in CLASSES])},
+            "1 class classes are in training and test both, such as label 2",
+        ),
+        (
+            {"labels": np.array([[c, row % 2] for row, c in enumerate(CLASSES)])},
+            "label 0 of level class is in two classes of level group, 0 and 1",
+        ),
+    ],
+)
+def test_load_holds_the_table_against_the_rules(
+    columns: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(root: str | None) -> ImageTable:
+        return table(**columns)
+
+    with pytest.raises(InputError, match=rf"set: {message}, in /data \(dataset\.verify=false"):
+        load(broken, "/data", name="set")
+    with caplog.at_level(logging.WARNING):
+        assert len(load(broken, "/data", name="set", verify=False)) == 8
+    assert [text.removeprefix("set: ").removesuffix(", in /data") for text in caplog.messages] == [message]
+
+
+def test_classes_may_be_shared_where_the_data_set_says_so() -> None:
+    shared = table(labels=np.array([[min(c, 2), 0] for c in CLASSES]))
+    assert len(load(lambda _: shared, "/data", name="set", disjoint=False)) == 8
+
+
+# benchmarks: lists that are judged at one level alone
+
+
+def benchmarks() -> ImageTable:
+    """The images of class 3 and 4 are judged at level 0 and at level 1 once each; a list knows its own labels alone."""
+    return table(
+        paths=np.array([*"abcdefgg"]),
+        labels=np.array([[c, c // 3] for c in CLASSES[:6]] + [[3, -1], [-1, 1]]),
+        split=np.array([*SPLIT[:6], "query", "query"]),
+        benchmark=np.array([-1] * 6 + [0, 1]),
+    )
+
+
+def test_a_benchmark_knows_the_labels_of_its_level_alone() -> None:
+    assert load(lambda _: benchmarks(), None, name="set").counts()["query"] == {"images": 2, "class": 1, "group": 1}
+    assert benchmarks().subset("query").benchmark.tolist() == [0, 1]
+    assert table().benchmark.tolist() == [-1] * 8
+    with pytest.raises(InputError, match=r"negative label \[-1, 1\] of g"):
+        table(labels=benchmarks().labels, benchmark=np.array([-1] * 7 + [0]), paths=benchmarks().paths)
+    with pytest.raises(InputError, match=r"benchmarks \[-1, 2\] for the levels"):
+        table(benchmark=np.array([-1] * 7 + [2]))
+
+
+def test_renumbered_labels_have_no_gap() -> None:
+    names = (("a", "b", "c", "d", "e"), ("g", "h"))
+    numbered = table(names=names).take(np.array([7, 2, 3])).renumbered()
+    assert numbered.labels.tolist() == [[1, 1], [0, 0], [0, 0]]
+    assert numbered.names == (("b", "e"), ("g", "h"))
+    assert numbered.paths.tolist() == ["7.png", "2.png", "3.png"]
+    assert table().renumbered().names == ()

@@ -45,6 +45,7 @@ def read(root: str | Path | None = None) -> ImageTable:
         labels=labels,
         split=_halves(labels),
         levels=LEVELS,
+        source=str(path),
         names=(tuple(names[str(code)] for code in codes[0][0]), *(tuple(map(str, c)) for c, _ in codes[1:])),
     )
     return hold_out_classes(table)
