@@ -41,11 +41,11 @@ def main(command: str) -> None:
         hydra_config = HydraConfig.get()
         folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
         # user errors end within the job: Hydra would announce its failure first
-        with _one_line_errors(debug), _environment("HYDRA_FULL_ERROR", asked):
+        with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", asked):
             return (jobs.train if command == "train" else jobs.evaluate)(config, folder, overrides)
 
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
-    with _one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
+    with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
         sys.argv[1:] = _with_stored_overrides(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
 
@@ -65,7 +65,8 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _one_line_errors(debug: bool) -> Iterator[None]:
+def one_line_errors(debug: bool = False) -> Iterator[None]:
+    """Ends with one line on stderr and exit code 2 at a user's error, unless ``debug``; a bug keeps its trace."""
     try:
         yield
     except Exception as error:
@@ -101,7 +102,7 @@ def explain(error: BaseException) -> str | None:
         return _explain_instantiation(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={name}: no such choice{_nearest(name, list(error.options or ()))}"
+        return f"{group}={name}: no such choice{nearest(name, list(error.options or ()))}"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _explain_key(error) or _first_lines(error)
     if isinstance(error, InputError):
@@ -118,7 +119,7 @@ def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:
     beside = {str(name) for name in parent if not str(name).startswith("_")}
     if not parent._get_full_key(None):
         beside |= {path.name for path in CONF.iterdir() if path.is_dir()}
-    return None if key in beside else f"{cause.full_key}: no such key{_nearest(key, beside)}"
+    return None if key in beside else f"{cause.full_key}: no such key{nearest(key, beside)}"
 
 
 def _explain_instantiation(error: InstantiationException) -> str | None:
@@ -138,6 +139,7 @@ def _first_lines(error: BaseException) -> str:
     return " ".join(lines)
 
 
-def _nearest(name: str, options: Collection[str]) -> str:
-    nearest = get_close_matches(name, sorted(options), n=4, cutoff=0.4) or sorted(options)
-    return f"; nearest: {', '.join(nearest[:12])}" if nearest else ""
+def nearest(name: str, options: Collection[str]) -> str:
+    """The end of a line about ``name``, which isn't one of the options: those that are most like it."""
+    found = get_close_matches(name, sorted(options), n=4, cutoff=0.4) or sorted(options)
+    return f"; nearest: {', '.join(found[:12])}" if found else ""

@@ -77,7 +77,7 @@ def check_unchanged(config: DictConfig, overrides: list[str], stored: Stored, pa
     """
     new = [override for override in overrides if override not in stored.overrides]
     asked = [key_of(override) for override in new]
-    now, then = _flat(as_stored(config)), _flat(stored.config)
+    now, then = flat(as_stored(config)), flat(stored.config)
     for key in sorted(now.keys() | then.keys()):
         chosen = not parts or key.split(".")[0] in parts
         if chosen and now.get(key) != then.get(key) and not any(_within(key, name) for name in asked):
@@ -91,11 +91,12 @@ def _within(key: str, name: str) -> bool:
     return key == name or key.startswith(f"{name}.") or name == "experiment"
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """{"loss": {"margin": 0.4}} -> {"loss.margin": 0.4}."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     return {
         path: value
         for key, inner in values.items()
-        for path, value in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+        for path, value in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
     }
