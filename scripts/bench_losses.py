@@ -1,8 +1,9 @@
-"""Prints how long a loss takes forward and backward, and the memory that this adds to the process.
+"""Prints how long a loss takes forward and backward, beside a yardstick, and the memory that this adds to the process.
 
 python scripts/bench_losses.py    # one minute on two cores
 
-Batches of B embeddings of 512 dimensions in classes of 4, 32 classes to a super-class (SOP's batches), float32.
+Batches of B embeddings of 512 dimensions in classes of 4, 32 classes to a super-class (SOP's batches), float32. A loss
+and its yardstick are measured in turns; the ratio is the median of those of the turns.
 """
 
 from collections.abc import Callable
@@ -12,9 +13,13 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from pytorch_metric_learning.losses import RankedListLoss as LibraryRankedListLoss  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from dml.losses.happier import SmoothHierarchicalAPLoss
+from dml.losses.nra import NonlinearRankApproximationLoss
+from dml.losses.rll import RankedListLoss
+from dml.losses.tuplet import TupletLoss
 
 SIZE, CLASS, SUPER_CLASS = 512, 4, 32
 
@@ -35,6 +40,50 @@ ROWS = [
     Row("smooth H-AP, smooth H-rank", lambda: SmoothHierarchicalAPLoss(smooth_h_rank=True), 256, 30, None, 400),
     Row("smooth H-AP", SmoothHierarchicalAPLoss, 1024, 3, None, 2048),
 ]
+
+
+class FinestLevel(nn.Module):
+    """A loss of one column of labels, in the place of one that takes several levels."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """(B, D), (B, L) -> scalar."""
+        value: Tensor = self.loss(embeddings, labels[:, 0])
+        return value
+
+
+class LogSumExp(nn.Module):
+    """The least that a loss of all pairs does: their similarities, reduced."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002
+        """(B, D) -> scalar."""
+        return (embeddings @ embeddings.T).logsumexp(dim=1).mean()
+
+
+class Pair(NamedTuple):
+    """A loss beside a yardstick, and what its issue allows the ratio to be."""
+
+    name: str
+    loss: Callable[[], nn.Module]
+    beside: str
+    yardstick: Callable[[], nn.Module]
+    limit: float
+
+
+def library_rll() -> nn.Module:
+    """pytorch-metric-learning's RLL with ours' parameters: boundary margin alpha = 1.2, Tn = 10."""
+    return FinestLevel(LibraryRankedListLoss(margin=0.4, Tn=10, imbalance=0.5, alpha=1.2, Tp=0))
+
+
+PAIRS = [
+    Pair("RLL", RankedListLoss, "pytorch-metric-learning's", library_rll, 1.0),
+    Pair("NRA", NonlinearRankApproximationLoss, "logsumexp(E E^T)", LogSumExp, 2.0),
+    Pair("tuplet", TupletLoss, "logsumexp(E E^T)", LogSumExp, 2.0),
+]
+TURNS = 60
 
 
 def step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
@@ -59,19 +108,42 @@ def peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
     return memory("VmHWM") - before
 
 
-def main() -> None:
-    """Prints the table."""
-    print(f"{torch.get_num_threads()} threads")
+def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Embeddings (B, D) and labels (B, 2)."""
+    fine = torch.arange(size) // CLASS
+    return torch.randn(size, SIZE, generator=generator), torch.stack([fine, fine // SUPER_CLASS], dim=1)
+
+
+def print_alone(generator: torch.Generator) -> None:
+    """The table of losses alone, with their memory."""
     print(f"{'loss':<28}{'batch':>6}{'ms':>9}{'limit':>7}{'MB':>7}{'limit':>7}")
-    generator = torch.Generator().manual_seed(0)
     for row in ROWS:
-        fine = torch.arange(row.batch) // CLASS
-        labels = torch.stack([fine, fine // SUPER_CLASS], dim=1)
-        embeddings, loss = torch.randn(row.batch, SIZE, generator=generator), row.build()
+        embeddings, labels = batch(row.batch, generator)
+        loss = row.build()
         added = peak(loss, embeddings, labels)
         taken = median(step(loss, embeddings, labels) for _ in range(row.repeats))
         limit = "" if row.milliseconds is None else f"{row.milliseconds:.0f}"
         print(f"{row.name:<28}{row.batch:>6}{taken:>9.1f}{limit:>7}{added:>7.0f}{row.megabytes:>7.0f}")
+
+
+def print_beside(generator: torch.Generator) -> None:
+    """The table of losses beside their yardsticks."""
+    print(f"\n{'loss':<8}{'ms':>7}  {'beside':<26}{'ms':>7}{'ratio':>8}{'limit':>7}")
+    embeddings, labels = batch(256, generator)
+    for pair in PAIRS:
+        both = pair.loss(), pair.yardstick()
+        turns = [tuple(step(loss, embeddings, labels) for loss in both) for _ in range(TURNS)]
+        own, other = (median(times) for times in zip(*turns, strict=True))
+        ratio = median(first / second for first, second in turns)
+        print(f"{pair.name:<8}{own:>7.2f}  {pair.beside:<26}{other:>7.2f}{ratio:>8.2f}{pair.limit:>7.1f}")
+
+
+def main() -> None:
+    """Prints both tables."""
+    print(f"{torch.get_num_threads()} threads")
+    generator = torch.Generator().manual_seed(0)
+    print_alone(generator)
+    print_beside(generator)
 
 
 if __name__ == "__main__":

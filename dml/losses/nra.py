@@ -1,7 +1,6 @@
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
@@ -47,19 +46,17 @@ class NonlinearRankApproximationLoss(nn.Module):
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
-        positives, negatives = pair_masks(finest(labels))
-        positive_rank, negative_rank = _decisive_ranks(_standardised(embeddings), positives, negatives)
-        positive_similarity = 1.0 - self._transfer(positive_rank)
-        negative_similarity = 1.0 - self._transfer(negative_rank)
-        terms = (positive_similarity + self.epsilon).log() + (1.0 - negative_similarity + self.epsilon).log()
-        return -(terms * (positives.any(dim=1) & negatives.any(dim=1))).mean()
+        ranks, ranked = _decisive_ranks(_standardised(embeddings), *pair_masks(finest(labels)))
+        positive_weight, negative_weight = self._transfer(ranks)
+        terms = torch.stack([1.0 - positive_weight, negative_weight]).add(self.epsilon).log().sum(dim=0)
+        return -(terms * ranked).mean()
 
     def _transfer(self, ranks: Tensor) -> Tensor:
         """w of Eq. 10 at ranks in [0, 1]; both of its halves have the same tail, measured from the nearer end."""
         low = ranks < 0.5
-        from_end = torch.where(low, ranks, 1.0 - ranks)
+        from_end = torch.minimum(ranks, 1.0 - ranks)
         inside = from_end != 0  # at the end itself the slope is 0, or for alpha < 1 infinite
-        tail = 0.5 * (2.0 * torch.where(inside, from_end, 0.5)) ** self.alpha * inside
+        tail = 0.5 * (2.0 * from_end.masked_fill(~inside, 0.5)) ** self.alpha * inside
         return torch.where(low, tail, 1.0 - tail)
 
 
@@ -71,38 +68,47 @@ def _standardised(embeddings: Tensor) -> Tensor:
 
 
 def _decisive_ranks(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranks (B,) of the farthest positive and of the nearest negative among all others; any number without both."""
-    farthest_positive, nearest_negative, nearest_positive, farthest_negative = _extremes(rows, positives, negatives)
-    extremes = torch.stack([farthest_positive, nearest_negative, nearest_positive, farthest_negative])
+    """Ranks (2, B) of the farthest positive and of the nearest negative among all others, and who has both (B,)."""
+    chosen, ranked = _extremes(rows, positives, negatives)
+    extremes: Tensor = _ChosenDistances.apply(rows, chosen)
     smallest, largest = extremes.amin(dim=0), extremes.amax(dim=0)
     spread = largest - smallest
     # equal distances differ by their rounding, and rounding has no order
     alike = spread <= 16 * torch.finfo(spread.dtype).eps * largest
-    spread = torch.where(alike, 1.0, spread)
-
-    def rank(distances: Tensor) -> Tensor:
-        return torch.where(alike, 0.0, (distances - smallest) / spread)
-
-    return rank(farthest_positive), rank(nearest_negative)
+    return ((extremes[:2] - smallest) / spread.masked_fill(alike, 1.0)).masked_fill(alike, 0.0), ranked
 
 
-def _extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-    """Distances (B,) to the farthest positive, the nearest negative, the nearest positive, the farthest negative.
+@torch.no_grad()
+def _extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's farthest positive, nearest negative, nearest positive and farthest negative (4, B); who has both (B,).
 
     One matrix product finds them; only those four of a row are then measured, from the difference itself, which
     is exact for near duplicates and spares the gradient of the product.
     """
-    with torch.no_grad():
-        squares = rows.square().sum(dim=1)
-        squared = squares[:, None] + squares - 2.0 * rows @ rows.T
-        chosen = torch.stack(
-            [
-                squared.masked_fill(~positives, -torch.inf).argmax(dim=1),
-                squared.masked_fill(~negatives, torch.inf).argmin(dim=1),
-                squared.masked_fill(~positives, torch.inf).argmin(dim=1),
-                squared.masked_fill(~negatives, -torch.inf).argmax(dim=1),
-            ]
-        )
-    # an embedding lookup, as the gradient of indexing is slower
-    distances: Tensor = torch.linalg.vector_norm(F.embedding(chosen, rows) - rows, dim=2)
-    return distances.unbind()
+    squares = rows.square().sum(dim=1)
+    squared = squares[:, None] + squares - 2.0 * rows @ rows.T
+    # at least 1 and rising with the distance, and the reverse; multiplied, as filling by a mask is slower
+    far = squared - squared.min() + 1.0
+    near = far.max() - far + 1.0
+    positive, negative = positives.to(rows.dtype), negatives.to(rows.dtype)
+    found = [weights.max(dim=1) for weights in (far * positive, near * negative, near * positive, far * negative)]
+    return torch.stack([indices for _, indices in found]), (found[0].values > 0) & (found[1].values > 0)
+
+
+class _ChosenDistances(torch.autograd.Function):
+    """Distances (K, B) of rows (B, D) to the rows chosen (K, B); autograd alone would make six more (K, B, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, chosen: Tensor) -> Tensor:
+        differences = rows.index_select(0, chosen.flatten()).view(*chosen.shape, -1).sub_(rows)
+        distances: Tensor = torch.linalg.vector_norm(differences, dim=2)
+        ctx.save_for_backward(differences, distances, chosen)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        differences, distances, chosen = ctx.saved_tensors
+        slopes = torch.where(distances == 0, 0.0, gradient / distances)
+        pulls = differences * slopes[:, :, None]
+        total = pulls.sum(dim=0).neg_()
+        return total.index_add_(0, chosen.flatten(), pulls.flatten(0, 1)), None

@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.utils import instantiate
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Trainer
 from torch import nn
 
 from dml.data.table import ImageTable, hold_out_classes, load
 from dml.evaluation import evaluate
+from dml.losses.csl import CSLLoss
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.training.data import DataModule, LoaderSettings
@@ -51,19 +54,24 @@ def model(config: DictConfig) -> EmbeddingModel:
     return built
 
 
-def losses(config: DictConfig, embed_dims: Mapping[str, int], num_classes: Sequence[int]) -> dict[str, nn.Module]:
+def losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
     """For each head its own loss; ``num_classes: ???`` and ``embedding_dim: ???`` in its YAML are filled in.
 
     Args:
         config: the configuration.
         embed_dims: the heads and their sizes.
-        num_classes: of each level, finest first; below an `AtLevel` its level's number counts.
+        labels: (N, L), of the training images; below an `AtLevel` its level's number of classes counts. Losses that
+            use the hierarchy of the classes learn it from them.
     """
+    num_classes = (labels.max(axis=0) + 1).tolist()
     built = {}
     for head, size in embed_dims.items():
         own = config.loss.copy()
         _fill_in(own, num_classes, size)
         built[head] = instantiate(own)
+        for part in built[head].modules():
+            if isinstance(part, CSLLoss):
+                part.learn(torch.from_numpy(labels))
     return built
 
 
@@ -79,8 +87,7 @@ def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, l
 
 def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingModel) -> MetricLearner:
     """The model with its losses, optimizer and schedule."""
-    num_classes = (images.train_table.labels.max(axis=0) + 1).tolist()
-    head_losses = losses(config, embedding_model.embed_dims, num_classes)
+    head_losses = losses(config, embedding_model.embed_dims, images.train_table.labels)
     _check_pairs(images, head_losses)
     return MetricLearner(
         embedding_model,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dml.ops.reductions import masked_softmax
+from dml.ops.reductions import masked_logsumexp, masked_softmax
 
 lenient = settings(deadline=None)  # the cores are shared
 
@@ -57,3 +57,39 @@ def test_what_is_left_out_has_no_influence(left_out: float) -> None:
     weights, gradient = softmax_and_gradient(torch.tensor([[0.0, left_out, 0.0]]), mask)
     assert weights.tolist() == [[0.5, 0, 0.5]]
     assert gradient.tolist() == [[-0.5, 0, 0.5]]
+
+
+# logsumexp
+
+
+@lenient
+@given(rows)
+def test_logsumexp_equals_a_loop_and_its_gradient_is_the_softmax(entries: list[tuple[float, bool]]) -> None:
+    logits = torch.tensor([[logit for logit, _ in entries]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[kept for _, kept in entries]])
+    value = masked_logsumexp(logits, mask)
+    value.sum().backward()
+    total = sum(math.exp(logit) for logit, kept in entries if kept)
+    assert value.item() == pytest.approx(math.log(total) if total else -math.inf, abs=1e-12)
+    assert logits.grad is not None
+    expected = loop(entries) if total else [0.0] * len(entries)
+    torch.testing.assert_close(logits.grad, torch.tensor([expected], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logsumexp_of_huge_and_vanishing_terms(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1e6, 1e6, -1e6], [0.0, -70.0, -1000.0]], dtype=dtype, requires_grad=True)
+    value = masked_logsumexp(logits, torch.ones(2, 3, dtype=torch.bool))
+    value.sum().backward()
+    assert logits.grad is not None
+    assert value.tolist() == pytest.approx([1e6 + math.log(2), 0.0])
+    assert logits.grad[0].tolist() == [0.5, 0.5, 0.0]
+    # what is dropped is far below the precision of the sum
+    assert logits.grad[1].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-28)
+
+
+def test_gradcheck_of_logsumexp() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(4, 6, generator=generator) < 0.6
+    assert torch.autograd.gradcheck(lambda x: masked_logsumexp(x, mask), logits)

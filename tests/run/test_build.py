@@ -1,6 +1,7 @@
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -8,6 +9,8 @@ from omegaconf import DictConfig
 from dml.ops.errors import InputError
 from dml.run import build
 from dml.run.cli import CONF
+
+LABELS = np.array([[0, 1], [1, 0], [2, 1], [1, 0]])
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -44,9 +47,15 @@ def test_without_validation_there_is_none() -> None:
 
 
 def test_each_head_has_a_loss_of_its_own() -> None:
-    built = build.losses(composed(), {"L": 4, "H": 8}, num_classes=[5])
+    built = build.losses(composed(), {"L": 4, "H": 8}, LABELS)
     assert built.keys() == {"L", "H"}
     assert built["L"] is not built["H"]
+
+
+def test_a_loss_knows_the_number_of_classes_and_their_hierarchy() -> None:
+    assert build.losses(composed("loss=cluster"), {"H": 8}, LABELS)["H"].proxies.shape == (3, 8)
+    csl: Any = build.losses(composed("loss=csl"), {"H": 8}, LABELS)["H"]
+    assert csl.hierarchy.tolist() == [[0, 1], [1, 0], [2, 1]]
 
 
 def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
