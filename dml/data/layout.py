@@ -29,9 +29,10 @@ class Layout:
         """
         if root is None:
             raise InputError(f"dataset.root: give the folder of {self}")
-        if not Path(root).is_dir():
+        folder = Path(root).expanduser()  # a shell leaves dataset.root=~/data as it is
+        if not folder.is_dir():
             raise InputError(f"dataset.root={root}: no such folder; give that of {self}")
-        return Path(root)
+        return folder
 
     def find(self, root: Path, *candidates: str) -> Path:
         """The first of the files or folders that is there.
@@ -48,38 +49,55 @@ class Layout:
         return f"{self.name}, which holds {self.tree} ({self.page})"
 
 
-def rows_of(path: Path, columns: int, *, skip: int = 0, separator: str | None = None) -> Iterator[list[str]]:
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, with or without a byte order mark, whatever system ended them.
+
+    Raises:
+        InputError: if the file isn't text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+
+
+def rows_of(
+    path: Path, columns: int, *, skip: int = 0, header: str = "", separator: str | None = None
+) -> Iterator[list[str]]:
     """The lines of a list as ``columns`` strings each; empty lines are passed over.
 
     Args:
-        path: the text file, UTF-8.
+        path: the text file, as `lines_of` reads it.
         columns: how many a line has; what stands beyond the last separator belongs to the last.
         skip: lines at its head.
+        header: what the last of these says, blanks aside; empty: it isn't looked at.
         separator: None is any run of blanks.
 
     Raises:
-        InputError: if a line has fewer columns, or the file isn't text.
+        InputError: if a line has fewer columns, the header is another, or the file isn't text.
     """
-    with path.open(encoding="utf-8") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                if number <= skip or not line.strip():
-                    continue
-                cells = line.strip().split(separator, columns - 1)
-                if len(cells) < columns:
-                    raise InputError(f"{path}, line {number}: {line.strip()!r}, expected {columns} columns")
-                yield cells
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+    lines = lines_of(path)
+    if header and (found := " ".join("".join(lines[skip - 1 : skip]).split())) != header:
+        raise InputError(f"{path}, line {skip}: {found!r}, expected the header {header!r}")
+    for number, line in enumerate(lines[skip:], skip + 1):
+        if not line.strip():
+            continue
+        cells = line.strip().split(separator, columns - 1)
+        if len(cells) < columns:
+            raise InputError(f"{path}, line {number}: {line.strip()!r}, expected {columns} columns")
+        yield cells
 
 
 def whole_number(cell: str, path: Path, what: str) -> int:
-    """A cell as an integer.
+    """A cell as an integer that 32 bits hold.
 
     Raises:
         InputError: if it is none.
     """
     try:
-        return int(cell)
+        number = int(cell)
     except ValueError as error:
         raise InputError(f"{path}: {what} {cell!r}, expected a whole number") from error
+    if abs(number) >= 2**31:
+        raise InputError(f"{path}: {what} {cell!r} is too large to be one")
+    return number

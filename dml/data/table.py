@@ -219,11 +219,14 @@ def _shared_classes(table: ImageTable) -> Iterator[str]:
 
 def _two_parents(table: ImageTable) -> Iterator[str]:
     for i in range(len(table.levels) - 1):
-        pairs = np.unique(table.labels[:, i : i + 2], axis=0)
-        pairs = pairs[(pairs != UNKNOWN).all(axis=1)]
-        if (again := pairs[1:, 0] == pairs[:-1, 0]).any():
-            fine, coarse = pairs[int(np.argmax(again))], pairs[int(np.argmax(again)) + 1]
+        pairs = table.labels[:, i : i + 2]
+        fine, coarse = pairs[(pairs != UNKNOWN).all(axis=1)].T
+        parent = np.full(fine.max(initial=-1) + 1, UNKNOWN)
+        parent[fine] = coarse
+        if (other := parent[fine] != coarse).any():
+            row = int(np.argmax(other))
+            first, second = sorted((int(coarse[row]), int(parent[fine[row]])))
             yield (
-                f"label {fine[0]} of level {table.levels[i]} is in two classes of level {table.levels[i + 1]}, "
-                f"{fine[1]} and {coarse[1]}"
+                f"label {fine[row]} of level {table.levels[i]} is in two classes of level {table.levels[i + 1]}, "
+                f"{first} and {second}"
             )

@@ -1,0 +1,92 @@
+"""Prints how long the largest data set's table takes to read and to check, and the memory that it adds.
+
+python scripts/bench_tables.py    # half a minute on two cores
+
+The lists and ``train2018.json`` of iNaturalist-2018 in their true size (461,939 images, 8,142 species), made up, in a
+temporary folder; no images. Each row is a process of its own: MB are above what it had before reading, at most and
+at the end.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from dml.data.readers.inat2018 import RANKS, read
+from dml.data.table import load
+
+IMAGES = {"train": 325846, "test": 136093}
+SPECIES = {"train": 5690, "test": 2452}
+TAXA = {"kingdom": 6, "phylum": 25, "class": 57, "order": 272, "family": 1118, "genus": 4401}
+SUPER_CATEGORIES = 14
+LIMITS = "limits: 10 s, 400 MB"
+
+
+def write(root: Path) -> None:
+    """The lists and the json file; a species' taxa are nested, its super-category any."""
+    total = sum(SPECIES.values())
+    order = np.random.default_rng(0).permutation(total)
+    (root / "Inat_dataset_splits").mkdir()
+    records = []
+    for split, species in (("train", order[: SPECIES["train"]]), ("test", order[SPECIES["train"] :])):
+        paths = [
+            f"train_val2018/{'Actinopterygii'[: 5 + number % SUPER_CATEGORIES]}/{number}/{i:032x}.jpg"
+            for i, number in enumerate(np.resize(species, IMAGES[split]).tolist())
+        ]
+        (root / "Inat_dataset_splits" / f"Inaturalist_{split}_set1.txt").write_text("\n".join(paths) + "\n")
+        records += [
+            {"id": i, "width": 800, "height": 600, "file_name": path, "license": 3, "rights_holder": "Anyone At All"}
+            for i, path in enumerate(paths)
+        ]
+    categories = [
+        {"id": i, "name": f"Genus species {i}"}
+        | {rank: f"{rank.title()} {i * number // total}" for rank, number in TAXA.items()}
+        for i in range(total)
+    ]
+    annotations = [{"id": i, "image_id": i, "category_id": i % total} for i in range(len(records))]
+    contents = {"images": records, "annotations": annotations, "categories": categories}
+    (root / "train2018.json").write_text(json.dumps(contents))
+
+
+def memory(name: str) -> float:
+    """Megabytes of the process: "VmRSS" now, "VmHWM" at most since the last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+
+
+def measure(root: Path, variant: str, checks: bool) -> None:
+    """Prints the row of one reading."""
+    reader = partial(read, variant=variant)
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before, started = memory("VmRSS"), perf_counter()
+    table = load(reader, str(root), name="inat") if checks else reader(root)
+    seconds = perf_counter() - started
+    most, left = memory("VmHWM") - before, memory("VmRSS") - before
+    print(
+        f"{variant + (', with the checks of load' if checks else ', read alone'):<32}{len(table):>8}{seconds:>7.1f}"
+        f"{most:>9.0f}{left:>8.0f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Prints the table; with arguments, one row."""
+    if len(sys.argv) > 1:
+        measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "checks")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        print(f"{LIMITS}; {RANKS[0]} to {RANKS[-1]}")
+        print(f"{'iNaturalist-2018':<32}{'images':>8}{'s':>7}{'MB most':>9}{'MB left':>8}")
+        for variant in ("base", "full"):
+            for checks in ("alone", "checks"):
+                subprocess.run([sys.executable, __file__, folder, variant, checks], check=True)  # noqa: S603
+
+
+if __name__ == "__main__":
+    main()

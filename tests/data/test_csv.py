@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trees.csv import TREE
+from trees.tree import write_lines
+
+from dml.data.images import read_image
+from dml.data.readers.csv import read
+from dml.ops.errors import InputError
+
+
+def written(folder: Path, *lines: str) -> Path:
+    write_lines(folder / "mine.csv", lines)
+    return folder / "mine.csv"
+
+
+def test_levels_and_splits(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    table = read(tmp_path / "mine.csv")
+    assert table.levels == ("level0", "level1")
+    assert table.names == (("lynx", "owl", "puma", "robin", "wren"), ("birds", "cats"))
+    assert table.labels.tolist() == [[3, 0], [3, 0], [4, 0], [0, 1], [1, 0], [1, 0], [1, 0], [2, 1], [2, 1]]
+    assert table.split.tolist() == ["train"] * 4 + ["query", "gallery", "gallery", "query", "gallery"]
+    assert table.paths[3] == f"{tmp_path}/images/4, left.jpg"
+    assert all(read_image(path).shape == (3, 8, 12) for path in table.paths.tolist())
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators(separator: str, tmp_path: Path) -> None:
+    lines = [separator.join(cells) for cells in (["label", " path"], ["ä;b,c\td".replace(separator, "-"), "1.jpg"])]
+    table = read(written(tmp_path, *lines, separator.join(['"a ""b"""', "2.jpg"])))
+    assert table.paths.tolist() == [f"{tmp_path}/1.jpg", f"{tmp_path}/2.jpg"]
+    assert set(table.names[0]) == {"ä;b,c\td".replace(separator, "-"), 'a "b"'}
+
+
+def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label", "/elsewhere/1.jpg,a", "../2.jpg,b", "some.zip/3.jpg,c")
+    assert read(file).paths.tolist() == ["/elsewhere/1.jpg", f"{tmp_path.parent}/2.jpg", f"{tmp_path}/some.zip/3.jpg"]
+
+
+def test_labels_are_the_sorted_names_whatever_the_order_of_lines(tmp_path: Path) -> None:
+    """Strings all of them: 10 comes before 9."""
+    lines = [f"{i}.jpg,{label}" for i, label in enumerate(["9", "10", "b", "9", "a"])]
+    table, turned = (read(written(tmp_path, "path,label", *of)) for of in (lines, lines[::-1]))
+    assert table.names == turned.names == (("10", "9", "a", "b"),)
+    assert table.labels[:, 0].tolist() == turned.labels[::-1, 0].tolist() == [1, 0, 3, 1, 2]
+    assert table.split.tolist() == turned.split[::-1].tolist()
+
+
+def test_classes_are_drawn_where_there_is_no_split(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label", *(f"{i}.jpg,{i % 10}" for i in range(30)))
+    table = read(file, test_fraction=0.3, val_fraction=0.3, seed=2)
+    assert {split: count["label"] for split, count in table.counts().items()} == {"train": 5, "val": 2, "test": 3}
+    assert np.array_equal(table.split, read(file, test_fraction=0.3, val_fraction=0.3, seed=2).split)
+    assert not np.array_equal(table.split, read(file, test_fraction=0.3, val_fraction=0.3, seed=3).split)
+
+
+def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path, "path,label", "", "1.jpg,a", ",", "2.jpg,b", ""))) == 2
+
+
+def test_other_columns_are_passed_over(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path, "path,weight,label,labels,Id", "1.jpg,,a,,", "2.jpg,3,b,x,y"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["file,label"], r"line 1: no column 'path' among 'file', 'label'; give a \.csv file of your own"),
+        (["path,class"], "line 1: no column 'label' among 'path', 'class'"),
+        (["path"], "line 1: no column 'label' among 'path'"),
+        ([], "line 1: no column 'path' among"),
+        (["path,level0,level2"], "line 1: no column 'level1'"),
+        (["path,level1"], "line 1: no column 'level0'"),
+        (["path,lable"], "line 1: unknown column 'lable', is it 'label'?"),
+        (["Path,label"], "line 1: unknown column 'Path', is it 'path'?"),
+        (["path,label,spilt"], "line 1: unknown column 'spilt', is it 'split'?"),
+        (["path,label,Split"], "line 1: unknown column 'Split', is it 'split'?"),
+        (["path,label,level0"], "line 1: the columns label and level0; one of the two names the finest level"),
+        (["path,label,path"], "line 1: the column path is there twice"),
+        (["path,label"], "no line below the header"),
+        (["path,label", "1.jpg,a", "2.jpg"], "line 3: 1 cells, the header has 2"),
+        (["path,label", "1.jpg,a,b"], "line 2: 3 cells, the header has 2"),
+        (["path,label", "", "1.jpg, "], "line 3: an empty cell in the column label"),
+        (["path,label", ",a"], "line 2: an empty cell in the column path"),
+        (["path,label,split", "1.jpg,a,tset"], "line 2: unknown split 'tset'; the splits are train, val, test, query"),
+        (["path,label,split", "1.jpg,a,train", "2.jpg,b,"], "line 3: an empty cell in the column split"),
+        (["path,label", "1.jpg,a", "2.jpg,b", "x/../1.jpg,b"], r"line 4: x/\.\./1\.jpg stands in line 2 already"),
+        (["path,label", '"1.jpg"x,a'], "line 2: ',' expected after '\"'"),
+        (["path,label", "1.jpg,a"], "1 training class, two are needed to draw test_fraction"),
+        (["path,label,split", "1.jpg,a,train"], "has the splits train; train and test are needed"),
+    ],
+)
+def test_other_files(lines: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"mine\.csv(, |: ){message}"):
+        read(written(tmp_path, *lines))
+
+
+def test_other_roots(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"dataset\.root: give the path of a \.csv file of your own, which holds the"):
+        read(None)
+    with pytest.raises(InputError, match=r"dataset\.root=.*/none\.csv: no such file; give the path"):
+        read(tmp_path / "none.csv")
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"a\.csv: not a text file"):
+        read(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("path,label\n")
+    with pytest.raises(InputError, match=r"2 \.csv files in it; give the path of a \.csv file of your own"):
+        read(tmp_path)

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+from trees.cub200 import IMAGES, NAMES, TREE
+from trees.tree import edit, write_images, write_lines
+
+from dml.data.readers.cub200 import read
+from dml.ops.errors import InputError
+
+
+def test_the_first_hundred_classes_are_for_training(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    table = read(tmp_path)
+    assert table.paths.tolist() == [f"{tmp_path}/images/{path}" for _, path in IMAGES]
+    assert table.labels.tolist() == [[number - 1] for number, _ in IMAGES]
+    assert table.split.tolist() == ["train" if number <= 100 else "test" for number, _ in IMAGES]
+    assert table.names == (tuple(NAMES),)
+
+
+def test_the_order_of_the_labels_list_does_not_matter(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    path = tmp_path / "image_class_labels.txt"
+    write_lines(path, reversed(path.read_text().splitlines()))
+    assert read(tmp_path).labels[:, 0].tolist() == [number - 1 for number, _ in IMAGES]
+
+
+def test_cub200_of_2010_is_refused(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", ["001.Black_footed_Albatross/Black_footed_Albatross_0001_2950163169.jpg"])
+    for name in ("files.txt", "classes.txt", "splits/train.txt"):
+        write_lines(tmp_path / "lists" / name, [])
+    with pytest.raises(InputError, match=r"dataset\.root=.*: CUB-200 of 2010 .*6,033 images.*give CUB-200-2011, which"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "new", "message"),
+    [
+        ("images.txt", "^7 ", "6 ", r"images\.txt: id 6 is there twice, for 004\.Bird_4/.*\.jpg and 005\.Bird_5/"),
+        (
+            "images.txt",
+            "^7 ",
+            "900 ",
+            r"300 images, 300 in image_class_labels\.txt; image 7 is in one of the two alone",
+        ),
+        ("images.txt", "^7 ", "7. ", r"images\.txt: id '7\.', expected a whole number"),
+        ("classes.txt", "^5 .*\n", "", r"image 7 is 005\.Bird_5/.*, its class in .* is 5, None in classes\.txt"),
+        ("image_class_labels.txt", "^7 5$", "7 0", r"image 7 is 005.*, its class in .* is 0, None in classes\.txt"),
+    ],
+)
+def test_lists_that_disagree(name: str, pattern: str, new: str, message: str, tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    edit(name, pattern, new)(tmp_path)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path)
