@@ -1,20 +1,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError
-
-Ints = NDArray[np.int64]
+from dml.samplers.base import EpochSampler, Ints, check_whole, finest
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
 SMALLEST_PIECE = 2**12  # images drawn at once, so that many share the cost of a draw, about a millisecond
 
 
-class ClassBalancedSampler:
+class ClassBalancedSampler(EpochSampler):
     """Batches of C classes x K images: lists of C·K row indices, the images of a class adjacent.
 
     labels (N,) int, or (N, L), of which column 0, the finest level, counts.
@@ -58,53 +55,43 @@ class ClassBalancedSampler:
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        _check_whole("classes_per_batch", classes_per_batch, least=1)
-        _check_whole("images_per_class", images_per_class, least=1)
-        _check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        _check_whole("seed", seed, least=0)
-        if short_classes not in SHORT_CLASSES:
-            raise InputError(f"sampler.short_classes={short_classes}: must be one of {', '.join(SHORT_CLASSES)}")
+        check_whole("classes_per_batch", classes_per_batch, least=1)
+        check_whole("images_per_class", images_per_class, least=1)
+        check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
+        check_whole("seed", seed, least=0)
 
-        _, class_of_row, sizes = np.unique(_finest(labels), return_inverse=True, return_counts=True)
-        drawn = sizes >= (images_per_class if short_classes == "drop" else 1)
+        _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
+        # How many images a class gives each time it is drawn.
+        gives = images_given(sizes, images_per_class, short_classes)
+        drawn = gives > 0
         # The rows of class c are rows[starts[c] : starts[c] + sizes[c]].
         self._rows = np.argsort(class_of_row, kind="stable")
         self._starts = (sizes.cumsum() - sizes)[drawn]
         self._sizes = sizes[drawn]
-        # How many images a class gives each time it is drawn.
-        self._gives = np.full(len(self._sizes), images_per_class)
-        if short_classes == "fill":
-            self._gives = np.minimum(self._sizes, images_per_class)
+        self._gives = gives[drawn]
         _check_enough(sizes, self._gives, classes_per_batch, images_per_class)
 
         self.images_per_class = images_per_class
         self._batch_size = classes_per_batch * images_per_class
         self._classes = _Queue(self._gives, self._batch_size, (seed, 0))
         self._batches_per_pass = -(-int(self._sizes.sum()) // self._batch_size)
-        self._batches_per_epoch = batches_per_epoch or self._batches_per_pass
         self._seed = seed
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return self._batches_per_epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that `iter()` gives; before the first call it is 0."""
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}: must be 0 or more")
-        self._epoch = epoch
+        super().__init__(batches_per_epoch or self._batches_per_pass)
 
     def __iter__(self) -> Iterator[list[int]]:
         first = self._epoch * len(self)
-        last = first + len(self)
-        # In pieces, so that memory is bounded however long the epoch is.
+        for batch in self.stretch(first, first + len(self)):
+            yield batch.tolist()
+
+    def stretch(self, first: int, last: int) -> Iterator[Ints]:
+        """Batches first..last-1 of the endless sequence, whatever the epoch: C·K row indices each"""
+        # In pieces, so that memory is bounded however long the stretch is.
         piece = max(self._batches_per_pass, SMALLEST_PIECE // self._batch_size)
         for start in range(first, last, piece):
-            for batch in self._batches(start, min(start + piece, last)):
-                yield batch.tolist()
+            yield from self._batches(start, min(start + piece, last))
 
     def _batches(self, first: int, last: int) -> Ints:
-        """Batches first..last-1 of the endless sequence: (last - first, C·K) row indices"""
+        """(last - first, C·K) row indices"""
         begin, end = first * self._batch_size, last * self._batch_size
         length = self._classes.length
         first_round, last_round = begin // length, -(-end // length)
@@ -202,19 +189,16 @@ def _visits(size: int, gives: int, classes: int, seed: int, first: int, last: in
     return np.concatenate([np.broadcast_to(copies, (*visits.shape[:2], len(copies))), visits], axis=2)
 
 
-def _finest(labels: ArrayLike) -> NDArray[Any]:
-    """(N,) or (N, L) -> (N,)"""
-    array = np.asarray(labels)
-    if array.size == 0:
-        raise InputError("sampler: no labels, the training split is empty")
-    if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
-        raise InputError(f"sampler: labels of shape {array.shape}, {array.dtype}: must be (N,) or (N, L) integers")
-    return array if array.ndim == 1 else array[:, 0]
+def images_given(sizes: Ints, images_per_class: int, short_classes: str) -> Ints:
+    """How many images classes of these sizes give each time they are drawn; those never drawn give 0
 
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, Integral) or int(value) < least:
-        raise InputError(f"sampler.{name}={value}: must be a whole number, {least} or more")
+    Raises InputError if `short_classes` is none of the ways.
+    """
+    if short_classes not in SHORT_CLASSES:
+        raise InputError(f"sampler.short_classes={short_classes}: must be one of {', '.join(SHORT_CLASSES)}")
+    if short_classes == "fill":
+        return np.minimum(sizes, images_per_class)
+    return np.where((sizes < images_per_class) & (short_classes == "drop"), 0, images_per_class)
 
 
 def _check_enough(sizes: Ints, gives: Ints, classes_per_batch: int, images_per_class: int) -> None:

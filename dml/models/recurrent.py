@@ -1,0 +1,77 @@
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dml.ops.errors import InputError
+
+Order = Literal["nearest_first", "farthest_first", "random"]
+State = Literal["both_ends", "last_step"]
+
+
+class RecurrentEmbedding(nn.Module):
+    r"""An embedding read off its neighbourhood by a bidirectional LSTM (thesis on local neighborhood sampling, ch. 4).
+
+    f(x) is the centre's embedding by the current network, x^1, ..., x^K its nearest neighbours' embeddings, which
+    come from the stored table in training and inference alike. Two LSTM layers, `hidden_size` units in each
+    direction, read the sequence of Eq. 4.2, and Eq. 4.3 makes of their context h and the centre::
+
+        [f(x), x^1, ..., x^K]            the centre first, then its neighbours
+        g = W [h; f(x)] + b
+
+    Which state h is. Section 4.2 asks for "the final hidden layer" of the encoder, which summarises the sequence, as
+    encoders and decoders commonly use it: "both_ends" takes each direction after its own last step, so that both
+    have read all. Eq. 4.3 writes h_{K+1}^(2), of the second layer at the sequence's last place: "last_step" takes
+    both directions there, of which the backward one has then read the last element alone.
+
+    Args:
+        input_dim: D of the centre and its neighbours.
+        output_dim: of g.
+        hidden_size: units of a direction; the thesis has 256 + 256.
+        dropout: between the two layers, in training.
+        order: of the neighbours; the centre is first in any case. "random" is the ablation without ordering
+            (Table 4.2).
+        state: "both_ends" or "last_step".
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        hidden_size: int = 256,
+        dropout: float = 0.5,
+        order: Order = "nearest_first",
+        state: State = "both_ends",
+    ) -> None:
+        super().__init__()
+        if order not in get_args(Order):
+            raise InputError(f"order={order}: one of {', '.join(get_args(Order))}")
+        if state not in get_args(State):
+            raise InputError(f"state={state}: one of {', '.join(get_args(State))}")
+        self.order = order
+        self.state = state
+        self.lstm = nn.LSTM(input_dim, hidden_size, num_layers=2, batch_first=True, dropout=dropout, bidirectional=True)
+        self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
+
+    def forward(self, centre: Tensor, neighbours: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """centre (B, D), its neighbours (B, K, D) nearest first -> (B, output_dim)
+
+        A random order is drawn from the generator, for each row its own; the same seed draws the same again.
+
+        Raises ValueError if the order is random and there is no generator.
+        """
+        sequence = torch.cat([centre[:, None], self._ordered(neighbours, generator)], dim=1)
+        outputs, (last, _) = self.lstm(sequence)
+        context = outputs[:, -1] if self.state == "last_step" else torch.cat([last[-2], last[-1]], dim=1)
+        embeddings: Tensor = self.embedding(torch.cat([context, centre], dim=1))
+        return embeddings
+
+    def _ordered(self, neighbours: Tensor, generator: torch.Generator | None) -> Tensor:
+        if self.order == "nearest_first":
+            return neighbours
+        if self.order == "farthest_first":
+            return neighbours.flip(1)
+        if generator is None:
+            raise ValueError("order=random: forward needs a generator to draw the order from")
+        order = torch.rand(neighbours.shape[:2], generator=generator, device=generator.device).argsort(dim=1)
+        return neighbours.take_along_dim(order.to(neighbours.device)[:, :, None], dim=1)

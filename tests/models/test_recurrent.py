@@ -1,0 +1,153 @@
+import pytest
+import torch
+from torch import Tensor
+
+from dml.models.recurrent import RecurrentEmbedding
+from dml.ops.errors import InputError
+
+ORDERS = ["nearest_first", "farthest_first", "random"]
+STATES = ["last_step", "both_ends"]
+
+
+def network(**settings: object) -> RecurrentEmbedding:
+    torch.manual_seed(0)
+    return RecurrentEmbedding(5, 4, hidden_size=3, **settings).double()
+
+
+def batch(rows: int = 6, neighbours: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    centre = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+    return centre, torch.randn(rows, neighbours, 5, generator=generator, dtype=torch.float64)
+
+
+def steps(parameters: dict[str, Tensor], inputs: list[Tensor], layer: int, suffix: str) -> list[Tensor]:
+    """Eq. 2.58 - 2.63 with biases, from the first input to the last: the hidden state after each of them."""
+
+    def gates(index: int, value: Tensor, hidden: Tensor) -> Tensor:
+        rows = slice(3 * index, 3 * index + 3)  # PyTorch stacks input, forget, cell and output gate
+        own = parameters[f"weight_ih_l{layer}{suffix}"][rows] @ value + parameters[f"bias_ih_l{layer}{suffix}"][rows]
+        return (
+            own
+            + parameters[f"weight_hh_l{layer}{suffix}"][rows] @ hidden
+            + parameters[f"bias_hh_l{layer}{suffix}"][rows]
+        )
+
+    hidden = cell = torch.zeros(3, dtype=torch.float64)
+    states = []
+    for value in inputs:
+        into, forget, out = (torch.sigmoid(gates(index, value, hidden)) for index in (0, 1, 3))
+        new = torch.tanh(gates(2, value, hidden))
+        cell = forget * cell + into * new
+        hidden = out * torch.tanh(cell)
+        states.append(hidden)
+    return states
+
+
+def by_hand(model: RecurrentEmbedding, sequence: list[Tensor], state: str) -> Tensor:
+    """Eq. 4.3 for one sequence, the centre first."""
+    parameters = dict(model.lstm.named_parameters())
+    inputs = sequence
+    for layer in range(2):
+        forward = steps(parameters, inputs, layer, "")
+        backward = steps(parameters, inputs[::-1], layer, "_reverse")[::-1]
+        inputs = [torch.cat(pair) for pair in zip(forward, backward, strict=True)]  # Eq. 2.55 - 2.57
+    context = inputs[-1] if state == "last_step" else torch.cat([forward[-1], backward[0]])
+    return model.embedding.weight @ torch.cat([context, sequence[0]]) + model.embedding.bias
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("order", ORDERS[:2])
+@pytest.mark.parametrize("neighbours", [1, 4])
+def test_equals_a_loop_by_hand(order: str, state: str, neighbours: int) -> None:
+    model = network(order=order, state=state).eval()
+    centre, near = batch(neighbours=neighbours)
+    embeddings = model(centre, near)
+    assert embeddings.shape == (6, 4)
+    for row in range(6):
+        others = list(near[row]) if order == "nearest_first" else list(near[row])[::-1]
+        expected = by_hand(model, [centre[row], *others], state)
+        torch.testing.assert_close(embeddings[row], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_default_reads_nearest_first_to_both_ends() -> None:
+    centre, near = batch()
+    expected = network(order="nearest_first", state="both_ends").eval()(centre, near)
+    assert network().eval()(centre, near).tolist() == expected.tolist()
+
+
+def test_a_random_order_is_some_order_of_the_neighbours_for_each_row() -> None:
+    centre, near = batch(rows=20, neighbours=3)
+    model = network(order="random").eval()
+    ordered = network().eval()
+    embeddings = model(centre, near, torch.Generator().manual_seed(0))
+    orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
+    every = torch.stack([ordered(centre, near[:, order]) for order in orders])
+    matches = (every - embeddings).abs().amax(dim=2) < 1e-12
+    assert (matches.sum(dim=0) == 1).all()
+    assert matches.any(dim=1).sum() >= 4
+
+
+def test_a_random_order_is_the_generators_alone() -> None:
+    centre, near = batch(rows=37)
+    model = network(order="random").eval()
+    expected = model(centre, near, torch.Generator().manual_seed(0))
+    torch.manual_seed(9)
+    assert model(centre, near, torch.Generator().manual_seed(0)).tolist() == expected.tolist()
+    assert model(centre, near, torch.Generator().manual_seed(1)).tolist() != expected.tolist()
+    generator = torch.Generator().manual_seed(0)
+    parts = [model(centre[rows], near[rows], generator) for rows in (slice(0, 5), slice(5, 30), slice(30, 37))]
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="order=random: forward needs a generator"):
+        model(centre, near)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_centre_is_never_reordered(order: str) -> None:
+    """With neighbours all alike no order can be told from another."""
+    centre, near = batch()
+    near = near[:, :1].expand(-1, 4, -1)
+    expected = network().eval()(centre, near)
+    assert torch.equal(network(order=order).eval()(centre, near, torch.Generator()), expected)
+
+
+def test_dropout_is_between_the_layers_and_in_training_alone() -> None:
+    centre, near = batch()
+    model = network()
+    assert (model.lstm.dropout, model.lstm.num_layers, model.lstm.bidirectional) == (0.5, 2, True)
+    assert not torch.equal(model(centre, near), model(centre, near))
+    model.eval()
+    assert torch.equal(model(centre, near), model(centre, near))
+    still = network(dropout=0.0)
+    assert torch.equal(still(centre, near), still(centre, near))
+
+
+def test_sizes_of_the_thesis() -> None:
+    model = RecurrentEmbedding(512, 512)
+    assert (model.lstm.hidden_size, model.lstm.input_size) == (256, 512)
+    assert (model.embedding.in_features, model.embedding.out_features) == (512 + 512, 512)
+
+
+@pytest.mark.parametrize(("state", "unused"), [("last_step", {"lstm.weight_hh_l1_reverse"}), ("both_ends", set())])
+def test_gradients_reach_the_centre_through_both_paths_and_the_weights(state: str, unused: set[str]) -> None:
+    model = network(dropout=0.0, state=state)
+    centre, near = batch()
+    centre.requires_grad_()
+    embeddings = model(centre, near)
+    embeddings.sum().backward()
+    assert centre.grad is not None
+    direct = model.embedding.weight[:, 6:].sum(dim=0)
+    assert ((centre.grad - direct).abs().amax(dim=1) > 1e-6).all()
+    assert {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()} == unused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"order": "nearest"}, "order=nearest: one of nearest_first, farthest_first, random"),
+        ({"state": "mean"}, "state=mean: one of both_ends, last_step"),
+    ],
+)
+def test_unknown_settings(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        RecurrentEmbedding(5, 4, **settings)
+    assert str(error.value) == message

@@ -1,0 +1,85 @@
+"""What holds for every sampler of conf/sampler, found by its YAML."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from dml.data.stream import BatchSampler
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = sorted(path.stem for path in (CONF / "sampler").glob("*.yaml"))
+
+COUNT = 3000
+CLASSES = np.random.default_rng(0).permutation(np.arange(COUNT) % 600)
+LABELS = np.stack([CLASSES, CLASSES % 12], axis=1)  # classes of five, twelve super-classes of fifty
+
+
+@cache
+def table() -> np.ndarray:
+    """For each row four of its class and twelve of others."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for row, label in enumerate(CLASSES):
+        alike = np.flatnonzero(label == CLASSES)
+        others = np.flatnonzero(label != CLASSES)
+        rows.append(np.concatenate([alike[alike != row], rng.choice(others, 12, replace=False)]))
+    return np.array(rows)
+
+
+def sampler(name: str, **overrides: Any) -> Any:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(
+            "train", overrides=[f"sampler={name}", *(f"{key}={value}" for key, value in overrides.items())]
+        )
+    built = instantiate(config.sampler)(LABELS)
+    if hasattr(built, "set_neighbors"):
+        built.set_neighbors(table())
+    return built
+
+
+def epoch(built: BatchSampler, number: int) -> list[list[int]]:
+    built.set_epoch(number)
+    return list(built)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epoch_is_as_long_as_promised_and_a_function_of_seed_and_number(name: str) -> None:
+    first, same, other = sampler(name), sampler(name), sampler(name, seed=1)
+    batches = epoch(first, 2)
+    assert len(batches) == len(first) > 10
+    assert epoch(same, 2) == batches == list(first)
+    assert batches not in (epoch(first, 3), epoch(other, 2))
+    assert len({len(batch) for batch in batches}) == 1
+    assert all(type(row) is int and 0 <= row < COUNT for batch in batches for row in batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_row_comes_twice_in_a_batch_if_no_class_is_short(name: str) -> None:
+    assert all(max(Counter(batch).values()) == 1 for batch in sampler(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epoch_is_not_negative(name: str) -> None:
+    with pytest.raises(ValueError, match="epoch=-1"):
+        sampler(name).set_epoch(-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "images"),
+    [("n_pair", 64, 2), ("n_group", 32, 4), ("hierarchical", 64, 4), ("hard_class", 64, 2)],
+)
+def test_presets_give_the_papers_batches(name: str, classes: int, images: int) -> None:
+    for batch in sampler(name):
+        assert sorted(Counter(CLASSES[batch].tolist()).values()) == [images] * classes
+
+
+def test_local_neighborhoods_of_the_thesis_are_seven_groups_of_seventeen_and_one_of_nine() -> None:
+    built = sampler("local_neighborhood")
+    for number in range(len(built)):
+        assert [1 + len(members) for _, members in built.groups(number)] == [17] * 7 + [9]
