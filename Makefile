@@ -1,7 +1,7 @@
 # make demo    sets everything up, then trains, evaluates and shows a retrieval model
 # make test    sets everything up, then runs the tests
 # make check   style, types and the rooms' import rules
-# make bench   training step, loader and losses against their bare counterparts
+# make bench   training step, losses, loading, readers, evaluation and samplers against their bare counterparts
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
 VENV ?= .venv
@@ -37,6 +37,10 @@ format: setup
 bench: setup
 	$(BIN)/python scripts/bench_training.py
 	$(BIN)/python scripts/bench_losses.py
+	$(BIN)/python scripts/bench_loading.py
+	$(BIN)/python scripts/bench_tables.py
+	$(BIN)/python scripts/bench_evaluation.py
+	$(BIN)/python scripts/bench_sampling.py
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

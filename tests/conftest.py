@@ -27,6 +27,7 @@ SMALL = [
     "trainer.val_check_interval=3",
     "trainer.log_every_n_steps=1",
     "checkpoints.every_n_steps=2",
+    "evaluation.report=null",
 ]
 """Overrides that make any run take seconds."""
 

@@ -10,10 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
+
+from dml.evaluation.per_query import read_queries
 
 STEPS = 24
 ARGUMENTS = [
@@ -46,6 +49,7 @@ def last(folder: Path) -> dict[str, Any]:
 def test_a_run_leaves_its_results(finished: Path) -> None:
     found = metrics(finished)
     assert found["split"] == "test"
+    assert found["selection"] == "val"
     assert found["step"] in (8, 16, 24)
     for name in ("level0/recall@1", "level2/nmi", "heads/L/level0/recall@1", "raw/level0/recall@1"):
         assert 0 < found[name] <= 1
@@ -69,7 +73,9 @@ def test_evaluating_the_checkpoint_repeats_the_digits(finished: Path, tmp_path: 
     best = finished / "checkpoints" / "best.ckpt"
     in_a_process("evaluate.py", f"checkpoint={best}", f"hydra.run.dir={tmp_path}")
     again, trained = metrics(tmp_path), metrics(finished)
-    assert again == {name: value for name, value in trained.items() if not name.startswith("raw/")}
+    assert again == {
+        name: value for name, value in trained.items() if not name.startswith("raw/") and name != "selection"
+    }
 
 
 def test_another_split_and_other_metrics_can_be_asked(here: Here, finished: Path, tmp_path: Path) -> None:
@@ -91,6 +97,34 @@ def test_a_checkpoint_of_another_model_is_refused(refused: Refused, finished: Pa
     best = finished / "checkpoints" / "best.ckpt"
     arguments = [f"checkpoint={best}", f"hydra.run.dir={tmp_path}", "model.heads=[H]"]
     assert "of another model" in refused(*arguments, command="evaluate")
+
+
+def test_the_queries_and_a_report_of_them(here: Here, finished: Path, tmp_path: Path) -> None:
+    best = finished / "checkpoints" / "best.ckpt"
+    report = "evaluation.report={neighbors:3,map:false,seed:0}"
+    here("evaluate", f"checkpoint={best}", f"hydra.run.dir={tmp_path}", "evaluation.heads=false", report)
+    found, queries = metrics(tmp_path), read_queries(tmp_path / "per_query.parquet")
+    assert queries.neighbors.shape == (len(queries), 3)
+    for name in ("level0/recall@1", "level1/map@r", "h_ap"):
+        assert np.nanmean(queries.metrics[name]) == pytest.approx(found[name], abs=1e-12)
+    assert "</html>" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("selection", ["last", "test"])
+def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Path, selection: str) -> None:
+    shorter = ["trainer.max_steps=4", "trainer.val_check_interval=2", f"evaluation.selection={selection}"]
+    here("train", f"dataset.root={small_emoji}", *SMALL, *shorter, f"hydra.run.dir={tmp_path}")
+    found = metrics(tmp_path)
+    rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
+    split = "test" if selection == "test" else "val"
+    column = rows[0].index(f"{split}/level0/recall@1")
+    validated = {int(row[0]): float(row[column]) for row in rows[1:] if row[column]}
+    assert found["selection"] == selection
+    assert sorted(validated) == [2, 4]
+    if selection == "last":
+        assert found["step"] == 4
+    else:  # the number itself, as it is the same split
+        assert found["level0/recall@1"] == pytest.approx(max(validated.values()), abs=1e-6)
 
 
 def killed(folder: Path, after_step: int, *arguments: str) -> int:

@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "query", "gallery")
 TRAINING = ("train", "val")
+HELD_OUT = ("test", "query", "gallery")
 EVERY_LEVEL = -1
 UNKNOWN = -1
 
@@ -95,6 +96,10 @@ class ImageTable:
     def subset(self, *splits: str) -> "ImageTable":
         """The table of the rows of ``splits`` alone; labels keep their meaning."""
         return self.take(self.rows(*splits))
+
+    def evaluated(self, split: str) -> "ImageTable":
+        """The table of the rows that an evaluation of ``split`` takes; "test" stands for query and gallery as well."""
+        return self.subset(*HELD_OUT) if split == "test" else self.subset(split)
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """The table of the given rows alone, in their order; labels keep their meaning."""

@@ -58,6 +58,27 @@ def retrieval_sheet(
     sheet.save(path, format="PNG", optimize=True)
 
 
+def contact_sheet(rows: Sequence[tuple[str, Sequence[Picture]]], path: str | Path, *, width: int = 800) -> None:
+    """Write a PNG: for each (title, pictures) the title and below it the pictures, as `retrieval_sheet` takes them.
+
+    Raises InputError without pictures, or if the tiles would be too small to see.
+    """
+    longest = max((len(pictures) for _, pictures in rows), default=0)
+    if longest < 1:
+        raise InputError("contact_sheet: no picture to show")
+    tile = (width - 2 * MARGIN + SPACE) // longest - SPACE
+    if tile < SMALLEST_TILE:
+        raise InputError(f"width = {width}: {longest} pictures leave {tile} pixels a tile, {SMALLEST_TILE} needed")
+    sheet = Image.new("RGB", (width, 2 * MARGIN + len(rows) * (LINE + tile + SPACE) - SPACE), PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    for i, (title, pictures) in enumerate(rows):
+        top = MARGIN + i * (LINE + tile + SPACE)
+        draw.text((MARGIN, top + LINE / 2), title, fill=INK, font=font, anchor="lm")
+        for j, picture in enumerate(pictures):
+            _paste(sheet, picture, (MARGIN + j * (tile + SPACE), top + LINE), tile, None)
+    sheet.save(path, format="PNG")
+
+
 def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """Indices of `count` of the queries, rising: drawn uniformly with `seed`, blind to how well they did."""
     if not 1 <= count <= queries:

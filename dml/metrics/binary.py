@@ -1,9 +1,73 @@
+"""Metrics of a ranking whose items are relevant to the query or not: one value a query.
+
+All take the ranks of each query's positives in the ranking, from 1 for the nearest item, rising; the rest of a shorter
+row is infinity. An item that isn't in the ranking, such as the query itself, has no rank.
+"""
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-def recall_at_k(relevant: Tensor, k: int) -> Tensor:
-    """1 if any of the k nearest is relevant (hit rate). (Q, K) bool, nearest first -> (Q,) float
+def positive_ranks(relevant: Tensor) -> Tensor:
+    """Rankings, nearest first -> the ranks of the relevant items. (Q, N) bool -> (Q, P), P the most of any query"""
+    most = int(relevant.sum(dim=1).max()) if len(relevant) else 0
+    return _ranks(relevant).sort(dim=1).values[:, :most].contiguous()
 
-    A ranking shorter than k counts as a whole. A query without positives scores 0: leave it out of the mean.
+
+def first_ranks(relevant: Tensor) -> Tensor:
+    """`positive_ranks` of the nearest relevant item alone, which is all that recall looks at. (Q, N) bool -> (Q, 1)"""
+    return _ranks(relevant).amin(dim=1, keepdim=True)
+
+
+def number_of(ranks: Tensor) -> Tensor:
+    """How many positives each query has. (Q, P) -> (Q,) int64"""
+    return torch.searchsorted(ranks, ranks.new_full((len(ranks), 1), torch.inf)).squeeze(1)
+
+
+def recall_at_k(ranks: Tensor, k: int) -> Tensor:
+    """1 if any of the k nearest is a positive (hit rate). (Q, P) -> (Q,) float64
+
+    A query without positives scores 0: leave it out of the mean.
     """
-    return relevant[:, :k].any(dim=1).float()
+    return (ranks[:, :1] <= k).any(dim=1).double()
+
+
+def average_precision(ranks: Tensor) -> Tensor:
+    """The mean over the positives of the precision at their ranks. (Q, P) -> (Q,) float64
+
+    AP = 1 / R sum_k k / rank(k), k the k-th nearest of the R positives, over the whole ranking. A query without
+    positives gives NaN.
+    """
+    return _precisions(ranks).sum(dim=1) / number_of(ranks)
+
+
+def map_at_r(ranks: Tensor) -> Tensor:
+    """`average_precision` in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
+
+    MAP@R of "A Metric Learning Reality Check" (Musgrave et al., 2020). A query without positives gives NaN.
+    """
+    sums = F.pad(_precisions(ranks).cumsum(dim=1), (1, 0))  # over the first 0, 1, ..., P positives
+    return sums.gather(1, _number_in_r(ranks)).squeeze(1) / number_of(ranks)
+
+
+def r_precision(ranks: Tensor) -> Tensor:
+    """The share of the R positives that are among the R nearest items. (Q, P) -> (Q,) float64
+
+    A query without positives gives NaN.
+    """
+    return _number_in_r(ranks).squeeze(1).double() / number_of(ranks)
+
+
+def _precisions(ranks: Tensor) -> Tensor:
+    return torch.arange(1, ranks.shape[1] + 1, dtype=torch.float64, device=ranks.device) / ranks
+
+
+def _number_in_r(ranks: Tensor) -> Tensor:
+    """The positives among the R nearest items. (Q, P) -> (Q, 1) int64"""
+    return torch.searchsorted(ranks, number_of(ranks).double()[:, None], right=True)
+
+
+def _ranks(relevant: Tensor) -> Tensor:
+    places = torch.arange(1, relevant.shape[1] + 1, dtype=torch.float64, device=relevant.device)
+    return torch.where(relevant, places, torch.inf)

@@ -19,7 +19,7 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
 
     Raises InputError unless 1 <= clusters <= N, iterations >= 1, 0 <= seed < 2^31, with finite embeddings.
     """
-    rows = float32_rows(embeddings, "embeddings")
+    rows = float32_rows(embeddings, "embeddings").cpu().numpy()
     if not 1 <= clusters <= len(rows):
         raise InputError(f"clusters = {clusters}: expected 1 to {len(rows)}, the number of embeddings")
     if iterations < 1:

@@ -10,19 +10,28 @@ from dml.ops.errors import InputError
 Embeddings = Tensor | npt.NDArray[Any]
 
 
-def float32_rows(embeddings: Embeddings, name: str) -> npt.NDArray[np.float32]:
-    """(N, D) of any real type, on any device -> (N, D) float32 as FAISS reads it, copied if need be.
+def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
+    """(N, D) of any real type -> (N, D) float32, contiguous, on its device, copied if need be.
 
     Raises InputError, which names them `name`, unless N, D >= 1 and every entry is finite in float32.
     """
-    if isinstance(embeddings, Tensor):
-        rows = embeddings.detach().to("cpu", torch.float32).numpy()
-    else:
+    if not isinstance(embeddings, Tensor):
         with np.errstate(over="ignore"):  # what overflows becomes infinite and is reported below
-            rows = np.asarray(embeddings).astype(np.float32, copy=False)
-    if rows.ndim != 2 or not rows.size:
+            embeddings = torch.from_numpy(np.require(embeddings, np.float32, ["C", "W"]))
+    rows = embeddings.detach().to(torch.float32)
+    if rows.ndim != 2 or not rows.numel():
         raise InputError(f"{name}: embeddings of shape {tuple(rows.shape)}, expected (N, D) with N, D >= 1")
-    broken = int((~np.isfinite(rows)).any(axis=1).sum())
+    broken = int((~rows.isfinite()).any(dim=1).sum())
     if broken:
         raise InputError(f"{name}: {broken} of {len(rows)} embeddings hold NaN or values infinite in float32")
-    return np.ascontiguousarray(rows)
+    return rows.contiguous()
+
+
+def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
+    """`float32_rows`, each scaled to length 1; zero rows stay zero."""
+    unit = float32_rows(embeddings, name).clone()
+    # scaled by the largest entry first: the squares of huge and tiny entries leave float32
+    largest = unit.amax(dim=1, keepdim=True).maximum(-unit.amin(dim=1, keepdim=True))
+    unit /= torch.where(largest > 0, largest, 1)
+    unit /= torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1)  # only a zero row is shorter now
+    return unit

@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
+from dml.retrieval.gallery import Gallery
+from dml.retrieval.ranks import nearest
 from dml.retrieval.rows import Embeddings, float32_rows
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
 
 GPU_LIMIT = 2048  # the longest list that a GPU index of FAISS returns
 GPU_SCRATCH = 256 * 2**20  # bytes; FAISS would otherwise set aside more than a gigabyte beside the network
+AT_ONCE = 256  # queries that are ranked without FAISS at a time
 
 
 def nearest_neighbors(
@@ -22,33 +28,67 @@ def nearest_neighbors(
     gallery the queries are their own, each query is left out of its own list by its index, and Q - 1 stands
     for G.
 
-    Equal scores stand in the order of the gallery within the list. Which of several equals at its end make
-    the cut is FAISS's choice, and float32 decides what is equal: scores closer than its rounding may swap.
-    `batch` queries are searched at a time: beside inputs and result the memory is O(batch k).
+    Equal scores stand in the order of the gallery, and equal embeddings have equal scores. Float32 decides what
+    else is equal: scores closer than its rounding may swap. `batch` queries are searched at a time: beside inputs
+    and result the memory is O(batch k).
 
     Raises InputError for embeddings that are not finite, widths that differ, k < 1, or a lone item.
     """
-    queries = float32_rows(query, "query")
-    own = gallery is None
-    others = queries if gallery is None else float32_rows(gallery, "gallery")
+    queries = float32_rows(query, "query").cpu()
+    others = queries if gallery is None else float32_rows(gallery, "gallery").cpu()
     if queries.shape[1] != others.shape[1]:
         raise InputError(f"query embeddings have {queries.shape[1]} dimensions, gallery's {others.shape[1]}")
     if k < 1:
         raise InputError(f"k = {k}: at least 1 neighbour must be asked for")
-    if len(others) - own < 1:
+    if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
-    length = min(k, len(others) - own)
-    index = _index(others, length + own)
-    scores = np.empty((len(queries), length), dtype=np.float32)
-    indices = np.empty((len(queries), length), dtype=np.int64)
+    search = Search(others, k, own=gallery is None)
+    scores = np.empty((len(queries), search.k), dtype=np.float32)
+    indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):
         rows = slice(start, start + batch)
-        found = _sorted(*index.search(queries[rows], length + own))
-        scores[rows], indices[rows] = _without_self(*found, first=start) if own else found
+        scores[rows], indices[rows] = search(queries[rows], start)
     return torch.from_numpy(scores), torch.from_numpy(indices)
 
 
-def _index(gallery: npt.NDArray[np.float32], length: int) -> Any:
+class Search:
+    """Finds nearest neighbours with FAISS, and by itself where FAISS's choice among equals could show.
+
+    Args:
+        rows: (G, D) float32, on CPU.
+        k: the neighbours asked for; there are as many as there are items.
+        own: the queries are the gallery's own items, each left out of its list.
+    """
+
+    def __init__(self, rows: Tensor, k: int, *, own: bool) -> None:
+        self.gallery, self.own = Gallery(rows), own
+        self.k = min(k, len(rows) - own)
+        self._repeated = self.gallery.repeated
+        self._asked = min(self.k + own + 1, len(rows))  # one more shows whether there is a tie over the end
+        self._index = _index(rows.numpy(), self._asked)
+
+    def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
+        """(B, D), the first one's place among all queries -> scores (B, k), indices (B, k)."""
+        scores, indices = _in_order(*self._index.search(queries.numpy(), self._asked))
+        unsure = self._repeated[indices].any(axis=1)
+        if self.own:
+            scores, indices = _without_own(scores, indices, first)
+        if scores.shape[1] > self.k:
+            unsure |= scores[:, self.k - 1] == scores[:, self.k]
+        scores, indices = scores[:, : self.k], indices[:, : self.k]
+        rows = np.flatnonzero(unsure)
+        for start in range(0, len(rows), AT_ONCE):
+            part = rows[start : start + AT_ONCE]
+            scores[part], indices[part] = self._ranked(queries[part], first + part)
+        return scores, indices
+
+    def _ranked(self, queries: Tensor, places: Integers) -> tuple[Floats, Integers]:
+        distances = self.gallery.distances(queries, torch.from_numpy(places) if self.own else None).numpy()
+        indices = np.stack([nearest(row, self.k) for row in distances])
+        return 0 - np.take_along_axis(distances, indices, axis=1), indices  # 0 - 0 is 0, where -0 is another number
+
+
+def _index(gallery: Floats, length: int) -> Any:
     """An exact inner-product index, on this process's GPU if FAISS has one and lists may have this length."""
     index: Any = faiss.IndexFlatIP(gallery.shape[1])
     if faiss.get_num_gpus() > 0 and length <= GPU_LIMIT:
@@ -60,22 +100,21 @@ def _index(gallery: npt.NDArray[np.float32], length: int) -> Any:
     return index
 
 
-def _sorted(
-    scores: npt.NDArray[np.float32], indices: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Each row by falling score, equal scores by rising index."""
+def _in_order(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
+    """FAISS's lists (Q, k), by falling score, with equal scores by rising index."""
     if (indices < 0).any():  # FAISS's mark for an empty place: no score there was a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
-    order = np.lexsort((indices, -scores))
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
+    tied = (scores[:, 1:] == scores[:, :-1]) & (indices[:, 1:] < indices[:, :-1])
+    rows = np.flatnonzero(tied.any(axis=1))
+    order = np.lexsort((indices[rows], -scores[rows]))
+    indices[rows] = np.take_along_axis(indices[rows], order, axis=1)  # their scores are in order
+    return scores, indices
 
 
-def _without_self(
-    scores: npt.NDArray[np.float32], indices: npt.NDArray[np.int64], first: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def _without_own(scores: Floats, indices: Integers, first: int) -> tuple[Floats, Integers]:
     """(Q, k + 1) -> (Q, k): row i loses the index first + i, or its last place where that is not in the list.
 
-    A query with k + 1 others as near as itself (duplicates) is not in its list, which the k best others lead.
+    A query with as many others as near as itself (duplicates) is not in its list, which the best others lead.
     """
     dropped = indices == np.arange(first, first + len(indices))[:, None]
     dropped[~dropped.any(axis=1), -1] = True

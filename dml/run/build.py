@@ -1,7 +1,6 @@
 """Builds the objects that a configuration names."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Trainer
 from torch import nn
 
+from dml.data.cache import CacheFolder
 from dml.data.table import ImageTable, hold_out_classes, load
-from dml.evaluation import evaluate
+from dml.evaluation.judge import Judge
 from dml.losses.csl import CSLLoss
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.training.data import DataModule, LoaderSettings
-from dml.training.embedding import Evaluate
 from dml.training.module import MetricLearner
 
 
@@ -43,9 +42,25 @@ def data(config: DictConfig, images: ImageTable) -> DataModule:
         train_transform=instantiate(config.transform.train),
         test_transform=instantiate(config.transform.test),
         sampler=instantiate(config.sampler),
-        settings=LoaderSettings(**config.data),
+        settings=LoaderSettings(**{key: value for key, value in config.data.items() if key != "cache"}),
+        cache=CacheFolder.of(config.data.cache, config.dataset.root, config.dataset.name),
+        validated_on="test" if selection(config, images) == "test" else "val",
         seed=config.seed,
     )
+
+
+def selection(config: DictConfig, images: ImageTable) -> str:
+    """What chooses the checkpoint that is tested: "val", the "last" one, or "test" itself.
+
+    Without a validation split the last one stands in for the best of it.
+
+    Raises:
+        InputError: for anything else.
+    """
+    asked: str = config.evaluation.selection
+    if asked not in ("val", "last", "test"):
+        raise InputError(f"evaluation.selection={asked}: val, last or test")
+    return "last" if asked == "val" and not len(images.rows("val")) else asked
 
 
 def model(config: DictConfig) -> EmbeddingModel:
@@ -94,7 +109,8 @@ def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingMo
         head_losses,
         optimizer=instantiate(config.optimizer),
         schedule=instantiate(config.scheduler.schedule),
-        evaluate=metrics(config, validation=True),
+        evaluate=judge(config, images.table.evaluated(images.validated_on), validation=True),
+        validated_on=images.validated_on,
         batches_per_epoch=len(images.sampler),
         interval=config.scheduler.interval,
         warmup_steps=config.scheduler.warmup_steps,
@@ -110,10 +126,16 @@ def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> No
         )
 
 
-def metrics(config: DictConfig, *, validation: bool = False) -> Evaluate:
-    """The metrics of the test, or those of a validation: recall@K alone."""
+def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> Judge:
+    """What computes the metrics of the table's part: those of the test, or for a validation recall@K alone."""
     settings = config.evaluation
-    return partial(evaluate, recall_at=tuple(settings.recall_at), clustering=settings.clustering and not validation)
+    return Judge(
+        part,
+        metrics=("recall",) if validation else tuple(settings.metrics),
+        recall_at=tuple(settings.recall_at),
+        alpha=settings.alpha,
+        clustering=settings.clustering,
+    )
 
 
 def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +22,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def main(command: str) -> None:
-    """Runs ``train`` or ``evaluate`` with the overrides of the command line.
+    """Runs ``train``, ``evaluate`` or ``prepare`` with the overrides of the command line.
 
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
@@ -35,19 +35,29 @@ def main(command: str) -> None:
 
     def job(config: DictConfig) -> Any:
         quiet()  # before FAISS is imported
-        from dml.run import jobs  # late: --help and --cfg need no torch
-
+        run = _job(command)
         quiet()  # Lightning sets its own level when it is imported
         hydra_config = HydraConfig.get()
         folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
         # user errors end within the job: Hydra would announce its failure first
         with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", asked):
-            return (jobs.train if command == "train" else jobs.evaluate)(config, folder, overrides)
+            return run(config, folder, overrides)
 
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
         sys.argv[1:] = _with_stored_overrides(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
+
+
+def _job(command: str) -> Callable[[DictConfig, Path, list[str]], Any]:
+    """The command's function, imported late: --help and --cfg need no torch, preparing no Lightning."""
+    if command == "prepare":
+        from dml.run.prepare_job import prepare
+
+        return prepare
+    from dml.run import jobs
+
+    return {"train": jobs.train, "evaluate": jobs.evaluate}[command]
 
 
 @contextmanager

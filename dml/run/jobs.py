@@ -1,23 +1,20 @@
 """What ``train.py`` and ``evaluate.py`` do."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning import Callback, seed_everything
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
-from dml.ops.files import replacing
-from dml.run import build, present
+from dml.run import build, outcome, present
 from dml.run.stored import as_stored, check_unchanged, checkpoint, of_checkpoint, of_run
 from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, load_model
 from dml.training.data import DataModule
-from dml.training.embedding import RawFeatures, evaluate_heads
 from dml.training.history import History
 from dml.training.module import MetricLearner
 from dml.training.progress import Progress
@@ -40,22 +37,23 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     images, model, learner = _parts(config)
     present.setup(config, images, model, folder)
 
-    raw = _raw(config, images, model) if config.evaluation.raw else {}
+    before = outcome.raw(config, images, model) if config.evaluation.raw else {}
     step = _resumed_step(model, last) if config.resume else 0
     trainer = build.trainer(
         config,
         default_root_dir=folder,
         logger=[History(folder / "metrics.csv", step), *build.loggers(config)],
-        callbacks=_callbacks(config, folder, stored),
+        callbacks=_callbacks(config, folder, stored, images.validated_on),
         plugins=[AtomicCheckpointIO()],
     )
     started = time.perf_counter()
     trainer.fit(learner, datamodule=images, ckpt_path=last if step else None)
     present.training(trainer, images, time.perf_counter() - started)
 
-    step = load_model(model, best if best.exists() else last)
-    metrics = raw | _test(config, trainer, learner, images, folder, "test")
-    return _finish(metrics, images, model, folder, step=step, split="test")
+    selection = build.selection(config, images.table)
+    step = load_model(model, best if selection != "last" and best.exists() else last)
+    described = before | _place(images, step) | {"selection": selection}
+    return outcome.test(config, trainer, learner, images, folder, split="test", described=described)
 
 
 def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
@@ -65,8 +63,11 @@ def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     images, model, learner = _parts(config)
     step = load_model(model, path)
     trainer = build.trainer(config, default_root_dir=folder, logger=False, enable_checkpointing=False)
-    metrics = _test(config, trainer, learner, images, folder, config.split)
-    return _finish(metrics, images, model, folder, step=step, split=config.split)
+    return outcome.test(config, trainer, learner, images, folder, split=config.split, described=_place(images, step))
+
+
+def _place(images: DataModule, step: int) -> Metrics:
+    return {"epoch": step // len(images.sampler), "step": step}
 
 
 def _parts(config: DictConfig) -> tuple[DataModule, EmbeddingModel, MetricLearner]:
@@ -78,12 +79,12 @@ def _parts(config: DictConfig) -> tuple[DataModule, EmbeddingModel, MetricLearne
     return images, model, build.learner(config, images, model)
 
 
-def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any]) -> list[Callback]:
+def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any], validated_on: str) -> list[Callback]:
     best = checkpoint(folder, "best")
     keeps_best = ModelCheckpoint(
         best.parent,
         filename=best.stem,
-        monitor=config.checkpoints.monitor,
+        monitor=f"{validated_on}/{config.checkpoints.monitor}",
         mode=config.checkpoints.mode,
         save_on_train_epoch_end=False,
         enable_version_counter=False,
@@ -96,44 +97,3 @@ def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any]) -> list
 def _resumed_step(model: EmbeddingModel, last: Path) -> int:
     """The step that a run goes on from; 0 if it died before its first checkpoint."""
     return load_model(model, last) if last.exists() else 0
-
-
-def _raw(config: DictConfig, images: DataModule, model: EmbeddingModel) -> Metrics:
-    """The test metrics of the backbone's own features, before any training."""
-    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    embedder = RawFeatures(model)
-    trainer.test(embedder, images, verbose=False)
-    metrics = build.metrics(config)(embedder.embedded.embeddings["raw"], embedder.embedded.labels)
-    present.before(metrics)
-    return {f"raw/{name}": value for name, value in metrics.items()}
-
-
-def _test(
-    config: DictConfig, trainer: Trainer, learner: MetricLearner, images: DataModule, folder: Path, split: str
-) -> Metrics:
-    """The metrics of a split; writes its retrieval sheet."""
-    trainer.test(learner, images.pass_over(split), verbose=False)
-    embedded = learner.embedded
-    metrics: Metrics = evaluate_heads(embedded, build.metrics(config), heads=config.evaluation.heads)
-    skipped = len(images.table.rows(split)) - len(embedded.rows)
-    if skipped:
-        metrics["images_skipped"] = skipped
-    if config.evaluation.sheet and trainer.is_global_zero:
-        present.sheet(embedded, images, split, folder / "retrieval.png", **config.evaluation.sheet)
-    return metrics
-
-
-def _finish(
-    metrics: Metrics, images: DataModule, model: EmbeddingModel, folder: Path, *, step: int, split: str
-) -> Metrics:
-    """Says which step and split the metrics are of, writes them and shows them."""
-    metrics |= {"epoch": step // len(images.sampler), "step": step, "split": split}
-    _write(folder, metrics)
-    present.result(metrics, images, model, folder)
-    return metrics
-
-
-@rank_zero_only
-def _write(folder: Path, metrics: Metrics) -> None:
-    with replacing(folder / "metrics.json") as partial:
-        partial.write_text(json.dumps(metrics, indent=2) + "\n")

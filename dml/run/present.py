@@ -9,12 +9,12 @@ from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 
 from dml.data.images import read_image
+from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.pictures import choose_queries, retrieval_sheet
+from dml.evaluation.queries import PerQuery
 from dml.evaluation.tables import metric_table
 from dml.models.embedding import EmbeddingModel
-from dml.retrieval.search import nearest_neighbors
 from dml.training.data import DataModule
-from dml.training.embedding import ALL_HEADS, Embedded
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -51,44 +51,46 @@ def training(trainer: Trainer, images: DataModule, seconds: float) -> None:
 
 
 @rank_zero_only
-def result(metrics: dict[str, Any], images: DataModule, model: EmbeddingModel, folder: Path) -> None:
-    """The table of the final metrics: before, each head alone, and all together."""
+def result(metrics: dict[str, Any], table: ImageTable, model: EmbeddingModel, folder: Path) -> None:
+    """The table of the final metrics: before, each head alone, and all together; how the checkpoint was chosen."""
     rows = {"before": _part(metrics, "raw/")} if any(name.startswith("raw/") for name in metrics) else {}
     for head in model.embed_dims if len(model.embed_dims) > 1 else ():
         if own := _part(metrics, f"heads/{head}/"):
             rows[f"head {head}"] = own
     rows[", ".join(model.embed_dims)] = metrics
+    console.print(metric_table(rows, levels=table.levels, metrics=_shown(metrics)))
+    chosen = {
+        "test": " [bold red]chosen on the test split itself, as the papers do[/]",
+        "last": ", the last one",
+        "val": ", the best on the validation split",
+    }.get(metrics.get("selection", ""), "")
+    console.print(f"[bold]{metrics['split']}[/] of step {metrics['step']:,}{chosen}")
+    files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
+    console.print(f"[bold]written[/]  {folder}: {', '.join(files)}")
+
+
+def _shown(metrics: dict[str, Any]) -> list[str]:
+    """The metrics that fit 80 columns: up to four of recall@k, then the first of the others in this order."""
     names = [name.removeprefix("level0/") for name in metrics if name.startswith("level0/")]
-    shown = [name for name in names if name.startswith("recall@")][:5] + [name for name in names if name == "nmi"]
-    console.print(metric_table(rows, levels=images.table.levels, metrics=shown))
-    console.print(f"[bold]{metrics['split']}[/] of step {metrics['step']:,}: {folder}/metrics.json, retrieval.png")
+    recalls = [name for name in names if name.startswith("recall@")][:4]
+    return recalls + [name for name in ("map@r", "nmi", "ap") if name in names][: 6 - len(recalls)]
 
 
 def _part(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
-def sheet(
-    embedded: Embedded, images: DataModule, split: str, path: Path, *, queries: int, neighbors: int, seed: int
-) -> None:
-    """Some queries of a split, chosen blindly, and their nearest neighbours, as a PNG."""
-    embeddings = embedded.embeddings[ALL_HEADS]
-    chosen = choose_queries(len(embeddings), min(queries, len(embeddings)), seed)
-    # of the shown queries alone; one more than is shown, as each may find itself
-    _, found = nearest_neighbors(embeddings[chosen], neighbors + 1, embeddings)
-    nearest = [
-        [other for other in row if other != query][:neighbors]
-        for query, row in zip(chosen, found.tolist(), strict=True)
-    ]
-    paths = images.table.subset(split).paths[embedded.rows.numpy()]
-    classes = embedded.labels[:, 0]
+def sheet(table: ImageTable, ranked: PerQuery, path: Path, *, queries: int, neighbors: int, seed: int) -> None:
+    """Some queries, chosen blindly, and their nearest neighbours, as a PNG; ``ranked`` is of the table's rows."""
+    level = next(level for level in range(len(table.levels)) if (table.labels[ranked.queries, level] != UNKNOWN).all())
+    labels, paths = table.labels[:, level], table.paths
+    chosen = choose_queries(len(ranked.queries), min(queries, len(ranked.queries)), seed)
     retrieval_sheet(
         [
-            (
-                read_image(paths[query]),
-                [(read_image(paths[other]), bool(classes[other] == classes[query])) for other in others],
+            (read_image(paths[query]), [(read_image(paths[i]), bool(labels[i] == labels[query])) for i in nearest])
+            for query, nearest in zip(
+                ranked.queries[chosen].tolist(), ranked.neighbors[chosen, :neighbors].tolist(), strict=True
             )
-            for query, others in zip(chosen, nearest, strict=True)
         ],
         path,
     )

@@ -11,8 +11,8 @@ EXPECTED = (
 
 
 def quiet() -> None:
-    """Silences what Lightning and FAISS say about choices that are deliberate here."""
-    for name in ("pytorch_lightning", "faiss"):
+    """Silences what libraries say about choices that are deliberate here."""
+    for name in ("pytorch_lightning", "faiss", "openTSNE"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message=message)

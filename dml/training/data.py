@@ -7,9 +7,11 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dml.data.cache import CacheFolder
 from dml.data.dataset import ImageDataset, Item, collate
 from dml.data.stream import BatchSampler, BatchStream
 from dml.data.table import ImageTable
+from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
 
 Transform = Callable[[Tensor], Tensor]
@@ -45,6 +47,8 @@ class DataModule(LightningDataModule):
         train_transform, test_transform: (3, H, W) uint8 -> (3, h, w) uint8.
         sampler: makes the batch sampler from the training labels (N, L).
         settings: how images are loaded.
+        cache: where the data set's decoded images are, if anywhere.
+        validated_on: the split that a validation passes over, "val" or "test".
         seed: of the training transforms' draws.
     """
 
@@ -58,12 +62,16 @@ class DataModule(LightningDataModule):
         test_transform: Transform,
         sampler: Callable[[NDArray[Any]], BatchSampler],
         settings: LoaderSettings,
+        cache: CacheFolder | None = None,
+        validated_on: str = "val",
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.table = table
         self.test_transform = test_transform
         self.settings = settings
+        self.cache = cache
+        self.validated_on = validated_on
         self.seed = seed
         self.train_table = table.subset("train").renumbered()
         if not len(self.train_table):
@@ -75,7 +83,7 @@ class DataModule(LightningDataModule):
         """The endless stream of training batches."""
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "replace"
         self.stream = BatchStream(
-            ImageDataset(self.train_table, self.train_transform, on_corrupt),
+            self._dataset(self.train_table, self.train_transform, on_corrupt),
             self.sampler,
             seed=self.seed,
             rank=self.trainer.global_rank if self.trainer else 0,
@@ -87,22 +95,27 @@ class DataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Item | None]:
         """The validation rows, in order."""
-        return self.pass_over("val")
+        return self.pass_over(self.validated_on)
 
     def test_dataloader(self) -> DataLoader[Item | None]:
         """The test rows, in order."""
         return self.pass_over("test")
 
     def pass_over(self, split: str) -> DataLoader[Item | None]:
-        """Each image of ``split`` once; under DDP every rank takes each world_size-th row."""
-        table = self.table.subset(split)
+        """Each image that an evaluation of ``split`` takes; under DDP every rank takes each world_size-th row."""
+        table = self.table.evaluated(split)
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
         return DataLoader(
-            ImageDataset(table, self.test_transform, on_corrupt),
+            self._dataset(table, self.test_transform, on_corrupt),
             batch_size=self.settings.eval_batch_size,
             sampler=range(rank, len(table), world_size),
             collate_fn=collate,
             num_workers=self.settings.num_workers,
             pin_memory=self.settings.pin_memory,
         )
+
+    def _dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> ImageDataset:
+        first = transform.resize if isinstance(transform, Pipeline) else None
+        found = self.cache.find(table, first) if self.cache else None
+        return ImageDataset(table, transform, on_corrupt, found)

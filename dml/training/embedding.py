@@ -13,17 +13,16 @@ from dml.ops.errors import InputError
 
 Metrics = dict[str, float]
 Evaluate = Callable[[Tensor, Tensor], Metrics]
-"""Embeddings (N, D), labels (N, L) -> metrics by name."""
+"""Embeddings (N, D), their rows (N,) of the evaluated table -> metrics by name."""
 
 ALL_HEADS = "all"
 
 
 @dataclass
 class Embedded:
-    """A split in embeddings: {name: (N, D)}, labels (N, L) and rows (N,) of its table, in table order, on CPU."""
+    """A split in embeddings: {name: (N, D)} and rows (N,) of its table, in table order, on CPU."""
 
     embeddings: dict[str, Tensor]
-    labels: Tensor
     rows: Tensor
 
 
@@ -37,29 +36,27 @@ class Embedder(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._batches: list[tuple[dict[str, Tensor], Tensor, Tensor]] = []
+        self._batches: list[tuple[dict[str, Tensor], Tensor]] = []
 
     def embed(self, images: Tensor) -> dict[str, Tensor]:
         """images (B, 3, H, W) -> L2-normalised embeddings (B, D) by name."""
         raise NotImplementedError
 
     def _collect(self, batch: Batch) -> None:
-        images, labels, rows = batch
+        images, _, rows = batch
         if len(rows):
-            self._batches.append((self.embed(images), labels, rows))
+            self._batches.append((self.embed(images), rows))
 
     def _gather(self) -> Embedded:
         """Puts the batches of all processes together, each row once, in table order."""
         batches, self._batches = self._batches, []
         if not batches:
             raise InputError("evaluation: not one image of the split could be read")
-        rows = self._all_rows(torch.cat([rows for _, _, rows in batches]))
+        rows = self._all_rows(torch.cat([rows for _, rows in batches]))
         order = rows.argsort()
-        labels = self._all_rows(torch.cat([labels for _, labels, _ in batches]))
-        parts = {name: torch.cat([embeddings[name] for embeddings, _, _ in batches]) for name in batches[0][0]}
+        parts = {name: torch.cat([embeddings[name] for embeddings, _ in batches]) for name in batches[0][0]}
         return Embedded(
             embeddings={name: self._all_rows(part)[order].cpu() for name, part in parts.items()},
-            labels=labels[order].cpu(),
             rows=rows[order].cpu(),
         )
 
@@ -97,11 +94,11 @@ class RawFeatures(Embedder):
         return {"raw": F.normalize(self.model.raw_features(images), dim=1)}
 
 
-def evaluate_heads(embedded: Embedded, evaluate: Evaluate, *, heads: bool) -> Metrics:
-    """The metrics of all heads together, and with ``heads`` those of each alone as ``heads/NAME/...``."""
-    metrics = evaluate(embedded.embeddings[ALL_HEADS], embedded.labels)
-    alone = [name for name in embedded.embeddings if name != ALL_HEADS] if heads else []
-    for head in alone:
-        own = evaluate(embedded.embeddings[head], embedded.labels)
-        metrics |= {f"heads/{head}/{name}": value for name, value in own.items()}
-    return metrics
+def evaluate_heads(embedded: Embedded, evaluate: Evaluate) -> Metrics:
+    """The metrics of each head alone as ``heads/NAME/...``."""
+    return {
+        f"heads/{head}/{name}": value
+        for head, embeddings in embedded.embeddings.items()
+        if head != ALL_HEADS
+        for name, value in evaluate(embeddings, embedded.rows).items()
+    }

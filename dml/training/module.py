@@ -12,7 +12,7 @@ from dml.data.dataset import Batch
 from dml.losses.compose import loss_value
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
-from dml.training.embedding import ALL_HEADS, Embedder, Evaluate, evaluate_heads
+from dml.training.embedding import ALL_HEADS, Embedder, Evaluate
 from dml.training.optimizers import Roles
 
 
@@ -24,7 +24,8 @@ class MetricLearner(Embedder):
         losses: for each head its own loss; the sum is minimised.
         optimizer: makes the optimizer from the parameters by role.
         schedule: makes the learning rates' schedule from the optimizer, or None.
-        evaluate: the metrics of a validation.
+        evaluate: the metrics of a validation, by rows of the table that is passed over.
+        validated_on: the name of its split.
         batches_per_epoch: length of the sampler's epoch.
         interval: the schedule moves every "step" or "epoch".
         warmup_steps: first steps, in which the backbone and the schedule stand still.
@@ -38,6 +39,7 @@ class MetricLearner(Embedder):
         optimizer: Callable[[Roles], Optimizer],
         schedule: Callable[[Optimizer], LRScheduler] | None,
         evaluate: Evaluate,
+        validated_on: str = "val",
         batches_per_epoch: int = 1,
         interval: str = "step",
         warmup_steps: int = 0,
@@ -48,6 +50,7 @@ class MetricLearner(Embedder):
         self.optimizer = optimizer
         self.schedule = schedule
         self.evaluate = evaluate
+        self.validated_on = validated_on
         self.batches_per_epoch = batches_per_epoch
         self.interval = interval
         self.warmup_steps = warmup_steps
@@ -132,12 +135,12 @@ class MetricLearner(Embedder):
         self._collect(batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the metrics of the validation split as ``val/...``."""
+        """Logs the metrics of the validation's split as ``val/...``."""
         embedded = self._gather()
         for head in self.losses:
             if not torch.isfinite(embedded.embeddings[head]).all():
                 raise self._diverged(head, embedded.embeddings[head])
-        metrics = evaluate_heads(embedded, self.evaluate, heads=False)
-        self.log_dict({f"val/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
+        metrics = self.evaluate(embedded.embeddings[ALL_HEADS].to(self.device), embedded.rows)
+        self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
         self.log("R@1", metrics["level0/recall@1"], prog_bar=True, logger=False)

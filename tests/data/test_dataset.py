@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dml.data.dataset import ImageDataset, collate
 from dml.data.table import ImageTable
+from dml.data.transforms import Pipeline, RandomResizedCrop, Resize
 from dml.ops.errors import InputError
 
 CLASSES = [0, 1, 0, 1, 0, 2]
@@ -164,6 +165,31 @@ def test_drop(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
     assert table.paths[2] in caplog.text
 
 
+@pytest.mark.parametrize("first", [Resize("warp", 8), RandomResizedCrop(8), same])
+def test_damage_that_only_decoding_finds(table: ImageTable, first: Any, caplog: pytest.LogCaptureFixture) -> None:
+    Image.effect_noise((90, 70), 50).save(table.paths[2], "JPEG")
+    Path(table.paths[2]).write_bytes(Path(table.paths[2]).read_bytes()[:1500])
+    pipeline = Pipeline([first, noise])
+    replaced, direct = (ImageDataset(table, pipeline, on_corrupt="replace")[row, (5, 6)] for row in (2, 4))
+    assert replaced is not None
+    assert direct is not None
+    assert replaced[2] == 4
+    assert torch.equal(replaced[0], direct[0])
+    assert ImageDataset(table, pipeline, on_corrupt="drop")[2] is None
+    assert len(caplog.records) == 2
+    with pytest.raises(InputError, match=f"image {table.paths[2]}: cannot be decoded"):
+        ImageDataset(table, pipeline)[2]
+
+
+def test_what_a_transform_refuses_is_no_unreadable_image(table: ImageTable) -> None:
+    def refuse(image: Tensor) -> Tensor:
+        raise InputError("too small")
+
+    for on_corrupt in ("replace", "drop"):
+        with pytest.raises(InputError, match="too small"):
+            ImageDataset(table, refuse, on_corrupt=on_corrupt)[2, (0,)]
+
+
 def test_a_bug_in_a_transform_is_no_unreadable_image(table: ImageTable) -> None:
     def fail(image: Tensor) -> Tensor:
         raise ValueError("a bug")
@@ -188,6 +214,24 @@ def test_collate(table: ImageTable) -> None:
     assert images[:, 0, 0, 0].tolist() == [40, 10]
     assert labels.tolist() == [[0, 7], [1, 7]]
     assert rows.tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("turned", [same, Tensor.contiguous])
+def test_collate_keeps_the_layout_in_memory(table: ImageTable, turned: Any) -> None:
+    """Whatever it is, the pixels are at their places."""
+    photos = torch.arange(2 * 3 * 5 * 4, dtype=torch.uint8).reshape(2, 5, 4, 3).permute(0, 3, 1, 2)
+    labels = torch.zeros(1, dtype=torch.long)
+    images, _, _ = collate([(turned(photo), labels, 0) for photo in photos])
+    assert torch.equal(images, photos)
+    assert images.is_contiguous() == (turned is not same)
+    assert images.is_contiguous(memory_format=torch.channels_last) == (turned is same)
+
+
+def test_collate_of_two_layouts(table: ImageTable) -> None:
+    photos = torch.arange(2 * 3 * 5 * 4, dtype=torch.uint8).reshape(2, 5, 4, 3).permute(0, 3, 1, 2)
+    labels = torch.zeros(1, dtype=torch.long)
+    for first, second in ((photos[0], photos[1].contiguous()), (photos[0].contiguous(), photos[1])):
+        assert torch.equal(collate([(first, labels, 0), (second, labels, 0)])[0], photos)
 
 
 def test_collate_leaves_out_what_is_missing(table: ImageTable) -> None:

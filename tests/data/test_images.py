@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from dml.data.images import read_image
+from dml.data.images import Box, ImageFile, MissingImageError, read_image
 from dml.ops.errors import InputError
 
 COLOURS = np.array(
@@ -45,7 +46,7 @@ def test_formats(tmp_path: Path, kind: str) -> None:
     image = read(tmp_path, saved(large(), kind))
     assert image.shape == (3, 32, 48)
     assert image.dtype == torch.uint8
-    assert image.is_contiguous()
+    assert image.permute(1, 2, 0).is_contiguous()  # as decoders give it and networks take it
     np.testing.assert_allclose(centres(image).astype(int), COLOURS, atol=8 if kind in ("JPEG", "WEBP") else 0)
 
 
@@ -69,6 +70,13 @@ def test_grayscale(tmp_path: Path, kind: str) -> None:
 def test_one_bit(tmp_path: Path) -> None:
     image = read(tmp_path, saved(large(np.array([[0, 255]], dtype=np.uint8)).convert("1"), "PNG"))
     assert centres(image).tolist() == [[[0, 0, 0], [255, 255, 255]]]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled(tmp_path: Path, kind: str) -> None:
+    levels = np.array([[0, 100 << 8, 0x80FF, 0xFFFF]], dtype=np.uint16)
+    image = read(tmp_path, saved(Image.fromarray(levels), kind))
+    assert image.permute(1, 2, 0).tolist() == [[[0] * 3, [100] * 3, [128] * 3, [255] * 3]]
 
 
 def test_cmyk_jpeg(tmp_path: Path) -> None:
@@ -131,6 +139,135 @@ def test_exif_orientation(tmp_path: Path, orientation: int, kind: str) -> None:
     np.testing.assert_allclose(centres(image).astype(int), ORIENTATIONS[orientation](COLOURS), atol=8)
 
 
+def test_orientation_in_xmp(tmp_path: Path) -> None:
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    image = read(tmp_path, saved(large(), "JPEG", xmp=xmp))
+    np.testing.assert_allclose(centres(image).astype(int), ORIENTATIONS[6](COLOURS), atol=8)
+
+
+@pytest.mark.parametrize("orientation", [None, 0, 9])
+def test_exif_without_an_orientation(tmp_path: Path, orientation: int | None) -> None:
+    exif = Image.Exif()
+    exif[0x0110] = "a camera"
+    if orientation is not None:
+        exif[0x0112] = orientation
+    image = read(tmp_path, saved(large(), "JPEG", exif=exif))
+    np.testing.assert_allclose(centres(image).astype(int), COLOURS, atol=8)
+
+
+# JPEG, which isn't left to Pillow
+
+
+def photo(width: int, height: int) -> Image.Image:
+    """Part of a photograph, any size."""
+    return Image.fromarray(load_sample_image("china.jpg")).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pillow(content: bytes) -> np.ndarray:
+    with Image.open(BytesIO(content)) as image:
+        return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("quality", [20, 90])
+def test_jpegs_are_pillows_to_the_bit(
+    tmp_path: Path, mode: str, progressive: bool, subsampling: int, quality: int
+) -> None:
+    for size in ((101, 67), (64, 48), (1, 1), (9, 70)):
+        content = saved(
+            photo(*size).convert(mode), "JPEG", quality=quality, progressive=progressive, subsampling=subsampling
+        )
+        assert (read(tmp_path, content).permute(1, 2, 0).numpy() == pillow(content)).all()
+
+
+def test_a_jpeg_that_holds_rgb(tmp_path: Path) -> None:
+    content = saved(photo(40, 30), "JPEG", keep_rgb=True)
+    assert (read(tmp_path, content).permute(1, 2, 0).numpy() == pillow(content)).all()
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xff", b"junk", b"\0" * 100])
+def test_a_jpeg_that_only_pillow_puts_up_with(tmp_path: Path, junk: bytes) -> None:
+    """Bytes that don't belong where they are: what Pillow makes of it is taken."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = saved(photo(40, 30), "JPEG", exif=exif)
+    first_segment_after_exif = content.index(b"\xff\xdb")
+    for place in (2, first_segment_after_exif, len(content) - 2):
+        damaged = content[:place] + junk + content[place:]
+        try:
+            expected = pillow(damaged)
+        except (OSError, SyntaxError):
+            continue
+        assert (read(tmp_path, damaged).permute(1, 2, 0).numpy() == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_a_part_of_an_image(tmp_path: Path, kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "image").write_bytes(saved(photo(53, 41), kind, exif=exif))
+    file = ImageFile(f"{tmp_path}/image")
+    whole = read_image(f"{tmp_path}/image")
+    assert whole.shape == (3, file.height, file.width)
+    assert (file.height, file.width) == ((53, 41) if orientation > 4 else (41, 53))
+    for box in (Box(0, 0, 1, 1), Box(5, 7, 30, 20), Box(0, 0, file.height, file.width), Box(file.height - 1, 2, 1, 9)):
+        part = file.pixels(box)
+        assert torch.equal(part, whole[:, box.top : box.top + box.height, box.left : box.left + box.width])
+        assert part.permute(1, 2, 0).is_contiguous()
+
+
+REDUCED = [
+    ((300, 200), (300, 200), 1),
+    ((300, 200), (151, 100), 1),
+    ((300, 200), (150, 101), 1),
+    ((300, 200), (150, 100), 2),
+    ((303, 201), (150, 100), 2),
+    ((303, 201), (75, 50), 4),
+    ((303, 201), (37, 25), 8),
+    ((303, 201), (1, 1), 8),
+]
+
+
+@pytest.mark.parametrize(("size", "at_least", "reduction"), REDUCED)
+def test_a_jpeg_is_decoded_as_small_as_suffices(
+    tmp_path: Path, size: tuple[int, int], at_least: tuple[int, int], reduction: int
+) -> None:
+    (height, width), image = size, photo(size[1], size[0])
+    (tmp_path / "image").write_bytes(saved(image, "JPEG", quality=95))
+    pixels = ImageFile(f"{tmp_path}/image").pixels(at_least=at_least)
+    assert pixels.shape == (3, -(-height // reduction), -(-width // reduction))
+    means = np.asarray(image.reduce(reduction), dtype=float)
+    assert np.abs(pixels.permute(1, 2, 0).numpy() - means).mean() < 5
+    (tmp_path / "image").write_bytes(saved(image, "PNG"))
+    assert ImageFile(f"{tmp_path}/image").pixels(at_least=at_least).shape == (3, height, width)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_a_part_of_a_reduced_image(tmp_path: Path, orientation: int) -> None:
+    """On the edges of decoded pixels it is their part; elsewhere it is off by less than one of them."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "image").write_bytes(saved(photo(401, 300), "JPEG", exif=exif))
+    file = ImageFile(f"{tmp_path}/image")
+    reduced = file.pixels(at_least=(file.height // 4, file.width // 4))
+    assert torch.equal(file.pixels(Box(40, 80, 200, 160), (50, 40)), reduced[:, 10:60, 20:60])
+    assert torch.equal(file.pixels(Box(41, 79, 202, 161), (50, 40)), reduced[:, 10:61, 20:60])
+    assert file.pixels(Box(40, 80, 199, 160), (50, 40)).shape == (3, 100, 80)  # one row too few: at half the size
+
+
+def test_a_damaged_scan_is_found_when_it_is_decoded(tmp_path: Path) -> None:
+    content = saved(photo(300, 200), "JPEG")
+    (tmp_path / "image").write_bytes(content[: len(content) // 2])
+    file = ImageFile(f"{tmp_path}/image")
+    assert (file.height, file.width) == (200, 300)
+    for arguments in ((), (Box(0, 0, 9, 9),), (None, (20, 30))):
+        with pytest.raises(InputError, match=r"image .*: cannot be decoded \("):
+            file.pixels(*arguments)
+
+
 # archives
 
 
@@ -165,6 +302,8 @@ def fails(path: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["none.jpg", "none.zip/1.jpg", "folder/none.jpg"])
 def test_missing(tmp_path: Path, name: str) -> None:
     fails(f"{tmp_path}/{name}", "no such file (data.on_corrupt=skip")
+    with pytest.raises(MissingImageError):
+        ImageFile(f"{tmp_path}/{name}")
 
 
 def test_a_folder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import metric_oracles as oracles
 import numpy as np
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.evaluation import evaluate, protocol
+from dml.evaluation import blocks, evaluate, protocol
 from dml.ops.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
@@ -42,15 +43,18 @@ def recall_bounds(similarity: Any, positive: Any, k: int) -> tuple[float, float,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vectors(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+@pytest.mark.parametrize("memory", [1, 2**29])
+def test_vectors(case: dict[str, Any], alpha: float, memory: int) -> None:
     given = {"query": np.array(case["query"]), "query_labels": np.array(case["query_labels"])}
     if not case["same"]:
         given |= {"gallery": np.array(case["gallery"]), "gallery_labels": np.array(case["gallery_labels"])}
-    found = evaluate(**given, recall_at=(1, 2, 4, 8, 10), clustering=False)
-    expected = case["expected"]["alpha=1.0"]
-    for level in range(3):
-        for k in (1, 2, 4, 8, 10):
-            assert found[f"level{level}/recall@{k}"] == pytest.approx(expected[f"recall@{k}/level{level}"], abs=1e-9)
+    found = evaluate(**given, recall_at=(1, 2, 4, 8, 10), alpha=alpha, clustering=False, memory=memory)
+    expected = case["expected"][f"alpha={alpha}"]
+    assert len(expected) == 3 + 3 * 8
+    for name, value in expected.items():
+        metric, _, level = name.partition("/")
+        assert found[f"{level}/{metric}" if level else metric] == pytest.approx(value, abs=1e-6), name
 
 
 coordinates = st.integers(-2, 2).map(float)
@@ -103,23 +107,35 @@ def hundred() -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_perfect_ranking_scores_one() -> None:
     labels = torch.arange(30) % 6
     found = evaluate(torch.eye(6)[labels], labels)
-    assert found.pop("level0/queries_without_positives") == 0
-    assert set(found) == {f"level0/{m}" for m in ("recall@1", "recall@2", "recall@4", "recall@8", "nmi", "ami", "f1")}
-    assert found["level0/recall@1"] == found["level0/recall@8"] == 1
+    assert found.pop("level0/queries_without_positives") == found.pop("queries_without_positives") == 0
+    level = ("recall@1", "recall@2", "recall@4", "recall@8", "ap", "map@r", "r_precision", "nmi", "ami", "f1")
+    assert set(found) == {*(f"level0/{metric}" for metric in level), "h_ap", "ndcg", "asi"}
+    clusters = {f"level0/{metric}" for metric in ("nmi", "ami", "f1")}
+    assert all(found[metric] == pytest.approx(1) for metric in found if metric not in clusters)
+
+
+def test_a_perfect_ranking_by_level_scores_one() -> None:
+    """Two items of a super-class's other class, one of the query's: both levels are as relevant, 1/2 an item."""
+    labels = torch.stack([torch.arange(8) // 2, torch.arange(8) // 4], dim=1)
+    embeddings = torch.cat([torch.eye(4)[labels[:, 0]], 0.5 * torch.eye(2)[labels[:, 1]]], dim=1)
+    found = evaluate(embeddings, labels, recall_at=(1,), clustering=False)
+    assert all(value == pytest.approx(0 if "without" in name else 1) for name, value in found.items())
 
 
 def test_separate_classes_are_clustered_perfectly() -> None:
     """Two classes: from any two different directions k-means finds them."""
     labels = torch.arange(30) % 2
     scatter = torch.linspace(-0.1, 0.1, 30)[:, None] * torch.tensor([0.0, 0.0, 1.0])
-    found = evaluate(torch.eye(3)[labels] + scatter, labels, recall_at=())
+    found = evaluate(torch.eye(3)[labels] + scatter, labels, metrics=["nmi", "ami", "f1"])
     assert found == pytest.approx({"level0/nmi": 1.0, "level0/ami": 1.0, "level0/f1": 1.0})
 
 
 def test_collapsed_embeddings_gain_nothing() -> None:
     """All the same: every query is answered with item 0, or item 0 with item 1, whatever its class."""
     labels = torch.arange(100) // 5
-    assert evaluate(torch.ones(100, 4), labels, clustering=False)["level0/recall@1"] == pytest.approx(0.05)
+    alone = evaluate(torch.ones(100, 4), labels, metrics=["recall"], clustering=False)
+    found = evaluate(torch.ones(100, 4), labels, clustering=False)
+    assert alone["level0/recall@1"] == found["level0/recall@1"] == pytest.approx(0.05)
 
 
 def test_order_of_queries_and_gallery_is_irrelevant_without_ties(hundred: Any) -> None:
@@ -147,29 +163,76 @@ def test_same_seed_same_metrics_and_any_container(hundred: Any) -> None:
 
 def test_one_level_may_be_flat(hundred: Any) -> None:
     embeddings, labels = hundred
-    both = evaluate(embeddings, labels)
-    assert evaluate(embeddings, labels[:, 0]) == {key: both[key] for key in both if key.startswith("level0/")}
+    both, flat = evaluate(embeddings, labels), evaluate(embeddings, labels[:, 0])
+    assert {key: flat[key] for key in flat if "/" in key} == pytest.approx(
+        {key: both[key] for key in both if key.startswith("level0/")}
+    )
+    assert flat["h_ap"] == pytest.approx(flat["level0/ap"])
 
 
 def test_queries_without_positives_are_left_out_and_counted() -> None:
     embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.9, 0.1]])
-    found = evaluate(embeddings, torch.tensor([0, 0, 1, 2]), recall_at=(1, 3), clustering=False)
+    found = evaluate(embeddings, torch.tensor([0, 0, 1, 2]), metrics=["recall"], recall_at=(1, 3), clustering=False)
     # item 3 is nearer to item 1 than item 0 is; items 2 and 3 have no second of their class
     assert found == {"level0/queries_without_positives": 2.0, "level0/recall@1": 0.5, "level0/recall@3": 1.0}
 
 
+def keys(*metrics: str) -> set[str]:
+    return {f"level{level}/{metric}" for level in range(2) for metric in metrics}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ([], set()),
+        (["recall"], keys("recall@5", "queries_without_positives")),
+        (["ap", "map@r"], keys("ap", "map@r", "queries_without_positives")),
+        (["h_ap", "asi"], {"h_ap", "asi", "queries_without_positives"}),
+        (["nmi", "f1"], keys("nmi", "f1")),
+        (["recall", "ndcg"], {*keys("recall@5", "queries_without_positives"), "ndcg", "queries_without_positives"}),
+    ],
+)
+def test_only_what_is_asked_for_is_given(hundred: Any, metrics: list[str], expected: set[str]) -> None:
+    found, everything = (
+        evaluate(*hundred, recall_at=(5,), **asked) for asked in ({"metrics": metrics}, dict[str, Any]())
+    )
+    assert set(found) == expected
+    assert found == pytest.approx({name: everything[name] for name in found})
+
+
 def test_only_what_is_asked_for_is_computed(hundred: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*arguments: Any) -> None:
+    def never(*arguments: Any, **settings: Any) -> None:
         raise AssertionError(arguments)
 
-    assert evaluate(*hundred, recall_at=(), clustering=False) == {}
-    with monkeypatch.context() as patch:
-        patch.setattr(protocol, "kmeans", never)
-        assert set(evaluate(*hundred, recall_at=(5,), clustering=False)) == {
-            f"level{i}/{m}" for i in range(2) for m in ("recall@5", "queries_without_positives")
-        }
-    monkeypatch.setattr(protocol, "nearest_neighbors", never)
-    assert set(evaluate(*hundred, recall_at=())) == {f"level{i}/{m}" for i in range(2) for m in ("nmi", "ami", "f1")}
+    monkeypatch.setattr(blocks, "Gallery", never)
+    evaluate(*hundred, metrics=["recall", "nmi"])
+    monkeypatch.setattr(blocks, "Search", never)
+    evaluate(*hundred, metrics=["nmi"])
+    evaluate(*hundred, metrics=["recall", "nmi"], recall_at=())
+    monkeypatch.setattr(protocol, "kmeans", never)
+    assert evaluate(*hundred, metrics=["recall"], recall_at=()) == {}
+    assert evaluate(*hundred, metrics=["nmi", "ami", "f1"], clustering=False) == {}
+
+
+def test_the_geometric_mean_is_an_option(hundred: Any) -> None:
+    arithmetic, geometric = (
+        evaluate(*hundred, metrics=["nmi", "ami"], nmi_average=average) for average in ("arithmetic", "geometric")
+    )
+    assert all(geometric[name] > arithmetic[name] for name in arithmetic)
+
+
+def test_the_release_counts_the_query_among_its_items(hundred: Any) -> None:
+    embeddings, labels = hundred
+    similarity = cosines(embeddings, embeddings)
+    expected: dict[bool, list[float]] = {False: [], True: []}
+    for query in range(100):
+        order = [j for j in np.argsort(-similarity[query], kind="stable") if j != query]
+        levels = [int((labels[j] == labels[query]).sum()) for j in order]
+        for count_query, values in expected.items():
+            values.append(oracles.h_ap(oracles.power_relevance(levels, 2, 1.0, count_query)))
+    for count_query, values in expected.items():
+        found = evaluate(embeddings, labels, metrics=["h_ap"], count_query=count_query)
+        assert found["h_ap"] == pytest.approx(np.mean(values), abs=1e-9)
 
 
 FOUR = torch.eye(4)
@@ -195,6 +258,7 @@ PAIRS = torch.tensor([0, 0, 1, 1])
         ({"query_labels": torch.stack([PAIRS, torch.arange(4)], 1)}, "level1: none of the 4 queries"),
         ({"gallery": FOUR, "gallery_labels": PAIRS + 2}, "level0: none of the 4 queries"),
         ({"recall_at": (1, 0)}, "recall_at"),
+        ({"metrics": ["recall", "map"]}, "metrics = 'map': expected some of recall, ap, map@r"),
         ({"seed": -1}, "seed"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
-from dml.evaluation.pictures import CORRECT, PAPER, WRONG, choose_queries, retrieval_sheet
+from dml.evaluation.pictures import CORRECT, PAPER, WRONG, choose_queries, contact_sheet, retrieval_sheet
 from dml.ops.errors import InputError
 
 BLUE = np.full((20, 20, 3), (40, 60, 200), dtype=np.uint8)
@@ -99,3 +99,35 @@ def test_chosen_queries_are_a_uniform_sample_by_seed() -> None:
 def test_more_queries_than_there_are(number: int) -> None:
     with pytest.raises(InputError, match="expected 1 to 5"):
         choose_queries(5, number)
+
+
+# contact sheets
+
+
+def test_a_contact_sheet_has_a_line_a_title(tmp_path: Path) -> None:
+    contact_sheet([("one", [BLUE] * 4), ("two", [BLUE] * 2), ("", [BLUE])], tmp_path / "sheet.png", width=400)
+    image = pixels(tmp_path / "sheet.png")
+    blue = (image == BLUE[0, 0]).all(axis=2)
+    runs = [sum(1 for before, now in pairwise(line) if now and not before) for line in blue]
+    assert image.shape[1] == 400
+    assert [count for before, count in pairwise([0, *runs]) if count and not before] == [4, 2, 1]
+    titles = (image.min(axis=2) < 128) & ~blue
+    assert titles.any(axis=1).sum() > 10
+    assert blue.sum() > 7 * 70 * 70
+
+
+def test_a_contact_sheet_is_a_function_of_its_pictures(tmp_path: Path) -> None:
+    for name in ("first.png", "second.png"):
+        contact_sheet([("a title", [BLUE, BLUE])], tmp_path / name)
+    assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
+
+
+@pytest.mark.parametrize("rows", [[], [("nothing", [])]])
+def test_a_contact_sheet_of_nothing(rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="contact_sheet: no picture to show"):
+        contact_sheet(rows, tmp_path / "sheet.png")
+
+
+def test_a_contact_sheet_of_too_many(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="width = 200: 9 pictures leave 8 pixels a tile, 32 needed"):
+        contact_sheet([("many", [BLUE] * 9)], tmp_path / "sheet.png", width=200)

@@ -1,23 +1,74 @@
+from collections.abc import Callable
 from typing import Any
 
+import metric_oracles as oracles
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch import Tensor
 
-from dml.metrics.binary import recall_at_k
+from dml.metrics.binary import (
+    average_precision,
+    first_ranks,
+    map_at_r,
+    number_of,
+    positive_ranks,
+    r_precision,
+    recall_at_k,
+)
+
+Metric = Callable[[Tensor], Tensor]
+PAIRS: list[tuple[Metric, Callable[[list[bool]], float]]] = [
+    (average_precision, oracles.average_precision),
+    (map_at_r, oracles.map_at_r),
+    (r_precision, oracles.r_precision),
+    *[(lambda ranks, k=k: recall_at_k(ranks, k), lambda row, k=k: oracles.recall(row, k)) for k in (1, 3, 50)],
+]
+RANKINGS = hnp.arrays(np.bool_, st.tuples(st.integers(0, 6), st.integers(1, 20)))
 
 
-@given(hnp.arrays(np.bool_, st.tuples(st.integers(0, 6), st.integers(1, 9))), st.integers(1, 12))
-def test_recall_at_k_is_one_where_a_hit_is_among_the_first_k(relevant: Any, k: int) -> None:
-    expected = [1.0 if any(row[j] for j in range(min(k, len(row)))) else 0.0 for row in relevant]
-    recall = recall_at_k(torch.from_numpy(relevant), k)
-    assert recall.tolist() == expected
-    assert recall.dtype == torch.float32
+@pytest.mark.parametrize(("metric", "oracle"), PAIRS)
+@given(RANKINGS)
+@settings(deadline=None)
+def test_agrees_with_its_definition(metric: Metric, oracle: Callable[[list[bool]], float], relevant: Any) -> None:
+    values = metric(positive_ranks(torch.from_numpy(relevant)))
+    assert values.dtype == torch.float64
+    assert values.shape == (len(relevant),)
+    for row, value in zip(relevant.tolist(), values.tolist(), strict=True):
+        if any(row):
+            assert value == pytest.approx(oracle(row), abs=1e-12)
 
 
-def test_recall_at_k_never_falls_with_k() -> None:
-    relevant = torch.from_numpy(np.random.default_rng(0).random((50, 10)) < 0.2)
-    values = torch.stack([recall_at_k(relevant, k) for k in range(1, 11)])
-    assert (values.diff(dim=0) >= 0).all()
+@given(RANKINGS)
+@settings(deadline=None)
+def test_ranks_are_those_of_the_relevant_items(relevant: Any) -> None:
+    ranks = positive_ranks(torch.from_numpy(relevant))
+    found = [[int(rank) for rank in row if rank < np.inf] for row in ranks.tolist()]
+    assert found == [[place for place, hit in enumerate(row, 1) if hit] for row in relevant.tolist()]
+    assert number_of(ranks).tolist() == [sum(row) for row in relevant.tolist()]
+    assert ranks.shape[1] == max((sum(row) for row in relevant.tolist()), default=0)
+    assert first_ranks(torch.from_numpy(relevant)).squeeze(1).tolist() == [row[0] if row else np.inf for row in found]
+
+
+@pytest.mark.parametrize("metric", [average_precision, map_at_r, r_precision])
+@pytest.mark.parametrize("columns", [0, 3])
+def test_without_positives_there_is_no_value(metric: Metric, columns: int) -> None:
+    ranks = torch.full((2, columns), torch.inf, dtype=torch.float64)
+    assert metric(ranks).isnan().all()
+    assert recall_at_k(ranks, 5).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("metric", "oracle"), PAIRS)
+def test_a_perfect_ranking_scores_one(metric: Metric, oracle: Any) -> None:
+    relevant = torch.arange(9) < torch.tensor([[1], [4], [9]])
+    assert metric(positive_ranks(relevant)).tolist() == [1, 1, 1]
+
+
+def test_padding_changes_nothing() -> None:
+    ranks = positive_ranks(torch.from_numpy(np.random.default_rng(0).random((50, 30)) < 0.2))
+    padded = torch.nn.functional.pad(ranks, (0, 11), value=torch.inf)
+    for metric, _ in PAIRS:
+        torch.testing.assert_close(metric(padded), metric(ranks), equal_nan=True, atol=1e-14, rtol=0)

@@ -1,6 +1,6 @@
 import json
 import math
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import adjusted_mutual_info_score
 
 from dml.metrics.clustering import ami, nmi, pair_f1
 
@@ -24,11 +25,16 @@ def entropy(of: list[Any]) -> float:
 
 def nmi_by_definition(assignment: list[int], labels: list[int], average: str) -> float:
     a, y = entropy(assignment), entropy(labels)
-    information = a + y - entropy(list(zip(assignment, labels, strict=True)))
+    shared = information(assignment, labels)
     mean = (a + y) / 2 if average == "arithmetic" else math.sqrt(a * y)
     if len(set(assignment)) == len(set(labels)) == 1:
         return 1.0
-    return information / mean if mean else 0.0
+    return shared / mean if mean else 0.0
+
+
+def information(assignment: Any, labels: Any) -> float:
+    pairs = list(zip(assignment, labels, strict=True))
+    return entropy(list(assignment)) + entropy(list(labels)) - entropy(pairs)
 
 
 def f1_by_definition(assignment: list[int], labels: list[int]) -> float:
@@ -72,6 +78,35 @@ def test_pair_f1_agrees_with_its_definition(pair: Any) -> None:
 def test_the_same_partition_under_other_names_is_perfect(metric: Any, items: list[int]) -> None:
     labels = torch.tensor(items)
     assert metric(70 - labels, labels) == pytest.approx(1.0)
+
+
+@given(st.integers(2, 6).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 2), min_size=n, max_size=n)] * 2)))
+@settings(deadline=None, max_examples=40)
+def test_ami_takes_off_the_mean_over_all_orders(pair: Any) -> None:
+    assignment, labels = pair
+    expected = np.mean([information(order, labels) for order in permutations(assignment)])
+    mean = (entropy(assignment) + entropy(labels)) / 2
+    value = ami(np.array(assignment), np.array(labels))
+    if mean - expected < 1e-9:  # the partitions are the same, or one is a single group
+        assert value in (0.0, 1.0)
+    else:
+        assert value == pytest.approx((information(assignment, labels) - expected) / (mean - expected), abs=1e-9)
+
+
+@given(partitions, st.sampled_from(["arithmetic", "geometric"]))
+@settings(deadline=None)
+def test_ami_agrees_with_scikit_learn(pair: Any, average: Any) -> None:
+    assignment, labels = np.array(pair[0]), np.array(pair[1])
+    expected = adjusted_mutual_info_score(labels, assignment, average_method=average)
+    assert ami(assignment, labels, average) == pytest.approx(expected, abs=1e-9)
+
+
+def test_ami_of_many_classes_agrees_with_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 400, 3000)
+    assignment = np.where(rng.random(3000) < 0.5, labels, rng.integers(0, 300, 3000))
+    expected = adjusted_mutual_info_score(labels, assignment)
+    assert ami(assignment, labels) == pytest.approx(expected, abs=1e-9)
 
 
 def test_ami_of_random_clusters_is_about_zero_where_nmi_is_not() -> None:

@@ -1,0 +1,297 @@
+// The map of the embeddings: draws it, and answers the pointer, the keys and the controls beside it.
+"use strict";
+
+(() => {
+  const section = document.getElementById("map");
+  if (!section) return;
+
+  const REACH = 20; // CSS pixels around a pointer within which a point is meant
+  const FEW = 12; // classes that a legend can list
+  const FARTHEST = 40; // zoom
+  const data = JSON.parse(document.getElementById("map-data").textContent);
+  const points = data.x.length;
+  const canvas = section.querySelector("canvas");
+  const context = canvas.getContext("2d");
+  const card = section.querySelector(".card");
+  const legend = section.querySelector(".classes");
+  const said = document.getElementById("shown");
+  const find = document.getElementById("find");
+  const asPictures = document.getElementById("as-pictures");
+
+  const view = { zoom: 1, x: data.width / 2, y: data.height / 2 };
+  let colouring = data.colourings[0];
+  let chosen = () => true; // whether a point is in colour; the others are dimmed
+  let pointed = -1;
+  let sheet = null;
+  let asked = 0;
+
+  // CSS pixels for a unit of the data
+  const scale = () => 0.94 * view.zoom * Math.min(canvas.clientWidth / data.width, canvas.clientHeight / data.height);
+  const across = (i) => (data.x[i] - view.x) * scale() + canvas.clientWidth / 2;
+  const down = (i) => (view.y - data.y[i]) * scale() + canvas.clientHeight / 2;
+
+  // drawing
+
+  function redraw() {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(draw);
+  }
+
+  function draw() {
+    const ratio = window.devicePixelRatio;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const css = getComputedStyle(canvas);
+    const colours = colouring.colours.map((name) => resolved(name, css));
+    const paint = asPictures.checked && sheet && sheet.complete ? drawPicture : drawDot;
+    const visible = [];
+    for (let i = 0; i < points; i++) {
+      const [x, y] = [across(i), down(i)];
+      if (x > -50 && y > -50 && x < width + 50 && y < height + 50) visible.push(i);
+    }
+    for (const lit of [false, true]) {
+      context.globalAlpha = lit ? 1 : 0.12;
+      for (const i of visible) if (chosen(i) === lit) paint(i, colours[colouring.of[i]]);
+    }
+    context.globalAlpha = 1;
+    if (pointed >= 0) drawPointed(visible, css.getPropertyValue("--ink"), paint, colours);
+  }
+
+  function resolved(colour, css) {
+    const variable = /^var\((.+)\)$/.exec(colour);
+    return variable ? css.getPropertyValue(variable[1]) : colour;
+  }
+
+  function drawPointed(visible, ink, paint, colours) {
+    const side = reach() + 2;
+    context.strokeStyle = ink;
+    for (const i of visible) {
+      if (colouring.of[i] !== colouring.of[pointed] || colouring.classes.length <= FEW) continue;
+      paint(i, colours[colouring.of[i]]);
+      ring(i, side, 1.5);
+    }
+    paint(pointed, colours[colouring.of[pointed]]);
+    ring(pointed, side, 2.5);
+  }
+
+  // half a point's size, in CSS pixels
+  function reach() {
+    const small = canvas.clientWidth < 500 ? 0.75 : 1;
+    return asPictures.checked ? Math.min(33, 9 * small * view.zoom ** 0.6) : Math.min(8, 3 * small * view.zoom ** 0.35);
+  }
+
+  function ring(i, half, width) {
+    context.lineWidth = width;
+    context.beginPath();
+    if (asPictures.checked) context.rect(across(i) - half, down(i) - half, 2 * half, 2 * half);
+    else context.arc(across(i), down(i), half, 0, 2 * Math.PI);
+    context.stroke();
+  }
+
+  function drawDot(i, colour) {
+    context.fillStyle = colour;
+    context.beginPath();
+    context.arc(across(i), down(i), reach(), 0, 2 * Math.PI);
+    context.fill();
+  }
+
+  function drawPicture(i) {
+    const cell = sheet.naturalWidth / data.columns;
+    const half = reach();
+    const [column, row] = place(data.tile[i]);
+    context.drawImage(sheet, column * cell, row * cell, cell, cell, across(i) - half, down(i) - half, 2 * half, 2 * half);
+  }
+
+  const place = (tile) => [tile % data.columns, Math.floor(tile / data.columns)];
+
+  // moving
+
+  function zoomBy(factor, x = canvas.clientWidth / 2, y = canvas.clientHeight / 2) {
+    const before = scale();
+    const zoom = factor === 0 ? 1 : Math.min(FARTHEST, Math.max(1, view.zoom * factor));
+    view.zoom = zoom;
+    const by = 1 / before - 1 / scale();
+    moveTo(view.x + (x - canvas.clientWidth / 2) * by, view.y - (y - canvas.clientHeight / 2) * by);
+  }
+
+  function moveTo(x, y) {
+    const free = 1 - 1 / view.zoom; // the whole map stays in its middle
+    const within = (value, extent) => Math.min((extent * (1 + free)) / 2, Math.max((extent * (1 - free)) / 2, value));
+    [view.x, view.y] = [within(x, data.width), within(y, data.height)];
+    canvas.style.touchAction = view.zoom > 1 ? "none" : "auto"; // a finger scrolls the page unless it can move the map
+    canvas.style.cursor = view.zoom > 1 ? "grab" : "default";
+    showCard(-1);
+  }
+
+  // pointing
+
+  function nearest(x, y) {
+    let [best, least] = [-1, Math.max(REACH, reach()) ** 2];
+    for (let i = 0; i < points; i++) {
+      if (!chosen(i)) continue;
+      const distance = (across(i) - x) ** 2 + (down(i) - y) ** 2;
+      if (distance < least) [best, least] = [i, distance];
+    }
+    return best;
+  }
+
+  function showCard(i) {
+    pointed = i;
+    card.hidden = i < 0;
+    redraw();
+    if (i < 0) return;
+    const [column, row] = place(data.tile[i]);
+    const picture = card.querySelector(".tile");
+    picture.style.setProperty("--column", column);
+    picture.style.setProperty("--row", row);
+    const lines = data.colourings.map((each) => each.classes[each.of[i]]);
+    const [hit, name, ...above] = lines.reverse();
+    const words = card.querySelector(".words");
+    words.replaceChildren(element("strong", name), element("span", above.reverse().join(" › ")));
+    words.append(element("span", `Nearest neighbour ${hit}`));
+    const [width, height] = [card.offsetWidth, card.offsetHeight];
+    const left = across(i) + 16 + width < canvas.clientWidth ? across(i) + 16 : across(i) - 16 - width;
+    const top = down(i) + 16 + height < canvas.clientHeight ? down(i) + 16 : down(i) - 16 - height;
+    card.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
+  }
+
+  function element(tag, text) {
+    const made = document.createElement(tag);
+    made.textContent = text;
+    return made;
+  }
+
+  // controls
+
+  function choose(test, words) {
+    chosen = test || (() => true);
+    let count = 0;
+    for (let i = 0; i < points; i++) count += chosen(i);
+    said.textContent = test ? `${words}: ${count.toLocaleString("en")} of ${points.toLocaleString("en")}` : explained();
+    showCard(-1);
+  }
+
+  function explained() {
+    const count = colouring.classes.length.toLocaleString("en");
+    if (colouring.classes.length <= FEW) return colouring.name;
+    return `${count} ${colouring.name} classes, too many for colours: point at a picture to see the others of its class.`;
+  }
+
+  function listClasses() {
+    const few = colouring.classes.length <= FEW;
+    legend.replaceChildren(...(few ? colouring.classes.map(classButton) : []));
+    choose(null);
+  }
+
+  function classButton(name, number) {
+    const [button, dot] = [element("button", name), document.createElement("i")];
+    button.type = "button";
+    button.ariaPressed = "false";
+    dot.style.background = colouring.colours[number];
+    button.prepend(dot);
+    button.addEventListener("click", () => {
+      const pressed = button.ariaPressed !== "true";
+      release();
+      find.value = "";
+      button.ariaPressed = String(pressed);
+      choose(pressed ? (i) => colouring.of[i] === number : null, name);
+    });
+    return button;
+  }
+
+  function release() {
+    for (const button of legend.children) button.ariaPressed = "false";
+  }
+
+  find.addEventListener("input", () => {
+    release();
+    zoomBy(0); // what is found may be out of sight
+    const text = find.value.trim().toLowerCase();
+    const levels = data.colourings.slice(0, -1);
+    const matching = levels.map((level) => level.classes.map((name) => name.toLowerCase().includes(text)));
+    choose(text && ((i) => levels.some((level, j) => matching[j][level.of[i]])), `“${find.value.trim()}”`);
+  });
+
+  for (const radio of section.querySelectorAll("[name=colouring]")) {
+    radio.addEventListener("change", () => {
+      colouring = data.colourings[Number(radio.value)];
+      if (!find.value) listClasses();
+      else redraw();
+    });
+  }
+
+  asPictures.addEventListener("change", () => {
+    if (!sheet) {
+      sheet = new Image();
+      sheet.addEventListener("load", redraw);
+      sheet.src = getComputedStyle(card.querySelector(".tile")).backgroundImage.slice(5, -2); // within url and quotes
+    }
+    redraw();
+  });
+
+  for (const button of section.querySelectorAll("[data-zoom]")) {
+    button.addEventListener("click", () => zoomBy(Number(button.dataset.zoom)));
+  }
+
+  // pointer and keys
+
+  let held = null; // where a drag stands, and how far it has come
+
+  canvas.addEventListener("pointerdown", (event) => {
+    held = { x: event.offsetX, y: event.offsetY, far: 0 };
+    if (view.zoom > 1) canvas.setPointerCapture(event.pointerId);
+  });
+
+  canvas.addEventListener("pointermove", (event) => {
+    if (!held || view.zoom === 1) {
+      if (event.pointerType === "mouse") showCard(nearest(event.offsetX, event.offsetY));
+      return;
+    }
+    const [right, below] = [event.offsetX - held.x, event.offsetY - held.y];
+    held = { x: event.offsetX, y: event.offsetY, far: held.far + Math.hypot(right, below) };
+    moveTo(view.x - right / scale(), view.y + below / scale());
+  });
+
+  canvas.addEventListener("pointerup", (event) => {
+    if (held && held.far < 6) showCard(nearest(event.offsetX, event.offsetY));
+    held = null;
+  });
+
+  canvas.addEventListener("pointercancel", () => (held = null));
+  canvas.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "mouse") showCard(-1);
+  });
+
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      if (!event.ctrlKey) return; // the wheel alone scrolls the page
+      event.preventDefault();
+      zoomBy(Math.exp(-event.deltaY / 200), event.offsetX, event.offsetY);
+    },
+    { passive: false },
+  );
+
+  canvas.addEventListener("keydown", (event) => {
+    const step = 60 / scale();
+    const answers = {
+      "+": () => zoomBy(1.6),
+      "=": () => zoomBy(1.6),
+      "-": () => zoomBy(0.625),
+      0: () => zoomBy(0),
+      ArrowLeft: () => moveTo(view.x - step, view.y),
+      ArrowRight: () => moveTo(view.x + step, view.y),
+      ArrowUp: () => moveTo(view.x, view.y + step),
+      ArrowDown: () => moveTo(view.x, view.y - step),
+    };
+    if (event.ctrlKey || event.metaKey || !(event.key in answers)) return;
+    event.preventDefault();
+    answers[event.key]();
+  });
+
+  new ResizeObserver(() => showCard(-1)).observe(canvas);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  listClasses();
+})();

@@ -1,0 +1,112 @@
+"""Ranks blocks of queries, in one of three ways."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from dml.evaluation.items import Items
+from dml.evaluation.positives import Positives
+from dml.evaluation.ranked import Ranked, rank_block, rank_rows
+from dml.evaluation.scores import Wanted, scores
+from dml.metrics.binary import first_ranks, recall_at_k
+from dml.retrieval.gallery import Gallery
+from dml.retrieval.search import Search
+
+GROUP = 16  # queries that a thread ranks at a time; sums over a group's padded rows round alike in any block
+
+
+class Block(NamedTuple):
+    """Some queries in turn: their metrics {name: (Q,)}, nearest items (Q, k) and cosines (Q, k)."""
+
+    queries: range
+    scores: dict[str, Tensor]
+    neighbors: Tensor
+    similarities: Tensor
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Queries to rank a gallery for.
+
+    Args:
+        queries: on one device with the gallery.
+        gallery: the queries themselves if they are their own.
+        positives: of the queries.
+        wanted: metrics.
+        neighbors: how many of the nearest items to give.
+    """
+
+    queries: Items
+    gallery: Items
+    positives: Positives
+    wanted: Wanted
+    neighbors: int
+
+    def blocks(self, rows: range, size: int) -> Iterator[Block]:
+        """The queries `rows`, the distances of `size` of them to the gallery in memory at a time.
+
+        The nearest neighbours alone are FAISS's work.
+        """
+        if self.queries.embeddings.is_cuda:
+            return self._by_device(rows, size)
+        return self._by_search(rows, size) if self.wanted.recall_alone else self._by_threads(rows, size)
+
+    def _by_search(self, rows: range, size: int) -> Iterator[Block]:
+        longest = max((*self.wanted.recalls, self.neighbors))
+        search = Search(self.gallery.embeddings, longest, own=self.positives.own)
+        for block in _parts(rows, size):
+            similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
+            values: dict[str, Tensor] = {}
+            for level, column in enumerate(self.positives.columns):
+                label = self.positives.queries[block.start : block.stop, level, None]
+                ranks = first_ranks(torch.from_numpy(column[neighbors] == label))
+                values |= {f"level{level}/recall@{k}": recall_at_k(ranks, k) for k in self.wanted.recalls}
+            nearest = torch.from_numpy(neighbors[:, : self.neighbors])
+            yield Block(block, values, nearest, torch.from_numpy(similarities[:, : self.neighbors]))
+
+    def _by_threads(self, rows: range, size: int) -> Iterator[Block]:
+        gallery = Gallery(self.gallery.embeddings)
+        memory = torch.empty(min(size, len(rows)), len(gallery))
+        with ThreadPoolExecutor(torch.get_num_threads(), initializer=_keep_to_one_thread) as threads:
+            for block in _parts(rows, size):
+                distances = self._distances(gallery, block, memory[: len(block)])
+                groups = list(_parts(block, GROUP))
+                parts = (distances[group.start - block.start :][: len(group)] for group in groups)
+                yield from threads.map(self._group, groups, parts)
+
+    def _group(self, queries: range, distances: Tensor) -> Block:
+        return self._scored(queries, distances, rank_rows(distances, self.positives, queries.start, self.neighbors))
+
+    def _by_device(self, rows: range, size: int) -> Iterator[Block]:
+        gallery = Gallery(self.gallery.embeddings)
+        device = self.gallery.embeddings.device
+        labels, gallery_labels = (torch.tensor(items.labels, device=device) for items in (self.queries, self.gallery))
+        for block in _parts(rows, size // GROUP):  # a sorted block takes this many times the memory of its distances
+            distances = self._distances(gallery, block)
+            ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors)
+            yield self._scored(block, distances, ranked)
+
+    def _distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
+        queries = self.queries.embeddings[block.start : block.stop]
+        own = torch.arange(block.start, block.stop, device=queries.device) if self.positives.own else None
+        return gallery.distances(queries, own, out)
+
+    def _scored(self, queries: range, distances: Tensor, ranked: Ranked) -> Block:
+        similarities = 0 - distances.gather(1, ranked.nearest)  # 0 - 0 is 0, where -0 is another number
+        return Block(queries, scores(ranked, self.wanted), ranked.nearest, similarities)
+
+
+def _parts(rows: range, size: int) -> Iterator[range]:
+    for first in range(rows.start, rows.stop, size):
+        yield range(first, min(first + size, rows.stop))
+
+
+def _keep_to_one_thread() -> None:
+    """Keeps torch from starting threads within a thread of a pool that has one for each processor."""
+    torch.get_num_threads()  # torch gives a thread its limit when that is first asked for
+    threadpool_limits(1, user_api="openmp")

@@ -1,0 +1,55 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from dml.data.table import ImageTable
+from dml.evaluation.lists import list_metrics, rank_table
+from dml.evaluation.queries import PerQuery
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Evaluates embeddings of a table's rows as a run asks for it.
+
+    On several processes, each of which has all embeddings, each ranks its share of the queries; the result is that
+    of one process, on all of them.
+
+    Args:
+        table: what is evaluated: rows of one split, or of query and gallery.
+        metrics: of `dml.evaluation.evaluate`.
+        recall_at: the k of recall@k.
+        alpha: of H-AP.
+        clustering: whether nmi, ami and f1, if they are among the metrics, are computed.
+        seed: of k-means.
+    """
+
+    table: ImageTable
+    metrics: Sequence[str]
+    recall_at: Sequence[int]
+    alpha: float = 1.0
+    clustering: bool = True
+    seed: int = 0
+
+    def __call__(self, embeddings: Tensor, rows: Tensor) -> dict[str, float]:
+        """(N, D) and their rows (N,) of the table -> {metric: fraction}."""
+        return self.metrics_of(self.rank(embeddings, rows), embeddings, rows)
+
+    def rank(self, embeddings: Tensor, rows: Tensor, neighbors: int = 0) -> list[PerQuery]:
+        """The table's lists query by query, as `rank_table` of ``table.take(rows)``."""
+        settings = {"metrics": self.metrics, "recall_at": self.recall_at, "alpha": self.alpha, "neighbors": neighbors}
+        part = self.table.take(rows.numpy())
+        if not (dist.is_available() and dist.is_initialized()):
+            return rank_table(embeddings, part, **settings)
+        share = (dist.get_rank(), dist.get_world_size())
+        own = rank_table(embeddings, part, share=share, **settings)
+        everyones: list[Any] = [None] * share[1]
+        dist.all_gather_object(everyones, own)
+        return [PerQuery.joined(shares) for shares in zip(*everyones, strict=True)]
+
+    def metrics_of(self, ranked: Sequence[PerQuery], embeddings: Tensor, rows: Tensor) -> dict[str, float]:
+        """The metrics of what `rank` gave for the same embeddings, clusters among them."""
+        asked = self.metrics if self.clustering else ()
+        return list_metrics(ranked, embeddings, self.table.take(rows.numpy()), clusters=asked, seed=self.seed)

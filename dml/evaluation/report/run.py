@@ -1,0 +1,141 @@
+"""What a run's folder says about it."""
+
+import csv
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dml.evaluation.per_query import QueryTable, read_queries
+from dml.ops.errors import InputError
+
+SELECTIONS = {
+    "val": "the best on the validation split",
+    "test": "the best on the test split",
+    "last": "the last one",
+}
+METRICS, HISTORY, QUERIES, CONFIG = "metrics.json", "metrics.csv", "per_query.parquet", ".hydra/config.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has been tested.
+
+    Args:
+        name: what a reader tells it from others by.
+        metrics: the contents of metrics.json: fractions by name, and step, split and the like.
+        queries: the contents of per_query.parquet.
+        config: its configuration as YAML.
+        history: the rows of metrics.csv, each with its "step".
+        choices: the choice of each configuration group, {"loss": "rll", ...}.
+    """
+
+    name: str
+    metrics: Mapping[str, Any]
+    queries: QueryTable
+    config: str
+    history: Sequence[Mapping[str, float]] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> list[str]:
+        """The names of the heads that were tested alone, too."""
+        return list(dict.fromkeys(name.split("/")[1] for name in self.metrics if name.startswith("heads/")))
+
+    @property
+    def title(self) -> str:
+        """Its loss and its data set."""
+        config = yaml.safe_load(self.config)
+        loss = self.choices.get("loss") or _last(config.get("loss", {}).get("_target_"))
+        return f"{loss} on {config.get('dataset', {}).get('name')}"
+
+    def part(self, prefix: str) -> dict[str, float]:
+        """The metrics whose name starts with ``prefix``, without it."""
+        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
+
+    def facts(self) -> dict[str, str]:
+        """What it is, by name: what a reader wants to know first."""
+        config = yaml.safe_load(self.config)
+        loss, model = config.get("loss", {}), config.get("model", {})
+        named = {
+            "data set": config.get("dataset", {}).get("name"),
+            "split": self.metrics.get("split"),
+            "loss": _named(self.choices.get("loss"), _last(loss.get("_target_"))),
+            "model": _named(self.choices.get("model"), model.get("backbone", {}).get("name")),
+            "heads": ", ".join(model.get("heads", [])),
+            "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
+            "seed": config.get("seed"),
+            "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
+        }
+        return {name: str(value) for name, value in named.items() if value not in (None, "")}
+
+
+def _last(dotted: str | None) -> str | None:
+    return dotted.rpartition(".")[2] if dotted else None
+
+
+def _named(choice: str | None, name: str | None) -> str | None:
+    """rll, RankedListLoss -> "rll (RankedListLoss)"."""
+    if choice and name and choice != name:
+        return f"{choice} ({name})"
+    return choice or name
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder, from its metrics.json, per_query.parquet and .hydra/config.yaml, and metrics.csv if any.
+
+    Raises:
+        InputError: if one of these is missing or is no such file.
+    """
+    if missing := [name for name in (METRICS, QUERIES, CONFIG) if not (folder / name).is_file()]:
+        raise InputError(f"{folder}: {', '.join(missing)} missing; a report needs what a run writes when it is tested")
+    return Run(
+        name="/".join(folder.resolve().parts[-2:]),
+        metrics=_read_metrics(folder / METRICS),
+        queries=read_queries(folder / QUERIES),
+        config=(folder / CONFIG).read_text(encoding="utf-8"),
+        history=_read_history(folder / HISTORY),
+        choices=_read_choices(folder / ".hydra/hydra.yaml"),
+    )
+
+
+def _read_metrics(path: Path) -> dict[str, Any]:
+    try:
+        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: no JSON ({error})") from error
+    return metrics
+
+
+def _read_history(path: Path) -> list[dict[str, float]]:
+    """The rows of metrics.csv, without the columns that a row leaves empty; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def _read_choices(path: Path) -> dict[str, str]:
+    """The groups' choices, Hydra's own and those of nothing left out; none if there is no file."""
+    if not path.exists():
+        return {}
+    choices = yaml.safe_load(path.read_text(encoding="utf-8"))["hydra"]["runtime"]["choices"]
+    return {group: choice for group, choice in choices.items() if choice and "hydra/" not in group}
+
+
+def versions() -> dict[str, str]:
+    """The versions of what computes embeddings and metrics, and the platform: `QueryTable.made_with`."""
+    faiss = packages_distributions()["faiss"][0]  # faiss-cpu, or one of several for GPUs
+    return {
+        "dml": version("dml"),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "faiss": f"{version(faiss)} ({faiss})",
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,92 @@
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dml.evaluation.ranked import Ranked
+from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
+from dml.metrics.graded import asi, h_ap, ndcg, numbers_of
+from dml.ops.errors import InputError
+from dml.ops.relevance import power_relevance
+
+BINARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "ap": average_precision,
+    "map@r": map_at_r,
+    "r_precision": r_precision,
+}
+GRADED = ("h_ap", "ndcg", "asi")
+CLUSTERING = ("nmi", "ami", "f1")
+METRICS = ("recall", *BINARY, *GRADED, *CLUSTERING)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The metrics to compute, of `METRICS`, and their parameters.
+
+    Args:
+        metrics: their names; "recall" stands for recall@k at every k of `recall_at`.
+        recall_at: of recall.
+        alpha: of H-AP's relevance, `power_relevance`.
+        count_query: a query is one of its own items when the relevance shares a level's weight among them. So
+            HAPPIER's release counts; its Eq. 4 doesn't.
+
+    Raises:
+        InputError: for an unknown metric or a k below 1.
+    """
+
+    metrics: Sequence[str]
+    recall_at: Sequence[int]
+    alpha: float
+    count_query: bool
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.metrics if name not in METRICS]
+        if unknown:
+            raise InputError(f"metrics = {unknown[0]!r}: expected some of {', '.join(METRICS)}")
+        if self.recalls and min(self.recall_at) < 1:
+            raise InputError(f"recall_at = {tuple(self.recall_at)}: every k must be at least 1")
+
+    @property
+    def recalls(self) -> tuple[int, ...]:
+        """The k of recall@k."""
+        return tuple(self.recall_at) if "recall" in self.metrics else ()
+
+    @property
+    def binary(self) -> tuple[str, ...]:
+        """What is computed at each level, by name."""
+        return (*(f"recall@{k}" for k in self.recalls), *(name for name in BINARY if name in self.metrics))
+
+    @property
+    def graded(self) -> tuple[str, ...]:
+        """What is computed of all levels together, by name."""
+        return tuple(name for name in GRADED if name in self.metrics)
+
+    @property
+    def recall_alone(self) -> bool:
+        """Whether the nearest neighbours are enough."""
+        return not self.graded and len(self.binary) == len(self.recalls)
+
+
+def scores(ranked: Ranked, wanted: Wanted) -> dict[str, Tensor]:
+    """The wanted metrics of some queries. -> {name: (Q,) float64}; whatever where a query has no positive"""
+    return dict(_binary(ranked, wanted)) | dict(_graded(ranked, wanted))
+
+
+def _binary(ranked: Ranked, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+    for level, ranks in enumerate(ranked.at):
+        for k in wanted.recalls:
+            yield f"level{level}/recall@{k}", recall_at_k(ranks, k)
+        for name in BINARY:
+            if name in wanted.metrics:
+                yield f"level{level}/{name}", BINARY[name](ranks)
+
+
+def _graded(ranked: Ranked, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+    if "h_ap" in wanted.metrics:
+        counts = numbers_of(ranked.sharing).double()
+        counts[:, -1] += wanted.count_query
+        yield "h_ap", h_ap(ranked.sharing, power_relevance(counts, wanted.alpha))
+    if "ndcg" in wanted.metrics:
+        yield "ndcg", ndcg(ranked.sharing)
+    if "asi" in wanted.metrics:
+        yield "asi", asi(ranked.sharing)

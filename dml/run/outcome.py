@@ -1,0 +1,120 @@
+"""What a test gives, and what it leaves in the run's folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+
+from dml.data.table import ImageTable
+from dml.evaluation.judge import Judge
+from dml.evaluation.map import embedding_map
+from dml.evaluation.per_query import QueryTable, write_queries
+from dml.evaluation.queries import PerQuery
+from dml.evaluation.report import read_run, run_report, versions
+from dml.models.embedding import EmbeddingModel
+from dml.ops.files import replacing
+from dml.run import build, present
+from dml.training.data import DataModule
+from dml.training.embedding import ALL_HEADS, Embedded, RawFeatures, evaluate_heads
+from dml.training.module import MetricLearner
+
+Metrics = dict[str, Any]
+
+
+def raw(config: DictConfig, images: DataModule, model: EmbeddingModel) -> Metrics:
+    """The test metrics of the backbone's own features, before any training."""
+    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    embedder = RawFeatures(model)
+    trainer.test(embedder, images, verbose=False)
+    features = embedder.embedded.embeddings["raw"].to(trainer.strategy.root_device)
+    metrics = build.judge(config, images.table.evaluated("test"))(features, embedder.embedded.rows)
+    present.before(metrics)
+    return {f"raw/{name}": value for name, value in metrics.items()}
+
+
+def test(
+    config: DictConfig,
+    trainer: Trainer,
+    learner: MetricLearner,
+    images: DataModule,
+    folder: Path,
+    *,
+    split: str,
+    described: Metrics,
+) -> Metrics:
+    """Embeds and judges a split; writes its metrics and pictures, and shows the metrics.
+
+    Args:
+        config: the configuration.
+        trainer: of the pass over the split.
+        learner: the model.
+        images: its data.
+        folder: for metrics.json, retrieval.png, per_query.parquet and report.html.
+        split: "test", or any other.
+        described: what goes into metrics.json beside the split's metrics.
+    """
+    trainer.test(learner, images.pass_over(split), verbose=False)
+    embedded, device = learner.embedded, trainer.strategy.root_device
+    judge = build.judge(config, images.table.evaluated(split))
+    settings = config.evaluation
+    kept = max(settings.report.neighbors if settings.report else 0, settings.sheet.neighbors if settings.sheet else 0)
+    embeddings = embedded.embeddings[ALL_HEADS].to(device)
+    ranked = judge.rank(embeddings, embedded.rows, neighbors=kept)
+    metrics: Metrics = judge.metrics_of(ranked, embeddings, embedded.rows)
+    if settings.heads:
+        metrics |= evaluate_heads(embedded, lambda own, rows: judge(own.to(device), rows))
+    if skipped := len(judge.table) - len(embedded.rows):
+        metrics["images_skipped"] = skipped
+    metrics = described | metrics | {"split": split}
+    _leave(config, metrics, judge, embedded, ranked, folder)
+    present.result(metrics, images.table, learner.model, folder)
+    return metrics
+
+
+@rank_zero_only
+def _leave(
+    config: DictConfig, metrics: Metrics, judge: Judge, embedded: Embedded, ranked: list[PerQuery], folder: Path
+) -> None:
+    table, settings = judge.table.take(embedded.rows.numpy()), config.evaluation
+    if settings.sheet:
+        present.sheet(table, ranked[0], folder / "retrieval.png", **settings.sheet)
+    with replacing(folder / "metrics.json") as partial:
+        partial.write_text(json.dumps(metrics, indent=2) + "\n")
+    if settings.report:
+        queries = np.concatenate([part.queries for part in ranked])
+        embeddings = embedded.embeddings[ALL_HEADS][queries]
+        places = embedding_map(embeddings, seed=settings.report.seed) if settings.report.map else None
+        described = {"levels": table.levels, "names": table.names, "positions": places, "made_with": versions()}
+        write_queries(folder / "per_query.parquet", _query_table(table, ranked, settings.report.neighbors, described))
+        with replacing(folder / "report.html") as partial:
+            partial.write_text(run_report(read_run(folder)), encoding="utf-8")
+
+
+def _query_table(table: ImageTable, ranked: list[PerQuery], neighbors: int, described: dict[str, Any]) -> QueryTable:
+    """The queries of all lists; where a list lacks another's metric it is NaN."""
+    names = dict.fromkeys(name for part in ranked for name in part.values)
+    nearest = min(neighbors, *(part.neighbors.shape[1] for part in ranked))
+    joined = PerQuery.joined(
+        [
+            replace(
+                part,
+                values={name: part.values.get(name, np.full(len(part.queries), np.nan)) for name in names},
+                neighbors=part.neighbors[:, :nearest],
+                similarities=part.similarities[:, :nearest],
+            )
+            for part in ranked
+        ]
+    )
+    return QueryTable.of(
+        joined,
+        table.paths[joined.queries],
+        table.labels[joined.queries],
+        gallery_paths=table.paths,
+        gallery_labels=table.labels,
+        **described,
+    )

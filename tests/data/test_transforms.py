@@ -1,0 +1,325 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from dml.data.images import Box, ImageFile
+from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize
+from dml.ops.errors import InputError
+
+CONF = Path(__file__).parents[2] / "conf"
+PHOTO = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
+SIZES = [(60, 47), (47, 60), (50, 50), (1, 1), (3, 200), (200, 2), (31, 30)]
+
+
+def photo(height: int, width: int) -> Tensor:
+    return v2.functional.resize(PHOTO, [height, width], antialias=True)
+
+
+def as_pillow_does(image: Tensor, height: int, width: int) -> np.ndarray:
+    scaled = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((width, height), Image.Resampling.BILINEAR)
+    return np.array(scaled).transpose(2, 0, 1).astype(int)
+
+
+# resize
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("to", [2, 32, 47, 100])
+def test_resize_is_torchvisions(size: tuple[int, int], to: int) -> None:
+    image = photo(*size)
+    expected = {
+        "warp": v2.Resize((to, to), antialias=True)(image),
+        "shorter": v2.Resize(to, antialias=True)(image),
+    }
+    for mode, there in expected.items():
+        assert torch.equal(Resize(mode, to)(image), there)
+        assert torch.equal(Resize(mode, to)(image.contiguous()), there), "the layout in memory doesn't matter"
+
+
+@pytest.mark.parametrize("size", [(60, 47), (47, 60), (31, 30)])
+@pytest.mark.parametrize("mode", ["warp", "shorter", "longer"])
+def test_resize_is_pillows_within_rounding(size: tuple[int, int], mode: str) -> None:
+    made = Resize(mode, 24)(photo(*size))
+    assert np.abs(made.numpy().astype(int) - as_pillow_does(photo(*size), *made.shape[1:])).max() <= 1
+
+
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 600))
+def test_shapes(height: int, width: int, size: int) -> None:
+    assert Resize("warp", size).shape(height, width) == (size, size)
+    for mode, side in (("shorter", min), ("longer", max)):
+        made = Resize(mode, size).shape(height, width)
+        assert made[0 if height == side(height, width) else 1] == size
+        other = size * max(height, width) / min(height, width)
+        if mode == "longer":
+            other = max(1, size * min(height, width) / max(height, width))
+        assert made[0 if height != side(height, width) else 1] == math.floor(other)
+
+
+def test_an_image_of_the_size_is_not_copied() -> None:
+    image = photo(20, 30)
+    assert torch.equal(Resize("shorter", 20)(image), image)
+    assert Resize("shorter", 20)(image).data_ptr() == image.data_ptr()
+
+
+# random resized crop
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.16, 1.0), (0.75, 1.33)), ((0.9, 1.0), (1.9, 2.0))]
+)
+def test_random_resized_crop_is_torchvisions(
+    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> None:
+    """The same draws, and of them the same pixels."""
+    image = photo(*size)
+    own, reference = RandomResizedCrop(16, scale, ratio), v2.RandomResizedCrop(16, scale, ratio, antialias=True)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        expected = reference(image)
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        assert torch.equal(own(image), expected)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_defaults_are_torchvisions() -> None:
+    own, reference = RandomResizedCrop(16), v2.RandomResizedCrop(16, antialias=True)
+    assert (own.scale, own.ratio) == (tuple(reference.scale), tuple(reference.ratio))
+
+
+@given(
+    height=st.integers(1, 900),
+    width=st.integers(1, 900),
+    low=st.floats(0.01, 1),
+    high=st.floats(0.01, 1),
+    seed=st.integers(0, 9999),
+)
+def test_a_crop_is_in_the_image_and_within_its_bounds(
+    height: int, width: int, low: float, high: float, seed: int
+) -> None:
+    least, greatest = sorted((low, high))
+    torch.manual_seed(seed)
+    box = RandomResizedCrop(8, (least, greatest)).draw(height, width)
+    assert 0 <= box.top <= box.top + box.height <= height
+    assert 0 <= box.left <= box.left + box.width <= width
+    assert min(box.height, box.width) >= 1
+    # rounded to pixels, a side is off by a half at most
+    assert (box.width - 0.5) / (box.height + 0.5) <= 4 / 3 or box.width == 1
+    assert (box.width + 0.5) / (box.height - 0.5) >= 3 / 4 or box.height == 1
+
+
+# pad
+
+
+@pytest.mark.parametrize(
+    ("size", "padded", "corner"),
+    [((4, 6), (6, 6), (1, 0)), ((5, 2), (6, 6), (0, 2)), ((1, 1), (6, 6), (2, 2)), ((9, 3), (9, 6), (0, 1))],
+)
+def test_pad(size: tuple[int, int], padded: tuple[int, int], corner: tuple[int, int]) -> None:
+    image = photo(*size)
+    made = Pad(6, fill=7)(image)
+    (height, width), (top, left) = size, corner
+    expected = torch.full((3, *padded), 7, dtype=torch.uint8)
+    expected[:, top : top + height, left : left + width] = image
+    assert made.dtype == torch.uint8
+    assert made.tolist() == expected.tolist()
+    assert Pad(6, fill=7)(image.contiguous()).tolist() == expected.tolist()
+
+
+def test_pad_leaves_what_is_large_enough() -> None:
+    image = photo(6, 7)
+    assert Pad(6)(image) is image
+
+
+# files
+
+
+@pytest.fixture(params=["PNG", "JPEG"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> ImageFile:
+    """A photograph of 300 x 400."""
+    Image.fromarray(photo(300, 400).permute(1, 2, 0).numpy()).save(tmp_path / "image", request.param, quality=95)
+    return ImageFile(f"{tmp_path}/image")
+
+
+STEPS: list[Any] = [
+    Resize("warp", 200),
+    Resize("shorter", 160),
+    Resize("longer", 256),
+    RandomResizedCrop(140, (0.1, 1.0)),
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_of_a_file_no_larger_than_twice_the_size_every_pixel_is_read(file: ImageFile, step: Any) -> None:
+    whole = file.pixels()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        from_file = Pipeline([step])(file)
+        torch.manual_seed(seed)
+        assert torch.equal(from_file, Pipeline([step])(whole))
+
+
+class Spy(ImageFile):
+    """A file that notes how large it was asked for."""
+
+    asked: tuple[int, int] | None = None
+
+    def pixels(self, box: Box | None = None, at_least: tuple[int, int] | None = None) -> Tensor:
+        self.asked = at_least
+        return super().pixels(box, at_least)
+
+
+@pytest.mark.parametrize(
+    "step", [Resize("warp", 37), Resize("longer", 50), Resize("shorter", 75), RandomResizedCrop(30, (0.9, 1.0))]
+)
+def test_a_larger_file_is_reduced_first(file: ImageFile, step: Any) -> None:
+    """Within 1 to 2 of 255 of what the whole image gives, in the mean."""
+    spy = Spy(file.path)
+    torch.manual_seed(0)
+    made = step(spy)
+    assert spy.asked == (2 * made.shape[1], 2 * made.shape[2])
+    torch.manual_seed(0)
+    assert (made.float() - step(file.pixels()).float()).abs().mean() < 2.5
+
+
+@pytest.mark.parametrize("first", [v2.Resize((20, 20), antialias=True), Pad(500), lambda image: image[:, :3]])
+def test_any_other_first_step_gets_the_pixels(file: ImageFile, first: Any) -> None:
+    pipeline = Pipeline([first, lambda image: image + 1])
+    assert torch.equal(pipeline(file), first(file.pixels()) + 1)
+    assert pipeline.resize is None
+
+
+def test_without_steps_the_image_stays_as_it_is(file: ImageFile) -> None:
+    assert torch.equal(Pipeline([])(file), file.pixels())
+    assert Pipeline([]).resize is None
+
+
+def test_the_rest_follows_on_the_first_step() -> None:
+    image, resize = photo(30, 40), Resize("shorter", 20)
+    pipeline = Pipeline([resize, RandomResizedCrop(8), v2.RandomHorizontalFlip()])
+    assert pipeline.resize is resize
+    torch.manual_seed(0)
+    whole = pipeline(image)
+    torch.manual_seed(0)
+    assert torch.equal(pipeline.rest(resize(image)), whole)
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Resize("both", 5), "resize mode=both: warp, shorter or longer"),
+        (lambda: Resize("warp", 0), "resize size=0: a whole number of pixels"),
+        (lambda: Resize("warp", "abc"), "resize size=abc: a whole number of pixels, at least 1"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(-3), "crop size=-3: a whole number of pixels"),
+        (lambda: RandomResizedCrop(8, (0.5, 0.4)), r"crop scale=\[0.5, 0.4\]: two numbers"),
+        (lambda: RandomResizedCrop(8, (0.5,)), r"crop scale=\[0.5\]: two numbers"),
+        (lambda: RandomResizedCrop(8, ratio=(0, 1)), r"crop ratio=\[0, 1\]: two numbers"),
+        (lambda: Pad(0), "pad size=0: a whole number of pixels"),
+    ],
+)
+def test_errors(build: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+# the papers' transforms
+
+
+def configured(choice: str, *overrides: str) -> tuple[Pipeline, Pipeline]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[f"transform={choice}", *overrides]).transform
+    return instantiate(config.train), instantiate(config.test)
+
+
+FLIP = v2.RandomHorizontalFlip(0.5)
+WARP = v2.Resize((256, 256), antialias=True)
+CENTRE = v2.CenterCrop(224)
+
+
+def crop(size: int, *scale: float, ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> v2.Transform:
+    return v2.RandomResizedCrop(size, scale, ratio, antialias=True)
+
+
+def longer(image: Tensor) -> Tensor:
+    """The longer side to 256, and a grey border where a side is under 224."""
+    scaled = v2.Resize(None, max_size=256, antialias=True)(image)
+    missing = [max(0, 224 - side) for side in (scaled.shape[2], scaled.shape[1])]
+    left, top = (side // 2 for side in missing)
+    return v2.functional.pad(scaled, [left, top, missing[0] - left, missing[1] - top], fill=128)
+
+
+HAPPIER = {"ratio": (0.75, 1.33)}
+PAPERS = {
+    "rll": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTRE]),
+    "imagenet": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTRE]),
+    "rll_release": ([WARP, crop(227, 0.5, 1.0), FLIP], [WARP, v2.CenterCrop(227)]),
+    "rll_plain": ([WARP, v2.RandomCrop(224), FLIP], [WARP, CENTRE]),
+    "lns": ([WARP, v2.RandomCrop(224), FLIP], [WARP, CENTRE]),
+    "nra": ([longer, v2.RandomCrop(224), FLIP], [longer, CENTRE]),
+    "happier_sop": ([v2.Resize(256, antialias=True), crop(224, 0.16, 1.0, **HAPPIER), FLIP], [WARP, CENTRE]),
+    "happier_inat": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTRE]),
+    "happier_dyml": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTRE]),
+    "mnist": ([v2.Resize((28, 28), antialias=True)], [v2.Resize((28, 28), antialias=True)]),
+    "emoji": (
+        [
+            v2.Resize((64, 64), antialias=True),
+            v2.RandomAffine(10, (0.06, 0.06), (0.9, 1.1), fill=255, interpolation=v2.InterpolationMode.BILINEAR),
+            FLIP,
+        ],
+        [v2.Resize((64, 64), antialias=True)],
+    ),
+}
+"""Each choice as torchvision's own steps, from the papers: training, test."""
+
+
+def test_every_choice_is_of_some_paper() -> None:
+    assert {path.stem for path in (CONF / "transform").glob("*.yaml")} == set(PAPERS)
+
+
+@pytest.mark.parametrize("choice", PAPERS)
+def test_a_papers_transform(choice: str) -> None:
+    for pipeline, steps in zip(configured(choice), PAPERS[choice], strict=True):
+        for size in ((375, 500), (500, 333), (64, 64), (30, 290), (1, 1)):
+            for seed in range(3):
+                torch.manual_seed(seed)
+                made = pipeline(photo(*size))
+                torch.manual_seed(seed)
+                assert torch.equal(made, Pipeline(steps)(photo(*size)))
+
+
+@pytest.mark.parametrize("choice", PAPERS)
+def test_the_size_is_a_setting(choice: str) -> None:
+    for pipeline in configured(choice, "transform.size=32"):
+        assert pipeline(photo(70, 40)).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("choice", "train", "test"),
+    [
+        ("rll", ("warp", 256), ("warp", 256)),
+        ("rll_plain", ("warp", 256), ("warp", 256)),
+        ("nra", ("longer", 256), ("longer", 256)),
+        ("happier_sop", ("shorter", 256), ("warp", 256)),
+        ("happier_inat", None, ("shorter", 256)),
+    ],
+)
+def test_what_a_cache_can_hold(choice: str, train: Any, test: Any) -> None:
+    for pipeline, expected in zip(configured(choice), (train, test), strict=True):
+        resize = pipeline.resize
+        assert (resize and (resize.mode, resize.size)) == expected

@@ -1,0 +1,109 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dml.evaluation import comparison
+from dml.evaluation.comparison import mean_difference, most_changed
+from dml.ops.errors import InputError
+
+NAN = float("nan")
+
+
+def test_the_interval_is_that_of_resampled_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a plain loop over resamples with draws of its own, also in several parts."""
+    rng = np.random.default_rng(0)
+    first, second = rng.random(200), rng.random(200) + 0.1
+    means = sorted(np.mean((second - first)[rng.integers(200, size=200)]) for _ in range(20_000))
+    for at_once in (comparison.AT_ONCE, 1000):
+        monkeypatch.setattr(comparison, "AT_ONCE", at_once)
+        found = mean_difference(first, second)
+        assert found.queries == 200
+        assert found.mean == pytest.approx(np.mean(second) - np.mean(first))
+        assert found.low == pytest.approx(means[500], abs=2e-3)
+        assert found.high == pytest.approx(means[19_500], abs=2e-3)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """300 times 80 queries of a normal difference of mean 0.1; the binomial's deviation is 2 %."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(300):
+        found = mean_difference(np.zeros(80), rng.normal(0.1, 1.0, 80), confidence=0.9, resamples=500, seed=seed)
+        covered += found.low <= 0.1 <= found.high
+    assert 0.84 <= covered / 300 <= 0.96
+
+
+def test_pairs_stay_together() -> None:
+    """Runs that differ by the same amount at every query differ by it for sure, however much queries differ."""
+    first = np.random.default_rng(0).random(50)
+    found = mean_difference(first, first + 0.25)
+    assert (found.low, found.high) == pytest.approx((0.25, 0.25))
+
+
+def test_the_seed_decides() -> None:
+    first, second = np.random.default_rng(0).random((2, 50))
+    assert mean_difference(first, second, seed=1) == mean_difference(first, second, seed=1)
+    assert mean_difference(first, second, seed=1) != mean_difference(first, second, seed=2)
+
+
+def test_swapped_runs_swap_the_sign() -> None:
+    first, second = np.random.default_rng(0).random((2, 50))
+    one, other = mean_difference(first, second), mean_difference(second, first)
+    assert (one.mean, one.low, one.high) == pytest.approx((-other.mean, -other.high, -other.low), abs=1e-12)
+
+
+def test_queries_without_a_value_are_left_out() -> None:
+    first, second = np.array([0.0, NAN, 1.0, 0.5]), np.array([1.0, NAN, 1.0, 0.5])
+    found = mean_difference(first, second)
+    assert found == mean_difference(first[[0, 2, 3]], second[[0, 2, 3]])
+    assert (found.queries, found.mean) == (3, pytest.approx(1 / 3))
+
+
+@given(hnp.arrays(np.float64, st.tuples(st.just(2), st.integers(0, 30)), elements=st.integers(0, 4).map(float)))
+@settings(deadline=None)
+def test_most_changed_come_first(values: Any) -> None:
+    first, second = values
+    order = sorted(range(len(first)), key=lambda i: (-abs(second[i] - first[i]), i))
+    expected = [i for i in order if first[i] != second[i]][:5]
+    assert most_changed(first, second, count=5).tolist() == expected
+
+
+def test_no_value_is_no_change() -> None:
+    assert most_changed(np.array([NAN, 0.0, 0.5]), np.array([NAN, 0.25, 0.0])).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("compare", [mean_difference, most_changed])
+@pytest.mark.parametrize(
+    ("first", "second", "settings", "message"),
+    [
+        (np.zeros(3), np.zeros(4), {}, r"shapes \(3,\) and \(4,\)"),
+        (np.zeros((3, 1)), np.zeros((3, 1)), {}, r"expected \(Q,\) twice"),
+        (np.array([0.0, NAN]), np.array([NAN, NAN]), {}, "1 of 2 queries have a value in one run alone"),
+    ],
+)
+def test_errors(compare: Any, first: Any, second: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        compare(first, second, **settings)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "message"),
+    [
+        ([NAN], {}, "no query has a value"),
+        ([], {}, "no query has a value"),
+        ([1.0], {"confidence": 1.0}, "confidence = 1.0"),
+        ([1.0], {"resamples": 0}, "resamples = 0"),
+    ],
+)
+def test_errors_of_the_interval(values: list[float], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mean_difference(np.array(values), np.array(values), **settings)
+
+
+def test_errors_of_the_count() -> None:
+    with pytest.raises(InputError, match="count = 0"):
+        most_changed(np.zeros(3), np.zeros(3), count=0)

@@ -1,0 +1,218 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import metric_oracles as oracles
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dml.evaluation import PerQuery, query_share, rank_queries
+from dml.evaluation.blocks import Ranking
+from dml.evaluation.items import checked_items
+from dml.evaluation.positives import Positives
+from dml.evaluation.scores import Wanted
+from dml.ops.errors import InputError
+
+RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
+RECALL_AT = (1, 3, 30)
+
+
+@st.composite
+def items(draw: Any, most: int, depth: int = 2) -> tuple[Any, Any]:
+    """Corners of a cube and the origin, whose cosines are exact in float32 and tie; labels that are no tree."""
+    number = draw(st.integers(2, most))
+    corners = draw(hnp.arrays(np.int64, (number, 4), elements=st.sampled_from([-1, 1])))
+    origin = draw(hnp.arrays(np.bool_, (number, 1)))
+    labels = draw(hnp.arrays(np.int64, (number, depth), elements=st.integers(0, draw(st.integers(0, 4)))))
+    return np.where(origin & (draw(st.booleans())), 0, corners), labels
+
+
+def rankings(query: Any, gallery: Any | None) -> list[list[int]]:
+    """The gallery's indices for each query, nearest first, ties by index."""
+    others = query if gallery is None else gallery
+    lengths = [np.sqrt((rows**2).sum(axis=1)) for rows in (query, others)]
+    cosines = (query @ others.T) / np.maximum(np.outer(*lengths), 1)
+    return [
+        sorted((j for j in range(len(others)) if gallery is not None or j != i), key=lambda j: (-row[j], j))
+        for i, row in enumerate(cosines.tolist())
+    ]
+
+
+def expected_values(levels: list[int], same: Any) -> dict[str, float]:
+    """Of a ranking's shared levels and (N, L) which they are."""
+    values = {}
+    for level, relevant in enumerate(same.T.tolist()):
+        if any(relevant):
+            values |= {f"level{level}/recall@{k}": oracles.recall(relevant, k) for k in RECALL_AT}
+            values[f"level{level}/ap"] = oracles.average_precision(relevant)
+            values[f"level{level}/map@r"] = oracles.map_at_r(relevant)
+            values[f"level{level}/r_precision"] = oracles.r_precision(relevant)
+    if any(levels):
+        values["h_ap"] = oracles.h_ap(oracles.power_relevance(levels, same.shape[1], 2.0))
+        values |= {"ndcg": oracles.ndcg(levels), "asi": oracles.asi(levels)}
+    return values
+
+
+def assert_agrees(ranked: PerQuery, queries: Any, gallery: Any | None) -> None:
+    others = queries if gallery is None else gallery
+    for query, ranking in enumerate(rankings(queries[0], None if gallery is None else gallery[0])):
+        same = others[1][ranking] == queries[1][query]
+        expected = expected_values(same.sum(axis=1).tolist(), same)
+        for name, values in ranked.values.items():
+            assert values[query] == pytest.approx(expected.get(name, np.nan), abs=1e-12, nan_ok=True), name
+        assert ranked.neighbors[query].tolist() == ranking[: ranked.neighbors.shape[1]]
+
+
+@given(items(40), st.none() | items(60), st.integers(0, 70), st.sampled_from([RANKING, ["recall"], ["ap", "asi"]]))
+@settings(deadline=None, max_examples=120)
+def test_agrees_with_definitions(queries: Any, gallery: Any, neighbors: int, metrics: Sequence[str]) -> None:
+    given_ = (*queries, *(gallery or ()))
+    ranked = rank_queries(*given_, metrics=metrics, recall_at=RECALL_AT, alpha=2.0, neighbors=neighbors, memory=1)
+    number = len(queries[0])
+    assert ranked.neighbors.shape == (number, min(neighbors, number - 1 if gallery is None else len(gallery[0])))
+    assert_agrees(ranked, queries, gallery)
+
+
+def ranking_of(queries: Any, gallery: Any | None, neighbors: int = 4) -> Ranking:
+    query_items, gallery_items = checked_items(*queries, *(gallery or (None, None)))
+    positives = Positives(query_items.labels, None if gallery_items is None else gallery_items.labels)
+    wanted = Wanted(RANKING, RECALL_AT, 2.0, count_query=False)
+    return Ranking(query_items, gallery_items or query_items, positives, wanted, neighbors)
+
+
+@given(items(40, depth=3), st.none() | items(60, depth=3))
+@settings(deadline=None, max_examples=60)
+def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
+    """No GPU here: the same tensor functions on CPU."""
+    neighbors = 1
+    ranking = ranking_of(queries, gallery, neighbors)
+    rows = range(len(queries[0]))
+    threads, device = (
+        [block for size in (32,) for block in way(rows, size)] for way in (ranking._by_threads, ranking._by_device)
+    )
+    for part in ("neighbors", "similarities"):
+        first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
+        assert torch.equal(first, second)
+    with_positives = {f"level{i}": ranking.positives.number(i) > 0 for i in range(3)}
+    with_positives[""] = np.logical_or.reduce(list(with_positives.values()))
+    for name in threads[0].scores:
+        first, second = (torch.cat([block.scores[name] for block in blocks]) for blocks in (threads, device))
+        defined = torch.from_numpy(with_positives[name.rpartition("/")[0]])
+        torch.testing.assert_close(first[defined], second[defined], atol=1e-12, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def thousand() -> tuple[Any, Any]:
+    """1,000 embeddings of 100 classes in 8 super-classes, in a random order; 30 of them are copies of others."""
+    rng = np.random.default_rng(0)
+    fine = rng.integers(0, 100, 1000)
+    embeddings = rng.normal(size=(100, 16))[fine] + rng.normal(size=(1000, 16))
+    embeddings[rng.choice(1000, 30, replace=False)] = embeddings[rng.choice(1000, 30, replace=False)]
+    return embeddings, np.stack([fine, fine % 8], axis=1)
+
+
+def assert_same(one: PerQuery, other: PerQuery) -> None:
+    """Bit for bit."""
+    assert one.values.keys() == other.values.keys()
+    for name, values in one.values.items():
+        assert values.tobytes() == other.values[name].tobytes(), name
+    for part in ("queries", "neighbors", "similarities"):
+        first, second = getattr(one, part), getattr(other, part)
+        assert (first.shape, first.dtype, first.tobytes()) == (second.shape, second.dtype, second.tobytes())
+
+
+@pytest.mark.parametrize("metrics", [RANKING, ["recall"]])
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 100])
+def test_all_shares_are_the_whole(thousand: Any, metrics: Sequence[str], world: int) -> None:
+    set_ = {"metrics": metrics, "neighbors": 5, "memory": 4 * 1000 * 64}  # 64 queries at a time
+    parts = [rank_queries(*thousand, share=(rank, world), **set_) for rank in range(world)]
+    assert_same(PerQuery.joined(parts), rank_queries(*thousand, **set_))
+    shares = [query_share(1000, 1000, (rank, world), set_["memory"]) for rank in range(world)]
+    assert [list(share) for share in shares] == [part.queries.tolist() for part in parts]
+    assert [query for share in shares for query in share] == list(range(1000))
+    assert all(share.start % 64 == 0 for share in shares if share)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 64 + 64
+
+
+def test_the_size_of_a_block_changes_nothing(thousand: Any) -> None:
+    once = rank_queries(*thousand, neighbors=5)
+    for memory in (1, 4 * 1000 * 48, 4 * 1000 * 640):
+        again = rank_queries(*thousand, neighbors=5, memory=memory)
+        for name, values in once.values.items():
+            assert np.array_equal(values, again.values[name], equal_nan=True), name
+        assert np.array_equal(once.neighbors, again.neighbors)
+
+
+@pytest.mark.parametrize("metrics", [RANKING, ["recall"]])
+def test_threads_change_nothing(thousand: Any, metrics: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = rank_queries(*thousand, metrics=metrics)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert_same(rank_queries(*thousand, metrics=metrics), alone)
+
+
+def test_threads_are_left_as_they_were(thousand: Any) -> None:
+    before = torch.get_num_threads()
+    rank_queries(*thousand)
+    assert torch.get_num_threads() == before
+
+
+def test_similarities_are_cosines(thousand: Any) -> None:
+    embeddings = thousand[0] / np.linalg.norm(thousand[0], axis=1, keepdims=True)
+    for metrics in (RANKING, ["recall"], []):
+        ranked = rank_queries(*thousand, metrics=metrics, neighbors=3)
+        expected = (embeddings[:, None] * embeddings[ranked.neighbors]).sum(axis=2)
+        np.testing.assert_allclose(ranked.similarities, expected, atol=1e-6)
+        assert ranked.similarities.dtype == np.float32
+
+
+def test_queries_without_positives_have_no_value() -> None:
+    """Query 2 shares the super-class alone, query 3 nothing."""
+    embeddings = np.eye(4)
+    labels = np.array([[0, 0], [0, 0], [1, 0], [2, 1]])
+    ranked = rank_queries(embeddings, labels, recall_at=(1,))
+    for name, values in ranked.values.items():
+        expected = [False, False, name.startswith("level0/"), True]
+        assert np.isnan(values).tolist() == expected, name
+    means = ranked.means()
+    counts = {name: value for name, value in means.items() if name.endswith("queries_without_positives")}
+    assert counts == {
+        "level0/queries_without_positives": 2,
+        "level1/queries_without_positives": 1,
+        "queries_without_positives": 1,
+    }
+    assert means["level0/ap"] == np.nanmean(ranked.values["level0/ap"])
+
+
+def test_means_of_nothing_are_refused() -> None:
+    ranked = rank_queries(np.eye(3), np.arange(3))
+    with pytest.raises(InputError, match="level0: none of the 3 queries has a positive in the gallery"):
+        ranked.means()
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda found: {key: value for key, value in found.items() if not key.startswith(name)}
+
+
+def test_a_level_that_is_the_same_for_all_is_perfect_and_changes_no_other(thousand: Any) -> None:
+    embeddings, labels = thousand
+    deeper = np.concatenate([labels, np.zeros((1000, 1), dtype=int)], axis=1)
+    metrics = ["recall", "ap", "map@r", "r_precision"]
+    found = rank_queries(embeddings, deeper, metrics=metrics).means()
+    assert all(value == 1 for name, value in found.items() if name.startswith("level2/") and "without" not in name)
+    assert without("level2/")(found) == pytest.approx(rank_queries(embeddings, labels, metrics=metrics).means())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"share": (2, 2)}, r"share = \(2, 2\): expected \(rank, world\)"),
+        ({"share": (-1, 2)}, r"share = \(-1, 2\)"),
+        ({"metrics": ["AP"]}, "metrics = 'AP'"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rank_queries(np.eye(3), np.zeros(3, dtype=int), **arguments)

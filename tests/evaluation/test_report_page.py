@@ -1,0 +1,191 @@
+import re
+import runpy
+import sys
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from report_runs import HOSTILE, MakeRun
+
+from dml.data.images import read_image
+from dml.evaluation.per_query import write_queries
+from dml.evaluation.report import comparison_report, read_run, run_report
+from dml.evaluation.report.tiles import CELL, Tiles
+from dml.ops.errors import InputError
+
+pytest_plugins = ("report_runs",)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "report.py"
+VOID = {"meta", "input", "br", "path", "circle", "use"}
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page, and whether every tag is closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@pytest.fixture
+def pages(make_run: MakeRun) -> dict[str, str]:
+    a, b = read_run(make_run("a")), read_run(make_run("b", seed=1))
+    return {"run": run_report(a), "comparison": comparison_report(a, b)}
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_a_page_is_whole_html_that_needs_no_other_file(pages: dict[str, str], kind: str) -> None:
+    page = Page(pages[kind])
+    names = [tag for tag, _ in page.tags]
+    assert not {"link", "iframe", "object", "img"} & set(names)
+    for tag, attributes in page.tags:
+        assert not {"src", "srcset", "data", "poster"} & attributes.keys(), tag
+        assert (attributes.get("href") or "#").startswith("#"), attributes
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    anchors = {(attributes.get("href") or "")[1:] for tag, attributes in page.tags if tag in ("a", "use")}
+    assert anchors <= set(ids)
+    assert names.count("h1") == names.count("main") == 1
+    assert pages[kind].count("url(") == 1
+    assert "default-src 'none'" in pages[kind]
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_what_users_named_is_text(pages: dict[str, str], kind: str) -> None:
+    page = Page(pages[kind])
+    assert "<script>alert" not in pages[kind]
+    assert "<b>bold" not in pages[kind]
+    said = [attributes.get("aria-label") or "" for _, attributes in page.tags]
+    assert any(label.startswith(HOSTILE) for label in said)
+
+
+def test_pictures_have_words(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        tiles = [own for _, own in Page(text).tags if own.get("class") == "tile" and own.get("role")]
+        assert len(tiles) > 24
+        assert all(own["aria-label"] and own["role"] == "img" for own in tiles)
+
+
+def test_the_same_run_gives_the_same_page(make_run: MakeRun) -> None:
+    folder = make_run("a")
+    assert run_report(read_run(folder)) == run_report(read_run(folder))
+
+
+def test_what_a_report_says(pages: dict[str, str]) -> None:
+    text = Page(pages["run"]).text
+    for words in ("rll on shapes", "24 queries of 6 shape classes (test split)", "Worst queries", "margin: 0.4"):
+        assert words in text
+    assert "1 images could not be read" in text
+    assert "</pre><b>bold</b>" in text
+    assert "chosen on the test split itself" not in text
+
+
+def test_a_checkpoint_chosen_on_the_test_split_is_labelled(make_run: MakeRun) -> None:
+    text = Page(run_report(read_run(make_run("a", selection="test")))).text
+    assert "The checkpoint was chosen on the test split itself." in text
+
+
+def test_a_report_of_little(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    unscored = {name: np.full(24, np.nan) for name in run.queries.metrics}
+    bare = replace(run.queries, positions=None, metrics=unscored, names=(), made_with={})
+    text = run_report(replace(run, history=(), queries=bare, choices={}))
+    assert re.findall("<h2>(.*)</h2>", text) == ["Metrics", "Settings"]
+    assert re.findall("<summary>(.*)</summary>", text) == ["Configuration"]
+
+
+def test_each_picture_is_on_the_sheet(images: Path) -> None:
+    tiles = Tiles()
+    paths = [str(images / f"{i:02}.png") for i in range(24)]
+    for path in paths:
+        tiles.at(path)
+    kind, _, content = tiles.sheet(read_image).partition(";base64,")
+    assert kind == "data:image/webp"
+    sheet = np.asarray(Image.open(BytesIO(b64decode(content))).convert("RGB")).astype(int)
+    for path in paths:
+        column, row = tiles.at(path)
+        cell = sheet[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+        middle = cell[CELL // 2 - 4 : CELL // 2 + 4, CELL // 2 - 4 : CELL // 2 + 4].mean(axis=(0, 1))
+        with Image.open(path) as picture:
+            assert middle == pytest.approx(picture.getpixel((5, 5)), abs=12)
+
+
+def script(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
+    runpy.run_path(str(SCRIPT))["main"]()
+
+
+def test_the_script_writes_a_report_again(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run("a")
+    script([str(folder)], monkeypatch)
+    assert capsys.readouterr().out == f"{folder}/report.html\n"
+    assert (folder / "report.html").read_text(encoding="utf-8") == run_report(read_run(folder))
+
+
+def test_the_script_compares_two_runs(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [make_run("a"), make_run("b", seed=1)]
+    monkeypatch.chdir(tmp_path)
+    script([*map(str, folders)], monkeypatch)
+    script([*map(str, folders), "--output", "other.html"], monkeypatch)
+    written = (tmp_path / "report.html").read_bytes()
+    assert written == (tmp_path / "other.html").read_bytes()
+    assert written.decode() == comparison_report(*(read_run(folder) for folder in folders))
+
+
+def test_the_script_says_in_a_line_what_is_wrong(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("a"), make_run("b")
+    other = read_run(b).queries
+    write_queries(b / "per_query.parquet", replace(other, labels=other.labels[::-1]))
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([str(a), str(b)], "different labels"),
+        ([str(a), str(tmp_path / "empty")], "metrics.json, per_query.parquet, .hydra/config.yaml missing"),
+        ([str(tmp_path / "none")], "missing"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            script(arguments, monkeypatch)
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+    assert not (a / "report.html").exists()
+
+
+def test_a_picture_that_is_gone(make_run: MakeRun, tmp_path: Path) -> None:
+    run = read_run(make_run("a"))
+    paths = run.queries.paths.copy()
+    paths[0] = str(tmp_path / "gone.png")
+    with pytest.raises(InputError, match=r"gone\.png"):
+        run_report(replace(run, queries=replace(run.queries, paths=paths)))

@@ -1,0 +1,59 @@
+"""The metrics of one ranking, written from their definitions.
+
+A ranking is a list of relevant or not, or of how many levels each item shares with the query, nearest first.
+"""
+
+import math
+
+
+def recall(relevant: list[bool], k: int) -> float:
+    return float(any(relevant[:k]))
+
+
+def precision(relevant: list[bool], n: int) -> float:
+    return sum(relevant[:n]) / n
+
+
+def average_precision(relevant: list[bool]) -> float:
+    positives = sum(relevant)
+    return sum(precision(relevant, n) for n in range(1, len(relevant) + 1) if relevant[n - 1]) / positives
+
+
+def map_at_r(relevant: list[bool]) -> float:
+    positives = sum(relevant)
+    return sum(precision(relevant, n) for n in range(1, positives + 1) if relevant[n - 1]) / positives
+
+
+def r_precision(relevant: list[bool]) -> float:
+    return precision(relevant, sum(relevant))
+
+
+def h_ap(relevance: list[float]) -> float:
+    """Of the items' relevance."""
+    total = 0.0
+    for place, own in enumerate(relevance):
+        if own > 0:
+            total += sum(min(other, own) for other in relevance[: place + 1]) / (place + 1)
+    return total / sum(relevance)
+
+
+def power_relevance(levels: list[int], depth: int, alpha: float, count_query: bool = False) -> list[float]:
+    number = {level: levels.count(level) + (count_query and level == depth) for level in range(1, depth + 1)}
+    return [(level / depth) ** alpha / number[level] if level else 0.0 for level in levels]
+
+
+def ndcg(levels: list[int]) -> float:
+    def dcg(ranking: list[int]) -> float:
+        return sum((2**level - 1) / math.log2(1 + rank) for rank, level in enumerate(ranking, 1))
+
+    return dcg(levels) / dcg(sorted(levels, reverse=True))
+
+
+def asi(levels: list[int]) -> float:
+    ideal = sorted(levels, reverse=True)
+    positives = sum(level > 0 for level in levels)
+    total = 0.0
+    for n in range(1, positives + 1):
+        both = sum(min(levels[:n].count(level), ideal[:n].count(level)) for level in range(1, max(levels) + 1))
+        total += both / n
+    return total / positives

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+import torch
+
+from dml.retrieval.gallery import Gallery
+
+
+def unit(rows: int, size: int, seed: int = 0) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    return torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(rows, size)).astype(np.float32)), dim=1)
+
+
+@pytest.mark.parametrize("items", [1, 2, 5, 17, 1025])
+@pytest.mark.parametrize("queries", [1, 2, 33])
+def test_distances_are_negative_dot_products(items: int, queries: int) -> None:
+    rows, some = unit(items, 96), unit(queries, 96, seed=1)
+    expected = -(some.double() @ rows.double().T)
+    torch.testing.assert_close(Gallery(rows).distances(some).double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 40])
+def test_copies_tie_wherever_they_stand(queries: int) -> None:
+    rows = unit(1025, 96)
+    rows[[7, 500, 1024]] = rows[3].clone()
+    rows[20] = rows[900].clone()
+    rows[31:34] = torch.tensor([0.0, -0.0, 0.0])[:, None]
+    distances = Gallery(rows).distances(unit(queries, 96, seed=1))
+    for copies in ([3, 7, 500, 1024], [20, 900], [31, 32, 33]):
+        assert (distances[:, copies] == distances[:, copies[:1]]).all()
+    assert sorted(np.flatnonzero(Gallery(rows).repeated)) == [3, 7, 20, 31, 32, 33, 500, 900, 1024]
+
+
+def test_a_query_is_infinitely_far_from_itself_alone() -> None:
+    rows = unit(9, 4)
+    rows[8] = rows[2]
+    distances = Gallery(rows).distances(rows[[2, 5]], torch.tensor([2, 5]))
+    assert torch.equal(distances == torch.inf, torch.eye(9, dtype=torch.bool)[[2, 5]])
+    assert distances[0, 8] == pytest.approx(-1)
+
+
+def test_inputs_stay_as_they_were() -> None:
+    rows, some = unit(6, 4), unit(3, 4, seed=1)
+    rows[4] = rows[1]
+    before = rows.clone(), some.clone()
+    Gallery(rows).distances(some, torch.tensor([0, 1, 2]))
+    assert torch.equal(rows, before[0])
+    assert torch.equal(some, before[1])
