@@ -78,6 +78,19 @@ def test_evaluating_the_checkpoint_repeats_the_digits(finished: Path, tmp_path: 
     }
 
 
+def test_two_processes_give_the_digits_of_one(here: Here, finished: Path, tmp_path: Path) -> None:
+    # an image at a time: in another batch the network itself may round otherwise
+    asked = [
+        f"checkpoint={finished / 'checkpoints' / 'best.ckpt'}",
+        "data.eval_batch_size=1",
+        "trainer.accelerator=cpu",
+    ]
+    here("evaluate", *asked, f"hydra.run.dir={tmp_path / 'one'}")
+    two = [f"hydra.run.dir={tmp_path / 'two'}", "trainer=ddp", "trainer.devices=2"]
+    in_a_process("evaluate.py", *asked, *two)
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+
+
 def test_another_split_and_other_metrics_can_be_asked(here: Here, finished: Path, tmp_path: Path) -> None:
     best = finished / "checkpoints" / "best.ckpt"
     asked = [

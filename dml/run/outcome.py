@@ -58,7 +58,8 @@ def test(
         split: "test", or any other.
         described: what goes into metrics.json beside the split's metrics.
     """
-    trainer.test(learner, images.pass_over(split), verbose=False)
+    images.tested_on = split
+    trainer.test(learner, images, verbose=False)
     embedded, device = learner.embedded, trainer.strategy.root_device
     judge = build.judge(config, images.table.evaluated(split))
     settings = config.evaluation

@@ -50,6 +50,9 @@ class DataModule(LightningDataModule):
         cache: where the data set's decoded images are, if anywhere.
         validated_on: the split that a validation passes over, "val" or "test".
         seed: of the training transforms' draws.
+
+    Attributes:
+        tested_on: the split that a test passes over.
     """
 
     stream: BatchStream
@@ -72,6 +75,7 @@ class DataModule(LightningDataModule):
         self.settings = settings
         self.cache = cache
         self.validated_on = validated_on
+        self.tested_on = "test"
         self.seed = seed
         self.train_table = table.subset("train").renumbered()
         if not len(self.train_table):
@@ -95,13 +99,13 @@ class DataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Item | None]:
         """The validation rows, in order."""
-        return self.pass_over(self.validated_on)
+        return self._pass_over(self.validated_on)
 
     def test_dataloader(self) -> DataLoader[Item | None]:
         """The test rows, in order."""
-        return self.pass_over("test")
+        return self._pass_over(self.tested_on)
 
-    def pass_over(self, split: str) -> DataLoader[Item | None]:
+    def _pass_over(self, split: str) -> DataLoader[Item | None]:
         """Each image that an evaluation of ``split`` takes; under DDP every rank takes each world_size-th row."""
         table = self.table.evaluated(split)
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
