@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -13,11 +15,19 @@ from dml.evaluation.items import Items
 from dml.evaluation.positives import Positives
 from dml.evaluation.ranked import Ranked, rank_block, rank_rows
 from dml.evaluation.scores import Wanted, scores
-from dml.metrics.binary import first_ranks, recall_at_k
+from dml.metrics.binary import recall_at_k
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.search import Search
 
-GROUP = 16  # queries that a thread ranks at a time; sums over a group's padded rows round alike in any block
+SORTED = 16  # times the memory of distances that sorting them on a device takes, with all that is made of them
+
+
+def group_size(gallery: int) -> int:
+    """How many queries are ranked at a time: as many as the processor's cache holds the rankings of.
+
+    Blocks are whole groups: the sums over a group's padded rows then round alike whatever the block.
+    """
+    return min(max(2**21 // gallery, 1), 32)
 
 
 class Block(NamedTuple):
@@ -62,10 +72,10 @@ class Ranking:
         for block in _parts(rows, size):
             similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
             values: dict[str, Tensor] = {}
-            for level, column in enumerate(self.positives.columns):
-                label = self.positives.queries[block.start : block.stop, level, None]
-                ranks = first_ranks(torch.from_numpy(column[neighbors] == label))
-                values |= {f"level{level}/recall@{k}": recall_at_k(ranks, k) for k in self.wanted.recalls}
+            for level, column in enumerate(self.gallery.labels.T):
+                label = self.queries.labels[block.start : block.stop, level, None]
+                first = _first_ranks(column[neighbors] == label)
+                values |= {f"level{level}/recall@{k}": recall_at_k(first, k) for k in self.wanted.recalls}
             nearest = torch.from_numpy(neighbors[:, : self.neighbors])
             yield Block(block, values, nearest, torch.from_numpy(similarities[:, : self.neighbors]))
 
@@ -75,7 +85,7 @@ class Ranking:
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_keep_to_one_thread) as threads:
             for block in _parts(rows, size):
                 distances = self._distances(gallery, block, memory[: len(block)])
-                groups = list(_parts(block, GROUP))
+                groups = list(_parts(block, group_size(len(gallery))))
                 parts = (distances[group.start - block.start :][: len(group)] for group in groups)
                 yield from threads.map(self._group, groups, parts)
 
@@ -86,7 +96,7 @@ class Ranking:
         gallery = Gallery(self.gallery.embeddings)
         device = self.gallery.embeddings.device
         labels, gallery_labels = (torch.tensor(items.labels, device=device) for items in (self.queries, self.gallery))
-        for block in _parts(rows, size // GROUP):  # a sorted block takes this many times the memory of its distances
+        for block in _parts(rows, max(size // SORTED, 1)):
             distances = self._distances(gallery, block)
             ranked = rank_block(distances, labels[block.start : block.stop], gallery_labels, self.neighbors)
             yield self._scored(block, distances, ranked)
@@ -99,6 +109,12 @@ class Ranking:
     def _scored(self, queries: range, distances: Tensor, ranked: Ranked) -> Block:
         similarities = 0 - distances.gather(1, ranked.nearest)  # 0 - 0 is 0, where -0 is another number
         return Block(queries, scores(ranked, self.wanted), ranked.nearest, similarities)
+
+
+def _first_ranks(relevant: npt.NDArray[np.bool_]) -> Tensor:
+    """The rank of each query's nearest positive, all that recall looks at; inf without one. (Q, k) -> (Q, 1)"""
+    ranks = np.where(relevant.any(axis=1), relevant.argmax(axis=1) + 1.0, np.inf)
+    return torch.from_numpy(ranks[:, None])
 
 
 def _parts(rows: range, size: int) -> Iterator[range]:

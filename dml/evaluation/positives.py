@@ -1,9 +1,22 @@
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class Shared(NamedTuple):
+    """The gallery items that share any level with a query.
+
+    Args:
+        items: (P,) their indices, rising.
+        bits: (P,) bit i is set where the item has the query's label at level i.
+    """
+
+    items: Integers
+    bits: Bits
 
 
 class Positives:
@@ -17,12 +30,12 @@ class Positives:
     def __init__(self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None) -> None:
         self.own = gallery is None
         self.queries = queries
-        labels = queries if gallery is None else gallery
-        self.columns = [np.ascontiguousarray(column) for column in labels.T]
-        self._order = [np.argsort(column, kind="stable") for column in self.columns]
+        self.gallery = queries if gallery is None else gallery
+        self.depth = queries.shape[1]
+        self._order = [np.argsort(column, kind="stable") for column in self.gallery.T]
         self._bounds = [
             [np.searchsorted(column[order], wanted, side) for side in ("left", "right")]
-            for column, order, wanted in zip(self.columns, self._order, queries.T, strict=True)
+            for column, order, wanted in zip(self.gallery.T, self._order, queries.T, strict=True)
         ]
         self._nested = _coarsest_holds_all(queries if gallery is None else np.concatenate([queries, gallery]))
 
@@ -32,24 +45,38 @@ class Positives:
         number: Integers = last - first - self.own
         return number
 
-    def of(self, query: int) -> Integers:
-        """The indices, rising, of the items that share any level with the query, itself left out. -> (P,)"""
-        if self._nested:
-            first, last = self._bounds[-1]
-            items = self._order[-1][first[query] : last[query]]
-        else:
-            pairs = zip(self.columns, self.queries[query], strict=True)
-            items = np.flatnonzero(np.logical_or.reduce([column == label for column, label in pairs]))
-        if not self.own:
-            return items
-        place = np.searchsorted(items, query)
-        return np.concatenate([items[:place], items[place + 1 :]])
+    def marks(self) -> Bits:
+        """Memory for `of`. (G,)"""
+        return np.zeros(len(self.gallery), dtype=np.min_scalar_type(2**self.depth - 1))
 
-    def shared(self, query: int, items: Integers) -> list[npt.NDArray[np.bool_] | None]:
-        """For each level, which of the items `of` a query have its label (P,), or None for all."""
-        checked = self.columns[:-1] if self._nested else self.columns
-        same = [column[items] == label for column, label in zip(checked, self.queries[query], strict=False)]
-        return [*same, None] if self._nested else list(same)
+    def of(self, query: int, marks: Bits) -> Shared:
+        """The items that share a level with the query, itself left out.
+
+        Args:
+            query: its index.
+            marks: (G,) zeros, to write on; they are zeros again in the end.
+        """
+        coarsest = self.depth - 1
+        marks[self._at(query, coarsest)] = 1 << coarsest
+        for level in range(coarsest):
+            marks[self._at(query, level)] |= 1 << level
+        if self.own:
+            marks[query] = 0
+        if self._nested:
+            items = self._at(query, coarsest)
+            if self.own:
+                place = np.searchsorted(items, query)
+                items = np.concatenate([items[:place], items[place + 1 :]])
+        else:
+            items = np.flatnonzero(marks)
+        bits = marks[items]
+        marks[items] = 0
+        return Shared(items, bits)
+
+    def _at(self, query: int, level: int) -> Integers:
+        """The gallery items with the query's label at the level, rising; the query itself among them."""
+        first, last = self._bounds[level]
+        return self._order[level][first[query] : last[query]]
 
 
 def _coarsest_holds_all(labels: npt.NDArray[Any]) -> bool:

@@ -56,7 +56,8 @@ def evaluate(
         clustering: False leaves out nmi, ami and f1.
         nmi_average: the mean of the two entropies that NMI and AMI divide by; "geometric" is the other.
         seed: of k-means.
-        memory: bytes that the distances of a block of queries may take; at least 16 queries make a block.
+        memory: bytes that the distances of a block of queries may take. A block has at least 32 queries, or as many
+            as 2^21 distances for a gallery of more than 65,536.
 
     Raises:
         InputError: for an unknown metric, lengths, widths or levels that differ, labels that are not integers,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.blocks import GROUP, Ranking
+from dml.evaluation.blocks import Ranking, group_size
 from dml.evaluation.items import Items, Labels, checked_items
 from dml.evaluation.positives import Positives
 from dml.evaluation.scores import METRICS, Wanted
@@ -141,11 +141,12 @@ def rank_items(
 
 def _at_once(gallery: int, memory: int) -> int:
     """How many queries' distances to the gallery the memory holds: whole groups, at least one."""
-    return min(max(memory // (4 * gallery) // GROUP, 1) * GROUP, MOST_AT_ONCE)
+    group = group_size(gallery)
+    return min(max(memory // (4 * gallery), 1), MOST_AT_ONCE) // group * group or group
 
 
 def _empty(rows: range, positives: Positives, wanted: Wanted, neighbors: int) -> PerQuery:
-    levels = range(len(positives.columns))
+    levels = range(positives.depth)
     names = [*(f"level{level}/{name}" for level in levels for name in wanted.binary), *wanted.graded]
     return PerQuery(
         np.array(rows, dtype=np.int64),
@@ -157,7 +158,7 @@ def _empty(rows: range, positives: Positives, wanted: Wanted, neighbors: int) ->
 
 def _leave_out(result: PerQuery, positives: Positives) -> None:
     """Makes the values of queries without positives NaN."""
-    none = [positives.number(level)[result.queries] == 0 for level in range(len(positives.columns))]
+    none = [positives.number(level)[result.queries] == 0 for level in range(positives.depth)]
     for name, values in result.values.items():
         level = name.rpartition("/")[0].removeprefix("level")
         values[none[int(level)] if level else np.logical_and.reduce(none)] = np.nan

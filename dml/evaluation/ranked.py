@@ -28,23 +28,19 @@ class Ranked(NamedTuple):
 
 def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ranked:
     """The rankings of the queries from `first` on, on CPU. (Q, G) -> `Ranked`; ties in the gallery's order."""
-    ranker = RowRanker(distances.shape[1])
-    depth = len(positives.columns)
-    at: list[list[Ranks]] = [[] for _ in range(depth)]
-    sharing: list[list[Ranks]] = [[] for _ in range(depth)]
+    ranker, marks = RowRanker(distances.shape[1]), positives.marks()
+    at: list[list[Ranks]] = [[] for _ in range(positives.depth)]
+    sharing: list[list[Ranks]] = [[] for _ in range(positives.depth)]
     neighbors = []
     for query, row in enumerate(distances.numpy(), first):
-        chosen = positives.of(query)
-        order, ranks = ranker(row, chosen, query if positives.own else None)
-        levels = np.zeros(len(chosen), dtype=np.int8)
-        for own, same in zip(at, positives.shared(query, chosen), strict=True):
-            if same is None:
-                own.append(ranks)
-                levels += 1
-            else:
-                same = same[order]
-                own.append(ranks[np.flatnonzero(same)])
-                levels += same
+        items, bits = positives.of(query, marks)
+        order, ranks = ranker(row, items, query if positives.own else None)
+        bits = bits[order]
+        levels = np.zeros(len(items), dtype=np.int8)
+        for level, own in enumerate(at):
+            same = (bits & 1 << level) > 0
+            levels += same
+            own.append(ranks[np.flatnonzero(same)])
         for level, own in enumerate(sharing, 1):
             own.append(ranks[np.flatnonzero(levels == level)])
         neighbors.append(nearest(row, k))

@@ -5,19 +5,14 @@ row is infinity. An item that isn't in the ranking, such as the query itself, ha
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 def positive_ranks(relevant: Tensor) -> Tensor:
     """Rankings, nearest first -> the ranks of the relevant items. (Q, N) bool -> (Q, P), P the most of any query"""
+    places = torch.arange(1, relevant.shape[1] + 1, dtype=torch.float64, device=relevant.device)
     most = int(relevant.sum(dim=1).max()) if len(relevant) else 0
-    return _ranks(relevant).sort(dim=1).values[:, :most].contiguous()
-
-
-def first_ranks(relevant: Tensor) -> Tensor:
-    """`positive_ranks` of the nearest relevant item alone, which is all that recall looks at. (Q, N) bool -> (Q, 1)"""
-    return _ranks(relevant).amin(dim=1, keepdim=True)
+    return torch.where(relevant, places, torch.inf).sort(dim=1).values[:, :most].contiguous()
 
 
 def number_of(ranks: Tensor) -> Tensor:
@@ -47,8 +42,9 @@ def map_at_r(ranks: Tensor) -> Tensor:
 
     MAP@R of "A Metric Learning Reality Check" (Musgrave et al., 2020). A query without positives gives NaN.
     """
-    sums = F.pad(_precisions(ranks).cumsum(dim=1), (1, 0))  # over the first 0, 1, ..., P positives
-    return sums.gather(1, _number_in_r(ranks)).squeeze(1) / number_of(ranks)
+    number = number_of(ranks)
+    inside = up_to(ranks, number)
+    return (_precisions(inside) * (inside <= number[:, None])).sum(dim=1) / number
 
 
 def r_precision(ranks: Tensor) -> Tensor:
@@ -56,18 +52,15 @@ def r_precision(ranks: Tensor) -> Tensor:
 
     A query without positives gives NaN.
     """
-    return _number_in_r(ranks).squeeze(1).double() / number_of(ranks)
+    number = number_of(ranks)
+    return (up_to(ranks, number) <= number[:, None]).sum(dim=1).double() / number
+
+
+def up_to(ranks: Tensor, last: Tensor) -> Tensor:
+    """The columns with ranks up to the `last` of any query. (Q, P), (Q,) -> (Q, P')"""
+    columns = torch.searchsorted(ranks, last.double()[:, None], right=True)
+    return ranks[:, : int(columns.max()) if len(ranks) else 0]
 
 
 def _precisions(ranks: Tensor) -> Tensor:
     return torch.arange(1, ranks.shape[1] + 1, dtype=torch.float64, device=ranks.device) / ranks
-
-
-def _number_in_r(ranks: Tensor) -> Tensor:
-    """The positives among the R nearest items. (Q, P) -> (Q, 1) int64"""
-    return torch.searchsorted(ranks, number_of(ranks).double()[:, None], right=True)
-
-
-def _ranks(relevant: Tensor) -> Tensor:
-    places = torch.arange(1, relevant.shape[1] + 1, dtype=torch.float64, device=relevant.device)
-    return torch.where(relevant, places, torch.inf)

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dml.metrics.binary import number_of
+from dml.metrics.binary import number_of, up_to
 
 
 def numbers_of(ranks: Sequence[Tensor]) -> Tensor:
@@ -76,7 +75,7 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
     positives, better = counts.sum(dim=1, keepdim=True), torch.zeros_like(counts[:, :1])
     gained = torch.zeros_like(harmonic[:, :1])
     for level in range(len(ranks), 0, -1):
-        own = ranks[level - 1]
+        own = up_to(ranks[level - 1], positives.squeeze(1))  # those behind the R nearest count nothing
         missed = own.maximum(better + _places(own)).sub_(1).minimum(positives.double()).long()
         gained += (harmonic.gather(1, positives) - harmonic.gather(1, missed)).sum(dim=1, keepdim=True)
         better = better + counts[:, level, None]
@@ -95,4 +94,6 @@ def _discounts(ranks: Tensor) -> Tensor:
 
 def _sums(values: Tensor) -> Tensor:
     """The sums of the first 0, 1, ..., N values. (..., N) -> (..., N + 1)"""
-    return F.pad(values.cumsum(dim=-1), (1, 0))
+    sums = values.new_zeros(*values.shape[:-1], values.shape[-1] + 1)
+    torch.cumsum(values, dim=-1, out=sums[..., 1:])
+    return sums

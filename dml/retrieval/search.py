@@ -116,7 +116,7 @@ def _without_own(scores: Floats, indices: Integers, first: int) -> tuple[Floats,
 
     A query with as many others as near as itself (duplicates) is not in its list, which the best others lead.
     """
-    dropped = indices == np.arange(first, first + len(indices))[:, None]
-    dropped[~dropped.any(axis=1), -1] = True
-    shape = (len(indices), indices.shape[1] - 1)
-    return scores[~dropped].reshape(shape), indices[~dropped].reshape(shape)
+    own = indices == np.arange(first, first + len(indices))[:, None]
+    place = np.where(own.any(axis=1), own.argmax(axis=1), indices.shape[1] - 1)
+    before = np.arange(indices.shape[1] - 1) < place[:, None]
+    return np.where(before, scores[:, :-1], scores[:, 1:]), np.where(before, indices[:, :-1], indices[:, 1:])

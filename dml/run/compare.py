@@ -114,9 +114,10 @@ def _check_seeds(group: Sequence[Run]) -> None:
 def _names(runs: Sequence[Run]) -> list[str]:
     """What sets each configuration apart: the choices and overridden values that are not the same in all."""
     keys = dict.fromkeys(key for run in runs for key in run.named if key != SEED)
-    values = [{key: run.named.get(key, run.config.get(key, "-")) for key in keys} for run in runs]
-    telling = [key for key in keys if len({str(value[key]) for value in values}) > 1]
-    names = [", ".join(f"{key}={value[key]}" for key in telling or ("dataset", "loss")) for value in values]
+    values = [{key: str(run.named.get(key, run.config.get(key, ""))) for key in keys} for run in runs]
+    telling = [key for key in keys if len({value[key] for value in values}) > 1] or ["dataset", "loss"]
+    # another loss, say, needn't have the value at all
+    names = [", ".join(f"{key}={value[key]}" for key in telling if value[key]) for value in values]
     # the same words, though something else differs, such as conf/ itself: the folder tells them apart
     return [name if names.count(name) == 1 else f"{name} ({run.folder})" for name, run in zip(names, runs, strict=True)]
 

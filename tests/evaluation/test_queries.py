@@ -15,6 +15,7 @@ from dml.evaluation.items import checked_items
 from dml.evaluation.positives import Positives
 from dml.evaluation.scores import Wanted
 from dml.ops.errors import InputError
+from dml.retrieval.gallery import Gallery
 
 RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
 RECALL_AT = (1, 3, 30)
@@ -76,7 +77,7 @@ def test_agrees_with_definitions(queries: Any, gallery: Any, neighbors: int, met
     assert_agrees(ranked, queries, gallery)
 
 
-def ranking_of(queries: Any, gallery: Any | None, neighbors: int = 4) -> Ranking:
+def ranking_of(queries: Any, gallery: Any | None, neighbors: int) -> Ranking:
     query_items, gallery_items = checked_items(*queries, *(gallery or (None, None)))
     positives = Positives(query_items.labels, None if gallery_items is None else gallery_items.labels)
     wanted = Wanted(RANKING, RECALL_AT, 2.0, count_query=False)
@@ -87,12 +88,8 @@ def ranking_of(queries: Any, gallery: Any | None, neighbors: int = 4) -> Ranking
 @settings(deadline=None, max_examples=60)
 def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
     """No GPU here: the same tensor functions on CPU."""
-    neighbors = 1
-    ranking = ranking_of(queries, gallery, neighbors)
-    rows = range(len(queries[0]))
-    threads, device = (
-        [block for size in (32,) for block in way(rows, size)] for way in (ranking._by_threads, ranking._by_device)
-    )
+    ranking = ranking_of(queries, gallery, neighbors=1)
+    threads, device = (list(way(range(len(queries[0])), 32)) for way in (ranking._by_threads, ranking._by_device))
     for part in ("neighbors", "similarities"):
         first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
         assert torch.equal(first, second)
@@ -127,10 +124,10 @@ def assert_same(one: PerQuery, other: PerQuery) -> None:
 @pytest.mark.parametrize("metrics", [RANKING, ["recall"]])
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 100])
 def test_all_shares_are_the_whole(thousand: Any, metrics: Sequence[str], world: int) -> None:
-    set_ = {"metrics": metrics, "neighbors": 5, "memory": 4 * 1000 * 64}  # 64 queries at a time
-    parts = [rank_queries(*thousand, share=(rank, world), **set_) for rank in range(world)]
-    assert_same(PerQuery.joined(parts), rank_queries(*thousand, **set_))
-    shares = [query_share(1000, 1000, (rank, world), set_["memory"]) for rank in range(world)]
+    asked = {"metrics": metrics, "neighbors": 5, "memory": 4 * 1000 * 64}  # 64 queries at a time
+    parts = [rank_queries(*thousand, share=(rank, world), **asked) for rank in range(world)]
+    assert_same(PerQuery.joined(parts), rank_queries(*thousand, **asked))
+    shares = [query_share(1000, 1000, (rank, world), asked["memory"]) for rank in range(world)]
     assert [list(share) for share in shares] == [part.queries.tolist() for part in parts]
     assert [query for share in shares for query in share] == list(range(1000))
     assert all(share.start % 64 == 0 for share in shares if share)
@@ -144,6 +141,30 @@ def test_the_size_of_a_block_changes_nothing(thousand: Any) -> None:
         for name, values in once.values.items():
             assert np.array_equal(values, again.values[name], equal_nan=True), name
         assert np.array_equal(once.neighbors, again.neighbors)
+
+
+def test_distances_take_the_memory_that_they_may(thousand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, distances = [], Gallery.distances
+
+    def counted(self: Gallery, queries: torch.Tensor, *others: Any) -> torch.Tensor:
+        rows.append(len(queries))
+        return distances(self, queries, *others)
+
+    monkeypatch.setattr(Gallery, "distances", counted)
+    for memory, most in ((1, 32), (4 * 1000 * 100, 96), (2**40, 1000)):
+        rows.clear()
+        rank_queries(*thousand, memory=memory)
+        assert sum(rows) == 1000
+        assert max(rows) == most
+
+
+def test_a_search_finds_what_a_ranking_does(thousand: Any) -> None:
+    asked = {"recall_at": (1, 5, 2000), "neighbors": 7}
+    searched, ranked = (rank_queries(*thousand, metrics=metrics, **asked) for metrics in (["recall"], RANKING))
+    assert np.array_equal(searched.neighbors, ranked.neighbors)
+    np.testing.assert_allclose(searched.similarities, ranked.similarities, atol=1e-6)
+    for name, values in searched.values.items():
+        assert np.array_equal(values, ranked.values[name], equal_nan=True)
 
 
 @pytest.mark.parametrize("metrics", [RANKING, ["recall"]])

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dml.metrics.binary import (
     average_precision,
-    first_ranks,
     map_at_r,
     number_of,
     positive_ranks,
@@ -50,7 +49,6 @@ def test_ranks_are_those_of_the_relevant_items(relevant: Any) -> None:
     assert found == [[place for place, hit in enumerate(row, 1) if hit] for row in relevant.tolist()]
     assert number_of(ranks).tolist() == [sum(row) for row in relevant.tolist()]
     assert ranks.shape[1] == max((sum(row) for row in relevant.tolist()), default=0)
-    assert first_ranks(torch.from_numpy(relevant)).squeeze(1).tolist() == [row[0] if row else np.inf for row in found]
 
 
 @pytest.mark.parametrize("metric", [average_precision, map_at_r, r_precision])

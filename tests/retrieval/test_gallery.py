@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from dml.retrieval import gallery
 from dml.retrieval.gallery import Gallery
 
 
@@ -36,6 +37,18 @@ def test_a_query_is_infinitely_far_from_itself_alone() -> None:
     distances = Gallery(rows).distances(rows[[2, 5]], torch.tensor([2, 5]))
     assert torch.equal(distances == torch.inf, torch.eye(9, dtype=torch.bool)[[2, 5]])
     assert distances[0, 8] == pytest.approx(-1)
+
+
+def test_products_on_a_gpu_leave_what_training_asked_for() -> None:
+    """No GPU here: only the switch is tried."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with gallery._full_float32():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_inputs_stay_as_they_were() -> None:
