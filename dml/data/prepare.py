@@ -166,6 +166,6 @@ def _shared_contents(table: ImageTable, images: Mapping[str, CheckedImage]) -> I
     for path in table.subset(*TRAINING).paths.tolist():
         if images[path].sha256:
             training.setdefault(images[path].sha256, path)
-    for path in dict.fromkeys(table.subset("test", "query", "gallery").paths.tolist()):
+    for path in dict.fromkeys(table.evaluated("test").paths.tolist()):
         if (other := training.get(images[path].sha256)) is not None:
             yield f"{path} is {other}"

@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from dml.evaluation.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
+from dml.ops.nested import flat
 from dml.run.cli import nearest
-from dml.run.stored import as_stored, flat, key_of
+from dml.run.stored import as_stored, key_of
 
 SEED = "seed"
 NOT_METRICS = ("epoch", "step")

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
+from dml.ops.nested import flat
 
 RUN_KEYS = ("resume", "checkpoint", "debug")
 """Keys that say how to run, not what."""
@@ -89,14 +90,3 @@ def check_unchanged(config: DictConfig, overrides: list[str], stored: Stored, pa
 
 def _within(key: str, name: str) -> bool:
     return key == name or key.startswith(f"{name}.") or name == "experiment"
-
-
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """{"loss": {"margin": 0.4}} -> {"loss.margin": 0.4}."""
-    if not isinstance(values, dict) or not values:
-        return {prefix: values}
-    return {
-        path: value
-        for key, inner in values.items()
-        for path, value in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-    }

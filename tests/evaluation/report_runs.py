@@ -1,4 +1,7 @@
-"""A small run that reports are made of, for the tests of the report: a plugin that each of them asks for."""
+"""A small run that reports are made of, for the tests of the report: a plugin that each of them asks for.
+
+PYTEST_DONT_REWRITE: they import it before they ask for it, which pytest would warn of; it asserts nothing.
+"""
 
 import json
 from collections.abc import Callable

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from dml.evaluation.report.run import Run
 from dml.evaluation.report.sheets import Found, Score, choose, first_match, found, same_class, score_of
 from dml.evaluation.report.tiles import Tiles
 from dml.ops.errors import InputError
+from dml.ops.nested import flat
 
 RESAMPLES = 2000
 
@@ -203,19 +203,9 @@ def _remarks(row: int, runs: Iterable[Run], scores: Iterable[Score]) -> list[str
 
 def settings_that_differ(a: Run, b: Run) -> list[tuple[str, str, str]]:
     """(dotted key, A's value, B's value); a dash where a run has no such key."""
-    ours, theirs = (_flat(yaml.safe_load(run.config)) for run in (a, b))
+    ours, theirs = ({key: str(value) for key, value in flat(yaml.safe_load(run.config)).items()} for run in (a, b))
     return [
         (key, ours.get(key, "–"), theirs.get(key, "–"))
         for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key)
     ]
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, str]:
-    if not isinstance(values, dict) or not values:
-        return {prefix: str(values)}
-    return {
-        path: value
-        for key, inner in values.items()
-        for path, value in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
-    }

@@ -1,0 +1,12 @@
+from typing import Any
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """{"loss": {"margin": 0.4}} -> {"loss.margin": 0.4}; an empty mapping is a value."""
+    if not isinstance(values, dict) or not values:
+        return {prefix: values}
+    return {
+        path: value
+        for key, inner in values.items()
+        for path, value in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
