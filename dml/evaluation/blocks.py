@@ -27,7 +27,7 @@ def group_size(gallery: int) -> int:
 
     Blocks are whole groups: the sums over a group's padded rows then round alike whatever the block.
     """
-    return min(max(2**21 // gallery, 1), 32)
+    return min(max(2**22 // gallery, 1), 64)
 
 
 class Block(NamedTuple):

@@ -8,15 +8,17 @@ Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class Shared(NamedTuple):
-    """The gallery items that share any level with a query.
+    """The gallery items that share any level with some queries, P in all.
 
     Args:
-        items: (P,) their indices, rising.
+        items: (P,) their indices, query after query and rising for each.
         bits: (P,) bit i is set where the item has the query's label at level i.
+        numbers: (Q,) how many each query has.
     """
 
     items: Integers
     bits: Bits
+    numbers: Integers
 
 
 class Positives:
@@ -49,29 +51,35 @@ class Positives:
         """Memory for `of`. (G,)"""
         return np.zeros(len(self.gallery), dtype=np.min_scalar_type(2**self.depth - 1))
 
-    def of(self, query: int, marks: Bits) -> Shared:
-        """The items that share a level with the query, itself left out.
+    def of(self, queries: range, marks: Bits) -> Shared:
+        """The items that share a level with the queries, each query left out of its own.
 
         Args:
-            query: its index.
+            queries: their indices.
             marks: (G,) zeros, to write on; they are zeros again in the end.
         """
-        coarsest = self.depth - 1
-        marks[self._at(query, coarsest)] = 1 << coarsest
-        for level in range(coarsest):
-            marks[self._at(query, level)] |= 1 << level
+        items, bits = zip(*(self._of(query, marks) for query in queries), strict=True)
+        return Shared(np.concatenate(items), np.concatenate(bits), np.array([len(own) for own in items]))
+
+    def _of(self, query: int, marks: Bits) -> tuple[Integers, Bits]:
+        sets = [self._at(query, level) for level in range(self.depth)]
+        finer = sets[:-1] if self._nested else sets
+        for level, own in enumerate(finer):
+            marks[own] |= 1 << level
         if self.own:
             marks[query] = 0
         if self._nested:
-            items = self._at(query, coarsest)
+            items = sets[-1]
             if self.own:
                 place = np.searchsorted(items, query)
                 items = np.concatenate([items[:place], items[place + 1 :]])
+            bits = marks[items] | 1 << self.depth - 1
         else:
             items = np.flatnonzero(marks)
-        bits = marks[items]
-        marks[items] = 0
-        return Shared(items, bits)
+            bits = marks[items]
+        for own in finer:
+            marks[own] = 0
+        return items, bits
 
     def _at(self, query: int, level: int) -> Integers:
         """The gallery items with the query's label at the level, rising; the query itself among them."""

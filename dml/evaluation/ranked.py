@@ -10,9 +10,11 @@ from torch import Tensor
 
 from dml.evaluation.positives import Positives
 from dml.metrics.binary import positive_ranks
-from dml.retrieval.ranks import RowRanker, nearest
+from dml.retrieval.ranks import Ranker, nearest
 
-Ranks = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64]
+
+AT_ONCE = 2**18  # distances that are ranked together: a processor's cache holds them
 
 
 class Ranked(NamedTuple):
@@ -28,27 +30,23 @@ class Ranked(NamedTuple):
 
 def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ranked:
     """The rankings of the queries from `first` on, on CPU. (Q, G) -> `Ranked`; ties in the gallery's order."""
-    ranker, marks = RowRanker(distances.shape[1]), positives.marks()
-    at: list[list[Ranks]] = [[] for _ in range(positives.depth)]
-    sharing: list[list[Ranks]] = [[] for _ in range(positives.depth)]
-    neighbors = []
-    for query, row in enumerate(distances.numpy(), first):
-        items, bits = positives.of(query, marks)
-        order, ranks = ranker(row, items, query if positives.own else None)
-        bits = bits[order]
-        levels = np.zeros(len(items), dtype=np.int8)
-        for level, own in enumerate(at):
-            same = (bits & 1 << level) > 0
-            levels += same
-            own.append(ranks[np.flatnonzero(same)])
-        for level, own in enumerate(sharing, 1):
-            own.append(ranks[np.flatnonzero(levels == level)])
-        neighbors.append(nearest(row, k))
-    return Ranked(
-        tuple(_padded(rows) for rows in at),
-        tuple(_padded(rows) for rows in sharing),
-        torch.from_numpy(np.stack(neighbors)),
-    )
+    marks, depth = positives.marks(), positives.depth
+    rows = min(max(AT_ONCE // distances.shape[1], 1), len(distances))
+    ranker = Ranker(rows, distances.shape[1])
+    at: list[list[Integers]] = [[] for _ in range(depth)]
+    sharing: list[list[Integers]] = [[] for _ in range(depth)]
+    for start in range(0, len(distances), rows):
+        part = distances[start : start + rows].numpy()
+        queries = range(first + start, first + start + len(part))
+        items, bits, numbers = positives.of(queries, marks)
+        order, ranks = ranker(part, items, numbers, np.array(queries) if positives.own else None)
+        bits, stops = bits[order], np.cumsum(numbers)
+        levels = np.bitwise_count(bits)
+        for level in range(depth):
+            at[level] += _split(ranks, (bits & 1 << level) > 0, stops)
+            sharing[level] += _split(ranks, levels == level + 1, stops)
+    neighbors = [nearest(row, k) for row in distances.numpy()]
+    return Ranked(tuple(map(_padded, at)), tuple(map(_padded, sharing)), torch.from_numpy(np.stack(neighbors)))
 
 
 def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Ranked:
@@ -67,7 +65,15 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     return Ranked(tuple(map(positive_ranks, same)), tuple(map(positive_ranks, sharing)), order[:, :k])
 
 
-def _padded(rows: Sequence[Ranks]) -> Tensor:
+def _split(ranks: Integers, kept: npt.NDArray[np.bool_], stops: Integers) -> list[Integers]:
+    """Those that are kept of the ranks of each query, which are one after the other up to the `stops`."""
+    if kept.all():
+        return np.split(ranks, stops[:-1])
+    places = np.flatnonzero(kept)
+    return np.split(ranks[places], np.searchsorted(places, stops[:-1]))
+
+
+def _padded(rows: Sequence[Integers]) -> Tensor:
     table = np.empty((len(rows), max(map(len, rows))))
     for own, row in zip(table, rows, strict=True):
         own[: len(row)] = row

@@ -1,6 +1,6 @@
 """Exact ranks of chosen items by their distances, ties in the order of the items' indices."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,106 +15,112 @@ LAST = 2**31 - 2  # the key of an item that is left out: behind all others, not 
 
 
 class Places(NamedTuple):
-    """Where P chosen items stand.
+    """Where P items that are chosen in some rows stand.
 
     Args:
-        order: (P,) their places among the chosen, nearest first.
-        ranks: (P,) their ranks in this order, from 1.
+        order: (P,) their places among the chosen, row after row, nearest first.
+        ranks: (P,) their ranks in this order, from 1 in each row.
     """
 
     order: Integers
     ranks: Integers
 
 
-class RowRanker:
-    """Ranks items in one row of distances after another, and keeps the memory that takes: 9 bytes an item.
+class Ranker:
+    """Ranks items in rows of distances, and keeps the memory that takes: 9 bytes for each distance of a call.
+
+    A call ranks several rows: were each sorted by a call of its own, threads would often wait for the interpreter's
+    lock.
 
     Args:
+        rows: of a call, at most.
         length: of the rows.
     """
 
-    def __init__(self, length: int) -> None:
-        self._keys = np.empty(length, dtype=np.int32)
-        self._signs = np.empty(length, dtype=np.int32)
-        self._marks = np.ones(length + length // PADDING, dtype=np.bool_)
+    def __init__(self, rows: int, length: int) -> None:
+        self._keys = np.empty((rows, length), dtype=np.int32)
+        self._odd = np.empty((rows, length), dtype=np.int32)
+        self._marks = np.empty(rows * length + rows * length // PADDING, dtype=np.bool_)
         self._table = np.zeros(2**16, dtype=np.bool_)
 
-    def __call__(self, distances: Floats, chosen: Integers, left_out: int | None = None) -> Places:
-        """distances (N,), indices (P,) rising -> their `Places`.
+    def __call__(
+        self, distances: Floats, chosen: Integers, numbers: Integers, left_out: Integers | None = None
+    ) -> Places:
+        """distances (R, N), the items to rank (P,), row after row and rising in each, how many each row has (R,).
 
         To know how many items are nearer than a chosen one, the distances are sorted, not the indices: that takes a
         quarter of the time. Each is made an integer whose last bit says that the item is chosen.
 
         Args:
             distances: between -2 and 2.
-            chosen: the items to rank.
-            left_out: an item at distance infinity, behind all others.
+            chosen: indices.
+            numbers: their sum is P.
+            left_out: (R,) an item of each row at distance infinity, behind all others and not chosen.
         """
-        if len(chosen) <= FEW:
-            return _counted(distances, chosen)
-        keys = _even_keys(distances, self._keys, self._signs)
-        own = keys[chosen]
-        order = _stable_order(own)
-        keys[chosen] = own + 1
+        if numbers.max() <= FEW:
+            return _counted(distances, chosen, numbers)
+        keys = _even_keys(distances, self._keys[: len(distances)])
         if left_out is not None:
-            keys[left_out] = LAST
-        keys.sort()
-        np.not_equal(np.bitwise_and(keys, 1, out=self._signs), 0, out=self._marks[: len(keys)])
-        found = np.flatnonzero(self._marks)[: len(chosen)]
-        own = own[order]
+            keys[np.arange(len(keys)), left_out] = LAST
+        rows, flat = np.repeat(np.arange(len(keys)), numbers), keys.reshape(-1)
+        starts = rows * keys.shape[1]
+        places = starts + chosen
+        own = flat[places]
+        flat[places] = own + 1
+        own, order = _sorted_with_places((rows << 32) + own)
+        keys.sort(axis=1)
+        places = self._odd_places(keys)
+        ranks = places - starts
+        ranks += 1
         # an even key just before is another item at the same distance: it may be the later one by its index
-        firsts = np.flatnonzero(keys[found - 1] == own)
-        found += 1
+        firsts = np.flatnonzero(flat[places] - flat[places - 1] == 1)
         if len(firsts):
             lengths = np.searchsorted(own, own[firsts], side="right") - firsts
-            self._settle_ties(distances, chosen[order], found, _ranges(firsts, lengths))
-        return Places(order, found)
+            tied = _ranges(firsts, lengths)
+            behind = np.repeat(firsts + lengths - 1, lengths) - tied  # chosen ones that stand behind it already
+            ranks[tied] -= self._number_higher(distances, rows[tied], chosen[order[tied]]) - behind
+        return Places(order, ranks)
 
-    def _settle_ties(self, distances: Floats, items: Integers, ranks: Integers, tied: Integers) -> None:
-        """Moves chosen items before those that are not, tie with them, and have a higher index.
+    def _odd_places(self, keys: Keys) -> Integers:
+        """Where the odd ones stand, counted through all rows."""
+        marks = self._marks[: keys.size + keys.size // PADDING]
+        odd = np.bitwise_and(keys, 1, out=self._odd[: len(keys)])
+        np.not_equal(odd, 0, out=marks[: keys.size].reshape(keys.shape))
+        marks[keys.size :] = True
+        return np.flatnonzero(marks)[: keys.size - len(marks) or None]
 
-        Args:
-            distances: (N,).
-            items: (P,) the chosen ones, by distance and index.
-            ranks: (P,) theirs, as if they stood behind all that tie with them; corrected in place.
-            tied: the places in `items` of all that tie with others.
-        """
-        items = items[tied]
+    def _number_higher(self, distances: Floats, rows: Integers, items: Integers) -> Integers:
+        """How many items at the same distance have a higher index. (R, N), (T,) rising, (T,) -> (T,)"""
+        numbers = np.bincount(rows)
+        ties = np.split(items, np.cumsum(numbers)[:-1])
+        return np.concatenate([self._number_higher_in(row, own) for row, own in zip(distances, ties, strict=False)])
+
+    def _number_higher_in(self, distances: Floats, items: Integers) -> Integers:
+        """How many items at the same distance have a higher index. (N,), (T,) by distance and index -> (T,)"""
         values = distances[items]
         if len(items) <= FEW:
             pairs = zip(items, values, strict=True)
-            higher = np.array([np.count_nonzero(distances[item + 1 :] == value) for item, value in pairs])
-        else:
-            higher = self._number_higher(distances, items, values)
-        # the chosen ones among these stand behind it already
-        chosen = np.searchsorted(values, values, side="right") - 1 - np.arange(len(values))
-        ranks[tied] -= higher - chosen
-
-    def _number_higher(self, distances: Floats, items: Integers, values: Floats) -> Integers:
-        """How many items at the same distance have a higher index. (N,), (T,) by distance and index, (T,) -> (T,)"""
+            return np.array([np.count_nonzero(distances[item + 1 :] == value) for item, value in pairs], dtype=np.int64)
         wanted = values.view(np.uint16)[::2]  # the low halves of the bits leave few items to look at
         self._table[wanted] = True
-        marks = self._table.take(distances.view(np.uint16)[::2], out=self._marks[: len(distances)], mode="clip")
-        near = np.flatnonzero(marks)
+        near = np.flatnonzero(self._table.take(distances.view(np.uint16)[::2], mode="clip"))
         near = near[np.isfinite(distances[near])]
         self._table[wanted] = False
-        order = _stable_order(_even_keys(distances[near]))
+        order = _sorted_with_places(_even_keys(distances[near]))[1]
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         end = np.searchsorted(distances[near[order]], values, side="right")
         return end - 1 - place[np.searchsorted(near, items)]
 
 
-def _even_keys(distances: Floats, keys: Keys | None = None, signs: Keys | None = None) -> Keys:
-    """Even integers in the order of the distances, -0 and 0 the same. (N,) -> (N,), in the memory of `keys` if given
+def _even_keys(distances: Floats, out: Keys | None = None) -> Keys:
+    """Even integers in the order of the distances, -0 and 0 the same. (...) -> (...), in the memory of `out` if given
 
-    The bits of a float are its sign and, below 2, 30 bits that rise with its magnitude.
+    The bits of a float are its sign and, below 2, 30 bits that rise with its magnitude m. As an integer a negative one
+    is -2^31 + m, and twice its absolute value overflows to -2m.
     """
-    bits = distances.view(np.int32)
-    signs = np.right_shift(bits, 31, out=signs)
-    keys = np.left_shift(bits, 1, out=keys)
-    keys ^= signs
-    keys -= signs
+    keys = np.absolute(distances.view(np.int32), out=out)
+    keys <<= 1
     return keys
 
 
@@ -134,21 +140,24 @@ def nearest(distances: Floats, k: int) -> Integers:
     return within[np.argsort(distances[within], kind="stable")[:k]]
 
 
-def _counted(distances: Floats, chosen: Integers) -> Places:
-    own = distances[chosen]
+def _counted(distances: Floats, chosen: Integers, numbers: Integers) -> Places:
+    rows = np.repeat(np.arange(len(distances)), numbers)
     ranks = [
-        1 + np.count_nonzero(distances < value) + np.count_nonzero(distances[:item] == value)
-        for item, value in zip(chosen, own, strict=True)
+        1 + np.count_nonzero(distances[row, :item] <= value) + np.count_nonzero(distances[row, item:] < value)
+        for row, item, value in zip(rows, chosen, distances[rows, chosen], strict=True)
     ]
-    order = np.argsort(own, kind="stable")
-    return Places(order, np.array(ranks, dtype=np.int64)[order])
+    found, order = _sorted_with_places((rows << 32) + np.array(ranks, dtype=np.int64))
+    return Places(order, found - (rows << 32))
 
 
-def _stable_order(keys: Keys) -> Integers:
-    """What sorts (P,), ties in their order: as 64-bit integers of key and place, a fifth of a stable argsort's time."""
-    packed = keys.astype(np.int64)
-    packed <<= 32
-    packed |= np.arange(len(keys))
+def _sorted_with_places(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:
+    """(P,) sorted, and what sorts them, ties in their order.
+
+    As 64-bit integers of value and place they are sorted in a fifth of a stable argsort's time.
+    """
+    packed = values.astype(np.int64)
+    bits = len(values).bit_length()
+    packed <<= bits
+    packed |= np.arange(len(values))
     packed.sort()
-    packed &= 0xFFFFFFFF
-    return packed
+    return packed >> bits, packed & (1 << bits) - 1

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import faiss
@@ -65,11 +67,11 @@ class Search:
         self.k = min(k, len(rows) - own)
         self._repeated = self.gallery.repeated
         self._asked = min(self.k + own + 1, len(rows))  # one more shows whether there is a tie over the end
-        self._index = _index(rows.numpy(), self._asked)
+        self._search = _searcher(rows.numpy(), self._asked)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
         """(B, D), the first one's place among all queries -> scores (B, k), indices (B, k)."""
-        scores, indices = _in_order(*self._index.search(queries.numpy(), self._asked))
+        scores, indices = _in_order(*self._search(queries.numpy(), k=self._asked))
         unsure = self._repeated[indices].any(axis=1)
         if self.own:
             scores, indices = _without_own(scores, indices, first)
@@ -88,16 +90,18 @@ class Search:
         return 0 - np.take_along_axis(distances, indices, axis=1), indices  # 0 - 0 is 0, where -0 is another number
 
 
-def _index(gallery: Floats, length: int) -> Any:
-    """An exact inner-product index, on this process's GPU if FAISS has one and lists may have this length."""
-    index: Any = faiss.IndexFlatIP(gallery.shape[1])
+def _searcher(gallery: Floats, length: int) -> Callable[..., tuple[Floats, Integers]]:
+    """Exact search by inner product, on this process's GPU if FAISS has one and lists may have this length."""
     if faiss.get_num_gpus() > 0 and length <= GPU_LIMIT:
         resources = faiss.StandardGpuResources()
         resources.setTempMemory(GPU_SCRATCH)
         device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        index = faiss.index_cpu_to_gpu(resources, device, index)
-    index.add(gallery)
-    return index
+        index: Any = faiss.index_cpu_to_gpu(resources, device, faiss.IndexFlatIP(gallery.shape[1]))
+        index.add(gallery)
+        search: Callable[..., tuple[Floats, Integers]] = index.search
+        return search
+    knn: Any = faiss.knn  # which needs no copy of the gallery, as an index does
+    return partial(knn, xb=gallery, metric=faiss.METRIC_INNER_PRODUCT)
 
 
 def _in_order(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:

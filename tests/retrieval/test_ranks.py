@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dml.retrieval.ranks import FEW, RowRanker, nearest
+from dml.retrieval.ranks import FEW, Ranker, nearest
 
 
 def by_distance_and_index(distances: Any) -> list[int]:
@@ -18,46 +19,57 @@ def expected_places(distances: Any, chosen: Any) -> tuple[list[int], list[int]]:
     return [chosen.tolist().index(item) for _, item in found], [rank for rank, _ in found]
 
 
-def assert_ranked(ranker: RowRanker, distances: Any, chosen: Any, left_out: int | None = None) -> None:
-    order, ranks = ranker(distances, chosen, left_out)
-    assert (order.tolist(), ranks.tolist()) == expected_places(distances, chosen)
+def assert_ranked(ranker: Ranker, distances: Sequence[Any], chosen: Sequence[Any], left_out: Any = None) -> None:
+    numbers = np.array([len(items) for items in chosen])
+    order, ranks = ranker(np.stack(distances), np.concatenate(chosen), numbers, left_out)
+    expected = [expected_places(row, items) for row, items in zip(distances, chosen, strict=True)]
+    starts = np.cumsum(numbers) - numbers
+    assert order.tolist() == [start + place for start, own in zip(starts, expected, strict=True) for place in own[0]]
+    assert ranks.tolist() == [rank for own in expected for rank in own[1]]
 
 
 COARSE = [-1.0, -0.5, -0.0, 0.0, 1e-30, -1e-30, 0.25, 1.0]  # ties, both zeros, and what is almost none
 
 
-@given(st.integers(1, 150), st.integers(1, len(COARSE)), st.floats(0, 1), st.booleans(), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 150),
+    st.integers(1, len(COARSE)),
+    st.lists(st.floats(0, 1), min_size=1, max_size=3),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
 @settings(deadline=None, max_examples=150)
-def test_ranks_agree_with_a_plain_sort(items: int, values: int, share: float, own: bool, seed: int) -> None:
+def test_ranks_agree_with_a_plain_sort(items: int, values: int, shares: list[float], own: bool, seed: int) -> None:
     """Many ties and few, with a query of its own at infinity and without."""
     rng = np.random.default_rng(seed)
-    distances = rng.choice(COARSE[:values], items).astype(np.float32)
-    left_out = int(rng.integers(items)) if own else None
-    candidates = np.arange(items) if left_out is None else np.delete(np.arange(items), left_out)
+    distances = rng.choice(COARSE[:values], (len(shares), items)).astype(np.float32)
+    left_out = rng.integers(items, size=len(shares)) if own else None
+    chosen = rng.random((len(shares), items)) < np.array(shares)[:, None]
     if left_out is not None:
-        distances[left_out] = np.inf
-    chosen = candidates[rng.random(len(candidates)) < share]
-    assert_ranked(RowRanker(items), distances, chosen, left_out)
+        distances[np.arange(len(shares)), left_out] = np.inf
+        chosen[np.arange(len(shares)), left_out] = False
+    assert_ranked(Ranker(3, items), distances, [np.flatnonzero(row) for row in chosen], left_out)
 
 
 @pytest.mark.parametrize("number", [0, 1, FEW, FEW + 1, 60, 399])
-@pytest.mark.parametrize("digits", [1, 2, 7])
-def test_one_ranker_ranks_row_after_row(number: int, digits: int) -> None:
+@pytest.mark.parametrize("digits", [1, 2, 3, 7])
+def test_one_ranker_ranks_rows_after_rows(number: int, digits: int) -> None:
     """From every item tied to none: each way to count, and to settle ties."""
-    rng, ranker = np.random.default_rng(0), RowRanker(400)
-    for own in range(5):
-        distances = rng.uniform(-1, 1, 400).round(digits).astype(np.float32)
-        distances[own] = np.inf
-        chosen = np.sort(rng.choice(np.delete(np.arange(400), own), number, replace=False))
-        assert_ranked(ranker, distances, chosen, own)
+    rng, ranker = np.random.default_rng(0), Ranker(4, 400)
+    for rows in (3, 4, 1):
+        own = rng.integers(400, size=rows)
+        distances = rng.uniform(-1, 1, (rows, 400)).round(digits).astype(np.float32)
+        distances[np.arange(rows), own] = np.inf
+        others = [np.delete(np.arange(400), item) for item in own]
+        assert_ranked(ranker, distances, [np.sort(rng.choice(some, number, replace=False)) for some in others], own)
 
 
 def test_neighbouring_floats_do_not_tie() -> None:
     distances = np.float32(0.3) + np.zeros(50, dtype=np.float32)
     for item in range(1, 50):
         distances[item] = np.nextafter(distances[item - 1], np.float32(-1 if item % 2 else 1), dtype=np.float32)
-    assert_ranked(RowRanker(50), distances, np.arange(0, 50, 2))
-    assert_ranked(RowRanker(50), -distances, np.arange(50))
+    assert_ranked(Ranker(1, 50), [distances], [np.arange(0, 50, 2)])
+    assert_ranked(Ranker(1, 50), [-distances], [np.arange(50)])
 
 
 @given(st.lists(st.sampled_from([*COARSE, np.inf]), min_size=1, max_size=40), st.data())
