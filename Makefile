@@ -2,13 +2,16 @@
 # make test    sets everything up, then runs the tests
 # make check   style, types and the rooms' import rules
 # make bench   training step, losses, loading, readers, evaluation and samplers against their bare counterparts
+# make tables-list   the papers' tables and what each is estimated to cost
+# make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
+#     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test check format bench emoji clean
+.PHONY: demo setup test check format bench tables tables-list emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -36,11 +39,24 @@ format: setup
 
 bench: setup
 	$(BIN)/python scripts/bench_training.py
+	$(BIN)/python scripts/bench_gradient_cache.py
 	$(BIN)/python scripts/bench_losses.py
 	$(BIN)/python scripts/bench_loading.py
 	$(BIN)/python scripts/bench_tables.py
 	$(BIN)/python scripts/bench_evaluation.py
 	$(BIN)/python scripts/bench_sampling.py
+
+TABLE = $(BIN)/python scripts/table.py $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
+	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
+
+table-%: setup
+	+$(TABLE) $*
+
+tables: setup
+	+$(TABLE)
+
+tables-list: setup
+	$(BIN)/python scripts/table.py --list $(addprefix --seeds ,$(SEEDS))
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

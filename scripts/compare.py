@@ -3,17 +3,19 @@
 python scripts/compare.py outputs/emoji/rll/* outputs/emoji/nra/*
 python scripts/compare.py multirun/2026-11-22_10-00-00 --metrics level0/recall@1 level0/nmi --csv table.csv
 
-Folders are searched for runs at any depth, so a sweep's folder stands for all its runs. Runs that differ in the seed
-alone share a row. The Markdown table is in percent: mean ± half the 95 % interval (standard deviation of one run).
+Folders are searched for runs at any depth, so a sweep's folder stands for all its runs; the unfinished ones are listed
+on stderr. Runs that differ in the seed alone share a row, those that a sweep ended early have rows of their own. The
+Markdown table is in percent: mean ± half the 95 % interval (standard deviation of one run).
 """
 
 import argparse
 import csv
+import sys
 from pathlib import Path
 
 from dml.ops.files import replacing
 from dml.run.cli import one_line_errors
-from dml.run.compare import compare, csv_lines, find_runs, markdown
+from dml.run.compare import compare, csv_lines, find_runs, find_unfinished, markdown
 
 
 def main() -> None:
@@ -28,6 +30,8 @@ def main() -> None:
         rows = compare(find_runs(arguments.runs))
         table = markdown(rows, arguments.metrics)
         print(table, end="")
+        for folder in find_unfinished(arguments.runs):
+            print(f"unfinished: {folder}", file=sys.stderr)
         if arguments.markdown:
             with replacing(arguments.markdown) as partial:
                 partial.write_text(table, encoding="utf-8")

@@ -1,11 +1,7 @@
-import csv
-import io
 import os
 import subprocess
 import sys
-import zipfile
-from collections.abc import Callable, Sequence
-from importlib import resources
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,9 @@ from dml.run import main
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+from small_emoji import slice_of_emoji  # noqa: E402
+
 SMALL = [
     "dataset.counts=null",
     "transform.size=32",
@@ -32,26 +31,10 @@ SMALL = [
 """Overrides that make any run take seconds."""
 
 
-def _slice_of_emoji(path: Path, subgroups: Sequence[str]) -> Path:
-    whole = resources.files("dml.data") / "assets" / "emoji.zip"
-    with zipfile.ZipFile(str(whole)) as source, zipfile.ZipFile(path, "w") as target:
-        rows = list(csv.DictReader(io.StringIO(source.read("table.csv").decode())))
-        kept = [row for row in rows if row["subgroup"] in subgroups]
-        table = io.StringIO()
-        writer = csv.DictWriter(table, rows[0])
-        writer.writeheader()
-        writer.writerows(kept)
-        target.writestr("table.csv", table.getvalue())
-        for row in kept:
-            target.writestr(row["path"], source.read(row["path"]))
-    return path
-
-
 @pytest.fixture(scope="session")
 def small_emoji(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive of a few subgroups of the embedded data set, 39 classes."""
-    folder = tmp_path_factory.mktemp("emoji")
-    return _slice_of_emoji(folder / "emoji.zip", ("food-fruit", "animal-bird", "food-sweet"))
+    return slice_of_emoji(tmp_path_factory.mktemp("emoji") / "emoji.zip")
 
 
 def in_a_process(script: str, *arguments: str) -> str:

@@ -119,7 +119,10 @@ class _EpochBatches(Sized):
             if number < self.first:
                 continue
             if len(rows) % self.world_size:
-                raise InputError(f"a batch of {len(rows)} images can't be divided among {self.world_size} processes")
+                raise InputError(
+                    f"a batch of {len(rows)} images can't be divided among {self.world_size} processes; "
+                    f"sampler.* must make it a multiple of {self.world_size}"
+                )
             share = len(rows) // self.world_size
             places = range(self.rank * share, (self.rank + 1) * share)
             yield [(rows[place], (self.seed, self.epoch, number, place)) for place in places]

@@ -116,6 +116,29 @@ class Pad:
         return F.pad(image.permute(1, 2, 0), border, value=self.fill).permute(2, 0, 1)
 
 
+class Crops:
+    """Several views of an image instead of one.
+
+    Args:
+        crop: (3, H, W) -> views (3, h, w), all of one size, such as torchvision's ``FiveCrop``.
+    """
+
+    def __init__(self, crop: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        self.crop = crop
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """(3, H, W) -> (V, 3, h, w)."""
+        try:
+            return stack(self.crop(image))
+        except ValueError as error:
+            raise InputError(f"evaluation.crops: {error}; transform.test needs a larger Resize") from error
+
+
+def and_mirrored(image: Tensor) -> tuple[Tensor, Tensor]:
+    """(3, H, W) -> itself and its mirror image."""
+    return image, image.flip(2)
+
+
 class Pipeline:
     """One step after the other.
 
@@ -143,6 +166,16 @@ class Pipeline:
     def rest(self, image: Tensor) -> Tensor:
         """What follows on the first step: (3, H, W) -> (3, h, w)."""
         return _in_turn(self.steps[1:], image)
+
+
+def stack(images: Sequence[Tensor]) -> Tensor:
+    """(..., 3, h, w) each -> (B, ..., 3, h, w).
+
+    Images whose channels come last in memory, as those of files do, stay so: to turn them takes 20 times as long.
+    """
+    if images[0].is_contiguous():
+        return torch.stack([*images])
+    return torch.stack([image.movedim(-3, -1) for image in images]).movedim(-1, -3)
 
 
 def _in_turn(steps: Iterable[Callable[[Tensor], Tensor]], image: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ class Judge:
         metrics: of `dml.evaluation.evaluate`.
         recall_at: the k of recall@k.
         alpha: of H-AP.
+        count_query: of H-AP.
         clustering: whether nmi, ami and f1, if they are among the metrics, are computed.
         seed: of k-means.
     """
@@ -30,6 +31,7 @@ class Judge:
     metrics: Sequence[str]
     recall_at: Sequence[int]
     alpha: float = 1.0
+    count_query: bool = False
     clustering: bool = True
     seed: int = 0
 
@@ -39,7 +41,13 @@ class Judge:
 
     def rank(self, embeddings: Tensor, rows: Tensor, neighbors: int = 0) -> list[PerQuery]:
         """The table's lists query by query, as `rank_table` of ``table.take(rows)``."""
-        settings = {"metrics": self.metrics, "recall_at": self.recall_at, "alpha": self.alpha, "neighbors": neighbors}
+        settings: dict[str, Any] = {
+            "metrics": self.metrics,
+            "recall_at": self.recall_at,
+            "alpha": self.alpha,
+            "count_query": self.count_query,
+            "neighbors": neighbors,
+        }
         part = self.table.take(rows.numpy())
         if not (dist.is_available() and dist.is_initialized()):
             return rank_table(embeddings, part, **settings)

@@ -35,6 +35,8 @@ def evaluate(
 
     - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
+    - sum_wap, if asked for: the mean of the levels' AP of each query (HAPPIER's weighted sum, all levels alike), as the
+      H-AP that it is.
     - level{i}/queries_without_positives: how many were left out at the level; without "level{i}/", those left out
       of the graded metrics, which share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at

@@ -7,7 +7,7 @@ from dml.evaluation.ranked import Ranked
 from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
 from dml.metrics.graded import asi, h_ap, ndcg, numbers_of
 from dml.ops.errors import InputError
-from dml.ops.relevance import power_relevance
+from dml.ops.relevance import power_relevance, weighted_ap_relevance
 
 BINARY: dict[str, Callable[[Tensor], Tensor]] = {
     "ap": average_precision,
@@ -17,6 +17,7 @@ BINARY: dict[str, Callable[[Tensor], Tensor]] = {
 GRADED = ("h_ap", "ndcg", "asi")
 CLUSTERING = ("nmi", "ami", "f1")
 METRICS = ("recall", *BINARY, *GRADED, *CLUSTERING)
+ON_REQUEST = ("sum_wap",)
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Wanted:
     """The metrics to compute, of `METRICS`, and their parameters.
 
     Args:
-        metrics: their names; "recall" stands for recall@k at every k of `recall_at`.
+        metrics: their names, or those of `ON_REQUEST`; "recall" stands for recall@k at every k of `recall_at`.
         recall_at: of recall.
         alpha: of H-AP's relevance, `power_relevance`.
         count_query: a query is one of its own items when the relevance shares a level's weight among them. So
@@ -40,9 +41,10 @@ class Wanted:
     count_query: bool
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.metrics if name not in METRICS]
+        known = (*METRICS, *ON_REQUEST)
+        unknown = [name for name in self.metrics if name not in known]
         if unknown:
-            raise InputError(f"metrics = {unknown[0]!r}: expected some of {', '.join(METRICS)}")
+            raise InputError(f"metrics = {unknown[0]!r}: expected some of {', '.join(known)}")
         if self.recalls and min(self.recall_at) < 1:
             raise InputError(f"recall_at = {tuple(self.recall_at)}: every k must be at least 1")
 
@@ -59,7 +61,7 @@ class Wanted:
     @property
     def graded(self) -> tuple[str, ...]:
         """What is computed of all levels together, by name."""
-        return tuple(name for name in GRADED if name in self.metrics)
+        return tuple(name for name in (*GRADED, *ON_REQUEST) if name in self.metrics)
 
     @property
     def recall_alone(self) -> bool:
@@ -86,6 +88,8 @@ def _graded(ranked: Ranked, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
         counts = numbers_of(ranked.sharing).double()
         counts[:, -1] += wanted.count_query
         yield "h_ap", h_ap(ranked.sharing, power_relevance(counts, wanted.alpha))
+    if "sum_wap" in wanted.metrics:  # all levels' APs weighed alike
+        yield "sum_wap", h_ap(ranked.sharing, weighted_ap_relevance(numbers_of(ranked.sharing).double()))
     if "ndcg" in wanted.metrics:
         yield "ndcg", ndcg(ranked.sharing)
     if "asi" in wanted.metrics:

@@ -38,17 +38,16 @@ class EmbeddingNorm(nn.Module):
 class EmbeddingDrift(nn.Module):
     """`embedding_drift` as a term of a `WeightedSum`; the thesis weights it with lambda = 0.3 (3.6.3).
 
-    The stored embeddings are those of the local neighborhood sampler. Whoever makes them sets ``stored`` (N, D),
-    a row an image of the training table, again on resuming: they are no part of the checkpoint here. Before that,
-    while the sampler has none either, the term is 0.
+    The stored embeddings are those of the local neighborhood sampler. Whoever makes them sets ``stored`` (N, D), on
+    any device, a row an image of the training table, again on resuming: they are no part of the checkpoint here.
+    Before that, while the sampler has none either, the term is 0.
     """
 
     needs_indices: ClassVar[bool] = True
-    stored: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("stored", torch.empty(0, 0), persistent=False)
+        self.stored = torch.empty(0, 0)  # no buffer: DistributedDataParallel would send it to every process each step
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """embeddings (B, D), labels of any shape, unused, rows (B,) of ``stored`` -> scalar.
@@ -60,4 +59,4 @@ class EmbeddingDrift(nn.Module):
             return 0.0 * embedding_norm(embeddings)
         if indices is None:
             raise InputError(f"drift from {len(self.stored)} stored embeddings: needs the batch's row indices")
-        return embedding_drift(embeddings, self.stored[indices])
+        return embedding_drift(embeddings, self.stored[indices.to(self.stored.device)].to(embeddings.device))

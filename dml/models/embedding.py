@@ -86,6 +86,11 @@ class EmbeddingModel(nn.Module):
             embeddings = {name: F.normalize(rows, dim=1) for name, rows in embeddings.items()}
         return embeddings
 
+    @property
+    def roles(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters by what optimizers tell apart: "backbone" and "heads"."""
+        return {"backbone": list(self.backbone.parameters()), "heads": list(self.heads.parameters())}
+
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Each head's embeddings (B, D) -> the L2-normalised test embeddings (B, sum of D)."""
         parts = list(embeddings.values())

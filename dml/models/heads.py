@@ -10,15 +10,38 @@ class PoolHead(nn.Module):
     Args:
         shape: (C, h, w) of the tapped map.
         embed_dim: size of the embedding.
+        dropout: of the pooled features, in training.
     """
 
-    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout={dropout}: 0 or more, below 1")
+        self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Linear(shape[0], embed_dim, bias=False)
 
     def forward(self, tapped: Tensor) -> Tensor:
         """(B, C, h, w) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(tapped.mean(dim=(2, 3)))
+        embeddings: Tensor = self.embedding(self.dropout(tapped.mean(dim=(2, 3))))
+        return embeddings
+
+
+class NormalizedPoolHead(nn.Module):
+    """Global average pool, a layer norm without parameters, then a linear layer: HAPPIER's head.
+
+    Args:
+        shape: (C, h, w) of the tapped map.
+        embed_dim: size of the embedding.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape[0], elementwise_affine=False)
+        self.embedding = nn.Linear(shape[0], embed_dim)
+
+    def forward(self, tapped: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(self.norm(tapped.mean(dim=(2, 3))))
         return embeddings
 
 

@@ -1,8 +1,11 @@
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from dml.models.backbone import Backbone
+from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 
 Order = Literal["nearest_first", "farthest_first", "random"]
@@ -75,3 +78,74 @@ class RecurrentEmbedding(nn.Module):
             raise ValueError("order=random: forward needs a generator to draw the order from")
         order = torch.rand(neighbours.shape[:2], generator=generator, device=generator.device).argsort(dim=1)
         return neighbours.take_along_dim(order.to(neighbours.device)[:, :, None], dim=1)
+
+
+class RecurrentModel(nn.Module):
+    """An embedding model whose embeddings are read off their neighbourhoods, for each head by its own LSTM.
+
+    Neighbours, and their embeddings, are those that the pre-trained network stored: f_pre-trained of section 4.2,
+    which is kept as it was when this model's training began, so that an image of any split can be given neighbours.
+
+    Args:
+        cnn: f, trained further together with the LSTMs.
+        pretrained: the same network once more; frozen. `dml.training.checkpoints.begin_from` gives both the weights.
+        recurrent: (D of a head, D) -> its `RecurrentEmbedding`.
+        neighbors: K, of each image; 16 in the thesis.
+    """
+
+    def __init__(
+        self,
+        cnn: EmbeddingModel,
+        pretrained: EmbeddingModel,
+        *,
+        recurrent: Callable[[int, int], RecurrentEmbedding],
+        neighbors: int = 16,
+    ) -> None:
+        super().__init__()
+        if neighbors < 1:
+            raise InputError(f"recurrent.neighbors={neighbors}: at least 1")
+        self.cnn = cnn
+        self.pretrained = pretrained.requires_grad_(False).eval()
+        self.pretrained.load_state_dict(cnn.state_dict())
+        self.neighbors = neighbors
+        self.embed_dims = cnn.embed_dims
+        self.recurrent = nn.ModuleDict({name: recurrent(size, size) for name, size in cnn.embed_dims.items()})
+
+    @property
+    def backbone(self) -> Backbone:
+        """Of the network in training."""
+        return self.cnn.backbone
+
+    @property
+    def roles(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters in training by what optimizers tell apart; the LSTMs are new layers as the heads are."""
+        own = self.cnn.roles
+        return own | {"heads": own["heads"] + list(self.recurrent.parameters())}
+
+    def train(self, mode: bool = True) -> "RecurrentModel":
+        """Training mode for all but the pre-trained network."""
+        super().train(mode)
+        self.pretrained.eval()
+        return self
+
+    def forward(
+        self, images: Tensor, neighbours: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """images (B, 3, H, W), for each head their stored neighbours (B, K, D) nearest first -> its g (B, D)."""
+        return self.read(self.cnn(images), neighbours, generator)
+
+    def read(
+        self, centres: Mapping[str, Tensor], neighbours: Mapping[str, Tensor], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """For each head f (B, D) and the stored neighbours (B, K, D) nearest first -> its g (B, D)."""
+        return {
+            name: recurrent(centres[name], neighbours[name], generator) for name, recurrent in self.recurrent.items()
+        }
+
+    def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
+        """Each head's embeddings (B, D) -> the L2-normalised test embeddings (B, sum of D)."""
+        return self.cnn.concatenate(embeddings)
+
+    def raw_features(self, images: Tensor) -> Tensor:
+        """The backbone's own pooled features (B, F), which no head has seen."""
+        return self.cnn.raw_features(images)

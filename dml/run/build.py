@@ -5,20 +5,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf, open_dict
-from pytorch_lightning import Trainer
+from pytorch_lightning import Callback, Trainer
 from torch import nn
 
 from dml.data.cache import CacheFolder
 from dml.data.table import ImageTable, hold_out_classes, load
+from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.evaluation.judge import Judge
 from dml.losses.csl import CSLLoss
-from dml.models.embedding import EmbeddingModel
+from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.training.data import DataModule, LoaderSettings
+from dml.training.embedding import AnyModel
+from dml.training.gradient_cache import check_chunks
 from dml.training.module import MetricLearner
+from dml.training.processes import Together
+from dml.training.recurrent import RecurrentLearner
+
+CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
 
 def table(config: DictConfig) -> ImageTable:
@@ -41,12 +48,37 @@ def data(config: DictConfig, images: ImageTable) -> DataModule:
         images,
         train_transform=instantiate(config.transform.train),
         test_transform=instantiate(config.transform.test),
+        crops_transform=crops_transform(config),
         sampler=instantiate(config.sampler),
         settings=LoaderSettings(**{key: value for key, value in config.data.items() if key != "cache"}),
         cache=CacheFolder.of(config.data.cache, config.dataset.root, config.dataset.name),
         validated_on="test" if selection(config, images) == "test" else "val",
         seed=config.seed,
     )
+
+
+def crops_transform(config: DictConfig) -> Pipeline | None:
+    """The test's transform if it takes several views of each image: ``transform.test`` with ``evaluation.crops``.
+
+    Raises:
+        InputError: for a number of views that there is none of, or crops that have no place in the transform.
+    """
+    crops, plain = config.evaluation.crops, instantiate(config.transform.test)
+    if crops == 1:
+        return None
+    steps = plain.steps if isinstance(plain, Pipeline) else (plain,)
+    if crops == 2:
+        return Pipeline([*steps, Crops(and_mirrored)])
+    if crops not in CROPS:
+        raise InputError(f"evaluation.crops={crops}: 1, 2, 5 or 10 views of each image")
+    last: Any = steps[-1]
+    center_crop: Any = get_class("torchvision.transforms.v2.CenterCrop")
+    if not isinstance(last, center_crop):
+        raise InputError(
+            f"evaluation.crops={crops}: transform.test ends with {type(last).__name__}, not with a CenterCrop that "
+            "they could replace; evaluation.crops=2, the image and its mirror image, would do"
+        )
+    return Pipeline([*steps[:-1], Crops(instantiate({"_target_": CROPS[crops], "size": last.size}))])
 
 
 def selection(config: DictConfig, images: ImageTable) -> str:
@@ -63,9 +95,11 @@ def selection(config: DictConfig, images: ImageTable) -> str:
     return "last" if asked == "val" and not len(images.rows("val")) else asked
 
 
-def model(config: DictConfig) -> EmbeddingModel:
-    """The backbone with its heads."""
-    built: EmbeddingModel = instantiate(config.model)
+def model(config: DictConfig) -> AnyModel:
+    """The backbone with its heads, and what reads its neighbourhoods if that is asked for."""
+    built: AnyModel = instantiate(config.model)
+    if config.recurrent is not None:
+        built = instantiate(config.recurrent)(built, instantiate(config.model))
     return built
 
 
@@ -100,11 +134,13 @@ def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, l
             _fill_in(node[key], num_classes, embedding_dim, level)
 
 
-def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingModel) -> MetricLearner:
+def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
     """The model with its losses, optimizer and schedule."""
     head_losses = losses(config, embedding_model.embed_dims, images.train_table.labels)
     _check_pairs(images, head_losses)
-    return MetricLearner(
+    check_chunks(embedding_model, config.gradient_cache)
+    kind = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else MetricLearner
+    return kind(
         embedding_model,
         head_losses,
         optimizer=instantiate(config.optimizer),
@@ -114,6 +150,7 @@ def learner(config: DictConfig, images: DataModule, embedding_model: EmbeddingMo
         batches_per_epoch=len(images.sampler),
         interval=config.scheduler.interval,
         warmup_steps=config.scheduler.warmup_steps,
+        gradient_cache=config.gradient_cache,
     )
 
 
@@ -134,6 +171,7 @@ def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> 
         metrics=("recall",) if validation else tuple(settings.metrics),
         recall_at=tuple(settings.recall_at),
         alpha=settings.alpha,
+        count_query=settings.count_query,
         clustering=settings.clustering,
     )
 
@@ -155,7 +193,7 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
         raise InputError(f"trainer.max_steps={trainer.max_steps}: a number of steps, or trainer.max_epochs")
 
 
-def trainer(config: DictConfig, **settings: Any) -> Trainer:
+def trainer(config: DictConfig, *, callbacks: Sequence[Callback] = (), **settings: Any) -> Trainer:
     """Lightning's Trainer; ``settings`` come on top of ``trainer.*``."""
     # part of `deterministic`, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -169,6 +207,7 @@ def trainer(config: DictConfig, **settings: Any) -> Trainer:
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
         enable_model_summary=False,
+        callbacks=[Together(), *callbacks],
         **settings,
     )
     return built

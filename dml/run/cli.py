@@ -6,17 +6,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.ops.errors import InputError
+from dml.run import launched, sweeps
 from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
+from dml.training import watch
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -35,17 +39,26 @@ def main(command: str) -> None:
 
     def job(config: DictConfig) -> Any:
         quiet()  # before FAISS is imported
-        run = _job(command)
-        quiet()  # Lightning sets its own level when it is imported
         hydra_config = HydraConfig.get()
         folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+        launched.lead(folder)
+
+        def run() -> Any:
+            function = _job(command)
+            quiet()  # Lightning sets its own level when it is imported
+            found = function(config, folder, overrides)
+            watch.leave()
+            return found
+
+        swept = command == "train" and hydra_config.mode == RunMode.MULTIRUN
         # user errors end within the job: Hydra would announce its failure first
-        with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", asked):
-            return run(config, folder, overrides)
+        errors = _told_errors(folder, debug) if swept else one_line_errors(debug)
+        with errors, _environment("HYDRA_FULL_ERROR", asked):
+            return sweeps.one_run(config, folder, overrides, run) if swept else run()
 
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
-        sys.argv[1:] = _with_stored_overrides(sys.argv[1:])
+        sys.argv[1:] = launched.follow(_with_stored_overrides(sys.argv[1:]))
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
 
 
@@ -76,15 +89,33 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(debug: bool = False) -> Iterator[None]:
-    """Ends with one line on stderr and exit code 2 at a user's error, unless ``debug``; a bug keeps its trace."""
+    """Ends with one line on stderr and exit code 2 at a user's error, unless ``debug``; a bug keeps its trace.
+
+    Of several processes that train together one tells it, for all.
+    """
     try:
         yield
     except Exception as error:
         line = explain(error)
         if debug or line is None:
+            watch.fail(1, format_exc())
             raise
+        watch.fail(2, f"error: {line}\n")
         sys.stderr.write(f"error: {line}\n")
         sys.exit(2)
+
+
+@contextmanager
+def _told_errors(folder: Path, debug: bool) -> Iterator[None]:
+    """Tells at once that a run of a sweep failed; Hydra lets the others run, and then raises the first error."""
+    try:
+        yield
+    except Exception as error:
+        line = explain(error)
+        sys.stderr.write(f"failed: {folder}: {line or repr(error)}\n")
+        if debug or line is None:
+            raise
+        raise InputError(f"{folder}: {line}") from error
 
 
 def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
@@ -112,12 +143,22 @@ def explain(error: BaseException) -> str | None:
         return _explain_instantiation(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if extra := _extra(group, name):
+            return f"{extra}: not installed; pip install 'dml[{extra.partition('=')[2]}]'"
         return f"{group}={name}: no such choice{nearest(name, list(error.options or ()))}"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _explain_key(error) or _first_lines(error)
     if isinstance(error, InputError):
         return _first_lines(error)
+    if isinstance(error, ValueError) and str(error).startswith("No trials are completed"):
+        return "sweep=optuna: no run has finished; the lines above say why"
     return None
+
+
+def _extra(group: str, name: str) -> str | None:
+    """The choice, such as sweep=optuna, behind a plugin of Hydra that isn't there, such as hydra/sweeper=optuna."""
+    own, choice = {"hydra/sweeper": "sweep", "hydra/launcher": "launcher"}.get(group), name.partition("_")[0]
+    return f"{own}={choice}" if own and (CONF / own / f"{choice}.yaml").exists() else None
 
 
 def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:

@@ -12,10 +12,11 @@ from dml.evaluation.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
 from dml.ops.nested import flat
 from dml.run.cli import nearest
-from dml.run.stored import as_stored, key_of
+from dml.run.stored import RUN_KEYS, as_stored, key_of
+from dml.run.sweeps import is_finished, runs_below
 
 SEED = "seed"
-NOT_METRICS = ("epoch", "step")
+NOT_METRICS = ("epoch", "step", "pruned")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Run:
     Args:
         folder: where it is.
         config: its configuration by dotted key, interpolations unresolved: what follows from the seed isn't the seed.
+            A run that a sweep has ended early is no measurement of the same: its configuration says "pruned".
         named: the groups' choices and the overridden values, which tell configurations apart in a user's words.
         metrics: the numbers of its metrics.json.
     """
@@ -56,23 +58,34 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     """
     runs = []
     for folder in folders:
-        found = [path.parent for path in sorted(folder.rglob("metrics.json")) if (path.parent / ".hydra").is_dir()]
+        found = [path for path in runs_below(folder) if is_finished(path)]
         if not found:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
         runs += [_read(path) for path in found]
     return runs
 
 
+def find_unfinished(folders: Iterable[Path]) -> list[Path]:
+    """The runs in the folders, at any depth, that have not come to their end: they run, failed or were interrupted."""
+    return [path for folder in folders for path in runs_below(folder) if not is_finished(path)]
+
+
 def _read(folder: Path) -> Run:
     hydra: Any = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra
     values = flat(as_stored(OmegaConf.load(folder / ".hydra" / "config.yaml")))
-    choices = {str(group): choice for group, choice in hydra.runtime.choices.items() if "hydra/" not in str(group)}
+    choices = {
+        str(group): choice
+        for group, choice in hydra.runtime.choices.items()
+        if "hydra/" not in str(group) and group not in RUN_KEYS
+    }
     overridden = {key_of(str(override)) for override in hydra.overrides.task}
     metrics = json.loads((folder / "metrics.json").read_text())
+    pruned = {"pruned": True} if metrics.get("pruned") else {}
+    overrides = {key: value for key, value in values.items() if _within_any(key, overridden - {*choices})}
     return Run(
         folder,
-        config=values,
-        named=choices | {key: value for key, value in values.items() if _within_any(key, overridden - {*choices})},
+        config=values | pruned,
+        named=choices | overrides | pruned,
         metrics={
             name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
         },

@@ -5,75 +5,116 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from pytorch_lightning import Callback, seed_everything
+from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.models.embedding import EmbeddingModel
+from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.run import build, outcome, present
+from dml.run.pruning import pruning
+from dml.run.stages import Stage, stage
+from dml.run.stages import stages as all_stages
 from dml.run.stored import as_stored, check_unchanged, checkpoint, of_checkpoint, of_run
-from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, load_model
+from dml.training.averaging import Averaging
+from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, Reached, begin_from, load_model
 from dml.training.data import DataModule
+from dml.training.embedding import AnyModel
 from dml.training.history import History
 from dml.training.module import MetricLearner
 from dml.training.progress import Progress
 from dml.training.schedules import LossSchedule
 from dml.training.seeding import StepSeed
+from dml.training.storing import StoredEmbeddings
 
 Metrics = dict[str, Any]
 
 
 def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
-    last, best = checkpoint(folder, "last"), checkpoint(folder, "best")
+    last = checkpoint(folder, "last")
     if config.resume:
         # Lightning starts the other processes without the overrides
         rank_zero_only(check_unchanged)(config, overrides, of_run(folder))
     elif last.exists():
         raise InputError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
-    stored = {"overrides": overrides, "config": as_stored(config)}
+    run = {"overrides": overrides, "config": as_stored(config)}
 
-    images, model, learner = _parts(config)
-    present.setup(config, images, model, folder)
+    table, stages = build.table(config), all_stages(config)
+    images, model, learner = _parts(stages[0].config, table)
+    before = outcome.raw(stages[0].config, images, model) if config.evaluation.raw else {}
+    reached = Reached.of(last) if last.exists() else None
+    names = [own.name for own in stages]
+    for own in stages[names.index(reached.stage) if reached else 0 :]:
+        if own is not stages[0]:
+            images, model, learner = _parts(own.config, table)
+        reached = _start(own, model, last, reached)
+        present.setup(own.config, images, model, folder, own.name)
+        trainer = _fit(own, images, learner, folder, run, reached)
+        reached = Reached(own.name, reached.first_step, trainer.global_step)
+        if trainer.should_stop:
+            break
 
-    before = outcome.raw(config, images, model) if config.evaluation.raw else {}
-    step = _resumed_step(model, last) if config.resume else 0
+    selection, best = build.selection(own.config, table), checkpoint(folder, "best")
+    chosen = best if selection != "last" and best.exists() and Reached.of(best).stage == own.name else last
+    load_model(model, chosen)
+    described = before | _place(images, Reached.of(chosen)) | {"selection": selection}
+    if trainer.should_stop:
+        described["pruned"] = True
+    return outcome.test(own.config, trainer, learner, images, folder, split="test", described=described)
+
+
+def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> Reached:
+    """Gives the model its first weights -> where the stage begins or goes on."""
+    if reached is not None and reached.stage == own.name:
+        load_model(model, last)
+        return reached
+    if before := last if reached is not None else own.config.init and Path(own.config.init):
+        begin_from(model, before)
+    return Reached(own.name, reached.all_steps if reached else 0, 0)
+
+
+def _fit(
+    own: Stage, images: DataModule, learner: MetricLearner, folder: Path, run: dict[str, Any], reached: Reached
+) -> Trainer:
+    """A stage's training, from where it has got to."""
     trainer = build.trainer(
-        config,
+        own.config,
         default_root_dir=folder,
-        logger=[History(folder / "metrics.csv", step), *build.loggers(config)],
-        callbacks=_callbacks(config, folder, stored, images.validated_on),
+        logger=[History(folder / "metrics.csv", reached.all_steps), *build.loggers(own.config)],
+        callbacks=_callbacks(own.config, folder, run | reached.place, images.validated_on),
         plugins=[AtomicCheckpointIO()],
     )
+    # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
+    trainer.fit_loop.epoch_loop._batches_that_stepped = reached.first_step
     started = time.perf_counter()
-    trainer.fit(learner, datamodule=images, ckpt_path=last if step else None)
+    trainer.fit(learner, datamodule=images, ckpt_path=checkpoint(folder, "last") if reached.step else None)
     present.training(trainer, images, time.perf_counter() - started)
-
-    selection = build.selection(config, images.table)
-    step = load_model(model, best if selection != "last" and best.exists() else last)
-    described = before | _place(images, step) | {"selection": selection}
-    return outcome.test(config, trainer, learner, images, folder, split="test", described=described)
+    return trainer
 
 
 def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     """Tests a checkpoint again -> the contents of metrics.json."""
     path = Path(config.checkpoint)
-    check_unchanged(config, overrides, of_checkpoint(path), parts=("dataset", "transform", "model", "evaluation"))
-    images, model, learner = _parts(config)
-    step = load_model(model, path)
-    trainer = build.trainer(config, default_root_dir=folder, logger=False, enable_checkpointing=False)
-    return outcome.test(config, trainer, learner, images, folder, split=config.split, described=_place(images, step))
+    parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
+    check_unchanged(config, overrides, of_checkpoint(path), parts=parts)
+    reached = Reached.of(path)
+    own = stage(config, reached.stage).config
+    images, model, learner = _parts(own, build.table(own))
+    load_model(model, path)
+    trainer = build.trainer(own, default_root_dir=folder, logger=False, enable_checkpointing=False)
+    return outcome.test(own, trainer, learner, images, folder, split=own.split, described=_place(images, reached))
 
 
-def _place(images: DataModule, step: int) -> Metrics:
-    return {"epoch": step // len(images.sampler), "step": step}
+def _place(images: DataModule, reached: Reached) -> Metrics:
+    """Where a checkpoint was written: epochs are those of its stage, steps those of the run."""
+    return {"epoch": reached.step // len(images.sampler), "step": reached.all_steps}
 
 
-def _parts(config: DictConfig) -> tuple[DataModule, EmbeddingModel, MetricLearner]:
+def _parts(config: DictConfig, table: ImageTable) -> tuple[DataModule, AnyModel, MetricLearner]:
     """Data, model and learner, the random weights a function of the seed; epochs become steps."""
     seed_everything(config.seed, verbose=False)
-    images = build.data(config, build.table(config))
+    images = build.data(config, table)
     build.count_in_steps(config, len(images.sampler))
     model = build.model(config)
     return images, model, build.learner(config, images, model)
@@ -91,9 +132,7 @@ def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any], validat
     )
     keeps_last = LastCheckpoint(checkpoint(folder, "last"), config.checkpoints.every_n_steps, stored)
     moving = [LossSchedule(**config.scheduler.loss)] if config.scheduler.loss else []
-    return [StepSeed(config.seed), *moving, Progress(), keeps_best, keeps_last]
-
-
-def _resumed_step(model: EmbeddingModel, last: Path) -> int:
-    """The step that a run goes on from; 0 if it died before its first checkpoint."""
-    return load_model(model, last) if last.exists() else 0
+    stores = StoredEmbeddings(config.stored.every_n_steps)
+    pruned = pruning(config, folder)
+    averaging = [Averaging(config.ema)] if config.ema is not None else []
+    return [StepSeed(config.seed), *moving, stores, *averaging, *pruned, Progress(), keeps_best, keeps_last]

@@ -16,17 +16,16 @@ from dml.evaluation.map import embedding_map
 from dml.evaluation.per_query import QueryTable, write_queries
 from dml.evaluation.queries import PerQuery
 from dml.evaluation.report import read_run, run_report, versions
-from dml.models.embedding import EmbeddingModel
 from dml.ops.files import replacing
 from dml.run import build, present
 from dml.training.data import DataModule
-from dml.training.embedding import ALL_HEADS, Embedded, RawFeatures, evaluate_heads
+from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, RawFeatures, evaluate_heads
 from dml.training.module import MetricLearner
 
 Metrics = dict[str, Any]
 
 
-def raw(config: DictConfig, images: DataModule, model: EmbeddingModel) -> Metrics:
+def raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
     """The test metrics of the backbone's own features, before any training."""
     trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     embedder = RawFeatures(model)

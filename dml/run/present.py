@@ -13,15 +13,17 @@ from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.pictures import choose_queries, retrieval_sheet
 from dml.evaluation.queries import PerQuery
 from dml.evaluation.tables import metric_table
-from dml.models.embedding import EmbeddingModel
 from dml.training.data import DataModule
+from dml.training.embedding import AnyModel
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 @rank_zero_only
-def setup(config: DictConfig, images: DataModule, model: EmbeddingModel, folder: Path) -> None:
+def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path, stage: str = "") -> None:
     """What is going to be trained, on what, and where the results will be."""
+    if stage:
+        console.print(f"[bold]stage[/]    {stage}")
     level = images.table.levels[0]
     splits = ", ".join(
         f"{split} {count['images']:,} of {count[level]:,}" for split, count in images.table.counts().items()
@@ -51,7 +53,7 @@ def training(trainer: Trainer, images: DataModule, seconds: float) -> None:
 
 
 @rank_zero_only
-def result(metrics: dict[str, Any], table: ImageTable, model: EmbeddingModel, folder: Path) -> None:
+def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: Path) -> None:
     """The table of the final metrics: before, each head alone, and all together; how the checkpoint was chosen."""
     rows = {"before": _part(metrics, "raw/")} if any(name.startswith("raw/") for name in metrics) else {}
     for head in model.embed_dims if len(model.embed_dims) > 1 else ():

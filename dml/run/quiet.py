@@ -7,12 +7,14 @@ EXPECTED = (
     r"Checkpoint directory .* exists and is not empty.*",  # a resumed run
     r".*LeafSpec.*is deprecated.*",  # Lightning's own
     r"The dirpath has changed from .*",  # a run folder that was moved
+    r"torch.distributed.nn.functional.all_gather is deprecated.*",  # Lightning's own
+    r"It is recommended to use .*sync_dist=True.*",  # every process has the metrics of all
 )
 
 
 def quiet() -> None:
     """Silences what libraries say about choices that are deliberate here."""
-    for name in ("pytorch_lightning", "faiss", "openTSNE"):
+    for name in ("pytorch_lightning", "lightning_fabric", "faiss", "openTSNE"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message=message)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.ops.errors import InputError
 from dml.ops.nested import flat
 
-RUN_KEYS = ("resume", "checkpoint", "debug")
+RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher")
 """Keys that say how to run, not what."""
 
 
@@ -55,7 +55,7 @@ def key_of(override: str) -> str:
 
 
 def _task_overrides(overrides: Any) -> list[str]:
-    return [str(override) for override in overrides if key_of(str(override)) not in RUN_KEYS]
+    return [str(override) for override in overrides if key_of(str(override)).split(".")[0] not in RUN_KEYS]
 
 
 def as_stored(config: Any) -> dict[str, Any]:

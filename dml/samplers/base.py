@@ -1,5 +1,5 @@
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +24,17 @@ class EpochSampler:
         if epoch < 0:
             raise ValueError(f"epoch={epoch}: must be 0 or more")
         self._epoch = epoch
+
+
+@runtime_checkable
+class LearnsFromEmbeddings(Protocol):
+    """A sampler that chooses rows by their embeddings, computed before the training and maybe again during it."""
+
+    wanted_neighbors: int
+    """The nearest rows of each row that it asks for; 0 if it needs none."""
+
+    def learn(self, embeddings: NDArray[np.float32], neighbors: Ints) -> None:
+        """(N, D) of unit length, and each row's nearest rows (N, K) nearest first; used from the next `iter()` on."""
 
 
 def finest(labels: ArrayLike) -> NDArray[Any]:

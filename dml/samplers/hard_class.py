@@ -54,6 +54,8 @@ class HardClassSampler(EpochSampler):
                 f"sampler.classes_per_batch={classes_per_batch}: the training split has only {len(self._drawn)} "
                 f"classes with images_per_class={images_per_class} images"
             )
+        self.wanted_neighbors = 0
+        self._class_of_row, self._sizes = class_of_row, sizes
         self._rows = np.split(np.argsort(class_of_row, kind="stable"), sizes.cumsum()[:-1])
         self.images_per_class = images_per_class
         self._classes_per_batch = classes_per_batch
@@ -72,6 +74,13 @@ class HardClassSampler(EpochSampler):
         if array.ndim != 2 or len(array) != count or not np.isfinite(array).all():
             raise InputError(f"class embeddings of shape {array.shape}: must be ({count}, D) finite numbers")
         self._embeddings = array
+
+    def learn(self, embeddings: ArrayLike, neighbors: ArrayLike) -> None:  # noqa: ARG002
+        """Takes the means of the classes' images; see `LearnsFromEmbeddings`."""
+        rows = np.asarray(embeddings)
+        sums = np.zeros((len(self._sizes), rows.shape[1]))
+        np.add.at(sums, self._class_of_row, rows)
+        self.set_class_embeddings(sums / self._sizes[:, None])
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches(self._epoch, self._embeddings)

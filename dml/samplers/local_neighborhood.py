@@ -82,6 +82,7 @@ class LocalNeighborhoodSampler(EpochSampler):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")
         super().__init__(batches_per_epoch or -(-len(classes) // batch_size))
         self.num_neighbors = num_neighbors
+        self.wanted_neighbors = num_neighbors or 16
         self._classes = classes
         self._batch_size = batch_size
         self._seed = seed
@@ -92,6 +93,10 @@ class LocalNeighborhoodSampler(EpochSampler):
     def set_neighbors(self, neighbors: ArrayLike) -> None:
         """The table (N, K) that batches are made of from the next `iter()` or `groups()` on; it is copied."""
         self._table = Neighborhoods.of(self._classes, neighbors, self.num_neighbors)
+
+    def learn(self, embeddings: ArrayLike, neighbors: ArrayLike) -> None:  # noqa: ARG002
+        """`set_neighbors`; see `LearnsFromEmbeddings`."""
+        self.set_neighbors(neighbors)
 
     def groups(self, batch: int) -> list[Group]:
         """The groups of batch number `batch` of the epoch chosen, in its order; rows drawn by no rule are the last."""

@@ -1,4 +1,5 @@
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
 
@@ -66,6 +68,38 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
+@dataclass(frozen=True)
+class Reached:
+    """How far a run of one or several stages has got.
+
+    Args:
+        stage: its stage's name, "" for the only one.
+        first_step: optimizer steps of the stages before it.
+        step: its own.
+    """
+
+    stage: str
+    first_step: int
+    step: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Reached":
+        """Where a run's checkpoint was written."""
+        checkpoint = read_checkpoint(path)
+        run = checkpoint["run"]
+        return cls(run.get("stage", ""), run.get("first_step", 0), checkpoint["global_step"])
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of the run."""
+        return self.first_step + self.step
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What `LastCheckpoint` puts into the checkpoints of the stage."""
+        return {"stage": self.stage, "first_step": self.first_step}
+
+
 def load_model(model: nn.Module, path: Path) -> int:
     """Loads the model of a run's checkpoint -> the optimizer step that it was written at.
 
@@ -73,8 +107,30 @@ def load_model(model: nn.Module, path: Path) -> int:
         InputError: if the checkpoint belongs to another model.
     """
     checkpoint = read_checkpoint(path)
+    _load(model, _model_state(checkpoint), path)
+    return int(checkpoint["global_step"])
+
+
+def begin_from(model: nn.Module, path: Path) -> None:
+    """Gives a model the weights of a checkpoint to begin with; a recurrent model takes those of its network alone, too.
+
+    Raises:
+        InputError: if the checkpoint belongs to another model.
+    """
+    state = _model_state(read_checkpoint(path))
+    if isinstance(model, RecurrentModel) and not any(key.startswith("recurrent.") for key in state):
+        _load(model.cnn, state, path)
+        _load(model.pretrained, state, path)
+    else:
+        _load(model, state, path)
+
+
+def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
     prefix = "model."
-    state = {key.removeprefix(prefix): v for key, v in checkpoint["state_dict"].items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): v for key, v in checkpoint["state_dict"].items() if key.startswith(prefix)}
+
+
+def _load(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     own = model.state_dict()
     wrong = [key for key in state.keys() | own.keys() if key not in own or key not in state]
     wrong += [key for key in state.keys() & own.keys() if state[key].shape != own[key].shape]
@@ -84,7 +140,6 @@ def load_model(model: nn.Module, path: Path) -> int:
             "give the model.* options that it was trained with"
         )
     model.load_state_dict(state)
-    return int(checkpoint["global_step"])
 
 
 class LastCheckpoint(Checkpoint):

@@ -45,6 +45,7 @@ class DataModule(LightningDataModule):
     Args:
         table: the data set.
         train_transform, test_transform: (3, H, W) uint8 -> (3, h, w) uint8.
+        crops_transform: what a test takes instead of test_transform, if several views of each image -> (V, 3, h, w).
         sampler: makes the batch sampler from the training labels (N, L).
         settings: how images are loaded.
         cache: where the data set's decoded images are, if anywhere.
@@ -63,6 +64,7 @@ class DataModule(LightningDataModule):
         *,
         train_transform: Transform,
         test_transform: Transform,
+        crops_transform: Transform | None = None,
         sampler: Callable[[NDArray[Any]], BatchSampler],
         settings: LoaderSettings,
         cache: CacheFolder | None = None,
@@ -72,6 +74,7 @@ class DataModule(LightningDataModule):
         super().__init__()
         self.table = table
         self.test_transform = test_transform
+        self.crops_transform = crops_transform or test_transform
         self.settings = settings
         self.cache = cache
         self.validated_on = validated_on
@@ -97,23 +100,27 @@ class DataModule(LightningDataModule):
         )
         return self.stream
 
+    def training_images(self) -> DataLoader[Item | None]:
+        """The training rows once, in order, as a validation would see them."""
+        return self._once(self.train_table, self.test_transform)
+
     def val_dataloader(self) -> DataLoader[Item | None]:
         """The validation rows, in order."""
-        return self._pass_over(self.validated_on)
+        return self._once(self.table.evaluated(self.validated_on), self.test_transform)
 
     def test_dataloader(self) -> DataLoader[Item | None]:
         """The test rows, in order."""
-        return self._pass_over(self.tested_on)
+        return self._once(self.table.evaluated(self.tested_on), self.crops_transform)
 
-    def _pass_over(self, split: str) -> DataLoader[Item | None]:
-        """Each image that an evaluation of ``split`` takes; under DDP every rank takes each world_size-th row."""
-        table = self.table.evaluated(split)
+    def _once(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
+        """Each row; under DDP every rank takes each world_size-th, in at least one batch, if an empty one."""
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
+        rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
         return DataLoader(
-            self._dataset(table, self.test_transform, on_corrupt),
-            batch_size=self.settings.eval_batch_size,
-            sampler=range(rank, len(table), world_size),
+            self._dataset(table, transform, on_corrupt),
+            # Lightning passes over a loop without batches, and what its end shares with the other processes
+            batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
             collate_fn=collate,
             num_workers=self.settings.num_workers,
             pin_memory=self.settings.pin_memory,

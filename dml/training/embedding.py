@@ -1,19 +1,24 @@
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
 from dml.models.embedding import EmbeddingModel
+from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
+from dml.training.crops import over_crops
 
 Metrics = dict[str, float]
 Evaluate = Callable[[Tensor, Tensor], Metrics]
 """Embeddings (N, D), their rows (N,) of the evaluated table -> metrics by name."""
+
+AnyModel = EmbeddingModel | RecurrentModel
 
 ALL_HEADS = "all"
 
@@ -29,7 +34,8 @@ class Embedded:
 class Embedder(LightningModule):
     """Embeds a split in Lightning's evaluation loops, on any number of processes.
 
-    `embedded` holds the last split; every process has all of it.
+    `embedded` holds the last split; every process has all of it. What an image gives by itself is `of_images`, what
+    it takes all of the split for is `of_split`.
     """
 
     embedded: Embedded
@@ -38,27 +44,48 @@ class Embedder(LightningModule):
         super().__init__()
         self._batches: list[tuple[dict[str, Tensor], Tensor]] = []
 
-    def embed(self, images: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W) -> L2-normalised embeddings (B, D) by name."""
+    def of_images(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> what is kept of each, (B, D) by name."""
         raise NotImplementedError
 
-    def _collect(self, batch: Batch) -> None:
+    def of_split(self, parts: Embedded) -> dict[str, Tensor]:
+        """What `of_images` gave for all images of a split -> their L2-normalised embeddings (N, D) by name."""
+        raise NotImplementedError
+
+    def collect(self, batch: Batch, embed: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        """Keeps what ``embed`` makes of a batch's images."""
         images, _, rows = batch
         if len(rows):
-            self._batches.append((self.embed(images), rows))
+            self._batches.append((over_crops(embed, images), rows))
 
-    def _gather(self) -> Embedded:
+    def gather_split(self) -> Embedded:
         """Puts the batches of all processes together, each row once, in table order."""
         batches, self._batches = self._batches, []
-        if not batches:
-            raise InputError("evaluation: not one image of the split could be read")
-        rows = self._all_rows(torch.cat([rows for _, rows in batches]))
+        # a process may have no image at all, and has to take part nevertheless
+        sizes = self._sizes({name: part.shape[1] for name, part in batches[0][0].items()} if batches else {})
+        rows = self._all_rows(
+            torch.cat([torch.empty(0, dtype=torch.long, device=self.device), *(r for _, r in batches)])
+        )
         order = rows.argsort()
-        parts = {name: torch.cat([embeddings[name] for embeddings, _ in batches]) for name in batches[0][0]}
+        parts = {
+            name: torch.cat([torch.empty(0, size, device=self.device), *(found[name] for found, _ in batches)])
+            for name, size in sizes.items()
+        }
         return Embedded(
             embeddings={name: self._all_rows(part)[order].cpu() for name, part in parts.items()},
             rows=rows[order].cpu(),
         )
+
+    def _sizes(self, own: dict[str, int]) -> dict[str, int]:
+        """The sizes of the embeddings by name, of a process that has some."""
+        everyones: list[Any] = [own]
+        if self.trainer.world_size > 1:
+            everyones *= self.trainer.world_size
+            dist.all_gather_object(everyones, own)
+        sizes: dict[str, int] = max(everyones, key=len)
+        if not sizes:
+            raise InputError("evaluation: not one image of the split could be read")
+        return sizes
 
     def _all_rows(self, part: Tensor) -> Tensor:
         """Concatenates the processes' tensors, whose lengths may differ."""
@@ -75,23 +102,32 @@ class Embedder(LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         """Embeds a batch."""
-        self._collect(batch)
+        self.collect(batch, self.of_images)
 
     def on_test_epoch_end(self) -> None:
         """Puts the split together."""
-        self.embedded = self._gather()
+        self.embedded = self.embed_split()
+
+    def embed_split(self) -> Embedded:
+        """The embeddings of the split whose batches were collected."""
+        parts = self.gather_split()
+        return Embedded(self.of_split(parts), parts.rows)
 
 
 class RawFeatures(Embedder):
     """The backbone's own pooled features, before any training: what its weights know already."""
 
-    def __init__(self, model: EmbeddingModel) -> None:
+    def __init__(self, model: AnyModel) -> None:
         super().__init__()
         self.model = model
 
-    def embed(self, images: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W) -> L2-normalised features (B, F)."""
-        return {"raw": F.normalize(self.model.raw_features(images), dim=1)}
+    def of_images(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> features (B, F)."""
+        return {"raw": self.model.raw_features(images)}
+
+    def of_split(self, parts: Embedded) -> dict[str, Tensor]:
+        """The L2-normalised features."""
+        return {name: F.normalize(rows, dim=1) for name, rows in parts.embeddings.items()}
 
 
 def evaluate_heads(embedded: Embedded, evaluate: Evaluate) -> Metrics:

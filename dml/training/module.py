@@ -10,9 +10,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
 from dml.losses.compose import loss_value
-from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
-from dml.training.embedding import ALL_HEADS, Embedder, Evaluate
+from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, Embedder, Evaluate
+from dml.training.gradient_cache import in_chunks
 from dml.training.optimizers import Roles
 
 
@@ -29,11 +29,12 @@ class MetricLearner(Embedder):
         batches_per_epoch: length of the sampler's epoch.
         interval: the schedule moves every "step" or "epoch".
         warmup_steps: first steps, in which the backbone and the schedule stand still.
+        gradient_cache: images that pass through the network at a time, see `in_chunks`; None: the whole batch.
     """
 
     def __init__(
         self,
-        model: EmbeddingModel,
+        model: AnyModel,
         losses: Mapping[str, nn.Module],
         *,
         optimizer: Callable[[Roles], Optimizer],
@@ -43,6 +44,7 @@ class MetricLearner(Embedder):
         batches_per_epoch: int = 1,
         interval: str = "step",
         warmup_steps: int = 0,
+        gradient_cache: int | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -54,15 +56,11 @@ class MetricLearner(Embedder):
         self.batches_per_epoch = batches_per_epoch
         self.interval = interval
         self.warmup_steps = warmup_steps
+        self.gradient_cache = gradient_cache
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer with a group of parameters a role, and its schedule."""
-        roles = {
-            "backbone": list(self.model.backbone.parameters()),
-            "heads": list(self.model.heads.parameters()),
-            "loss": list(self.losses.parameters()),
-        }
-        optimizer = self.optimizer(roles)
+        optimizer = self.optimizer(self.model.roles | {"loss": list(self.losses.parameters())})
         if self.schedule is None:
             return optimizer
         return {
@@ -85,10 +83,10 @@ class MetricLearner(Embedder):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         """The sum of the heads' losses over the embeddings of all processes."""
         images, labels, rows = batch
-        labels, rows = self._gather_batch(labels), self._gather_batch(rows)
+        labels, rows = self.gather_batch(labels), self.gather_batch(rows)
         terms = {}
-        for head, embeddings in self.model(images).items():
-            terms[head] = loss_value(self.losses[head], self._gather_batch(embeddings), labels, rows)
+        for head, embeddings in self.embeddings(images, batch[2]).items():
+            terms[head] = loss_value(self.losses[head], self.gather_batch(embeddings), labels, rows)
             if not torch.isfinite(terms[head]):
                 raise self._diverged(head, embeddings)
         total = torch.stack(list(terms.values())).sum()
@@ -98,7 +96,16 @@ class MetricLearner(Embedder):
             self.log_dict({f"loss/{head}": term for head, term in terms.items()})
         return total
 
-    def _gather_batch(self, rows: Tensor) -> Tensor:
+    def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """images (B, 3, H, W), their rows (B,) of the training table -> each head's embeddings (B, D) for its loss."""
+        return in_chunks(self.model, images, self.gradient_cache)
+
+    def to_store(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> each head's embeddings (B, D) that neighbours are found among."""
+        found: dict[str, Tensor] = self.model(images)
+        return found
+
+    def gather_batch(self, rows: Tensor) -> Tensor:
         """Rows of one process -> those of all, with gradients.
 
         Each of W processes computes the whole loss, so the gathered gradients add up to W times the gradient,
@@ -124,19 +131,22 @@ class MetricLearner(Embedder):
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
 
-    def embed(self, images: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W) -> L2-normalised embeddings of each head, and "all" of them concatenated."""
-        embeddings = self.model(images)
-        heads = {name: F.normalize(rows, dim=1) for name, rows in embeddings.items()}
-        return {ALL_HEADS: self.model.concatenate(embeddings)} | heads
+    def of_images(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> each head's embeddings (B, D)."""
+        return self.to_store(images)
+
+    def of_split(self, parts: Embedded) -> dict[str, Tensor]:
+        """L2-normalised embeddings of each head, and "all" of them concatenated."""
+        heads = {name: F.normalize(rows, dim=1) for name, rows in parts.embeddings.items()}
+        return {ALL_HEADS: self.model.concatenate(parts.embeddings)} | heads
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         """Embeds a batch."""
-        self._collect(batch)
+        self.collect(batch, self.of_images)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the metrics of the validation's split as ``val/...``."""
-        embedded = self._gather()
+        embedded = self.embed_split()
         for head in self.losses:
             if not torch.isfinite(embedded.embeddings[head]).all():
                 raise self._diverged(head, embedded.embeddings[head])

@@ -10,7 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dml.data.table import ImageTable
 from dml.evaluation import blocks, evaluate, protocol
+from dml.evaluation.judge import Judge
 from dml.ops.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
@@ -233,6 +235,25 @@ def test_the_release_counts_the_query_among_its_items(hundred: Any) -> None:
     for count_query, values in expected.items():
         found = evaluate(embeddings, labels, metrics=["h_ap"], count_query=count_query)
         assert found["h_ap"] == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_a_judge_counts_the_query_if_it_is_asked_to(hundred: Any) -> None:
+    embeddings, labels = hundred
+    paths, split = np.array([f"{row}.jpg" for row in range(100)]), np.array(["test"] * 100)
+    table = ImageTable(paths, labels.numpy(), split, ("class", "super-class"))
+    for count_query in (False, True):
+        judge = Judge(table, metrics=["h_ap"], recall_at=(1,), count_query=count_query)
+        expected = evaluate(embeddings, labels, metrics=["h_ap"], count_query=count_query)
+        assert judge(embeddings, torch.arange(100))["h_ap"] == expected["h_ap"]
+
+
+def test_the_sum_of_waps_is_the_mean_of_the_levels_ap(hundred: Any) -> None:
+    embeddings, labels = hundred
+    levels = torch.stack([labels[:, 0], labels[:, 0] % 3, labels[:, 0] % 3 // 2], dim=1)
+    found = evaluate(embeddings, levels, metrics=["ap", "sum_wap"])
+    assert found["queries_without_positives"] == 0
+    assert found["sum_wap"] == pytest.approx(np.mean([found[f"level{level}/ap"] for level in range(3)]), abs=1e-9)
+    assert "sum_wap" not in evaluate(embeddings, levels, clustering=False)
 
 
 FOUR = torch.eye(4)

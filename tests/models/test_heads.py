@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.models.heads import AuxiliaryHead, PoolHead
+from dml.models.heads import AuxiliaryHead, NormalizedPoolHead, PoolHead
 from dml.ops.errors import InputError
 
 
@@ -53,6 +53,30 @@ def rest_of_the_head(head: AuxiliaryHead, pooled: Tensor) -> Tensor:
     cells = norm(cells, head.reduction_norm).clamp(min=0).permute(0, 3, 1, 2)
     hidden = norm(cells.flatten(1) @ head.hidden.weight.T, head.hidden_norm).clamp(min=0)
     return hidden @ head.embedding.weight.T + head.embedding.bias
+
+
+def test_normalized_pool_head_is_happiers() -> None:
+    head, tapped = NormalizedPoolHead((7, 3, 4), 5), maps(2, 7, 3, 4)
+    for image, embedding in zip(tapped, head(tapped), strict=True):
+        pooled = image.reshape(7, -1).sum(dim=1) / 12
+        centred = pooled - pooled.sum() / 7
+        normalized = centred / ((centred**2).sum() / 7 + 1e-5).sqrt()
+        torch.testing.assert_close(embedding, head.embedding.weight @ normalized + head.embedding.bias)
+    assert {name for name, _ in head.named_parameters()} == {"embedding.weight", "embedding.bias"}
+
+
+def test_a_pool_head_can_drop_features_in_training() -> None:
+    torch.manual_seed(0)
+    head, tapped = PoolHead((400, 2, 2), 3, dropout=0.25), torch.rand(1, 400, 2, 2)
+    with torch.no_grad():
+        head.embedding.weight.fill_(1.0)
+    kept = head(tapped).sum() / 3
+    whole = tapped.mean(dim=(2, 3)).sum()
+    assert 0.9 * whole < kept < 1.1 * whole  # what is left is scaled up by 1 / 0.75
+    assert not torch.isclose(kept, whole)
+    torch.testing.assert_close(head.eval()(tapped)[0, 0], whole)
+    with pytest.raises(InputError, match="dropout=1: 0 or more, below 1"):
+        PoolHead((4, 2, 2), 3, dropout=1)
 
 
 @pytest.mark.parametrize("size", [(5, 5), (6, 6), (7, 7), (8, 8), (9, 5), (14, 14), (11, 16)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
+from trainers import small_trainer
 
 from dml.losses.compose import WeightedSum
 from dml.losses.rll import RankedListLoss
@@ -13,7 +14,6 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.ops.errors import InputError
-from dml.run.quiet import quiet
 from dml.training.embedding import Embedded, evaluate_heads
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
@@ -68,21 +68,8 @@ class Recorder(Callback):
 
 
 def fit(module: MetricLearner, steps: int, *callbacks: Callback, **settings: Any) -> Recorder:
-    quiet()
     recorder = Recorder()
-    trainer = Trainer(
-        max_steps=steps,
-        max_epochs=-1,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[StepSeed(3), *callbacks, recorder],
-        **settings,
-    )
+    trainer = small_trainer(steps, callbacks=[StepSeed(3), *callbacks, recorder], **settings)
     trainer.fit(module, Batches())
     return recorder
 

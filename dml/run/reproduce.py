@@ -1,0 +1,127 @@
+"""The runs that a paper's table takes: where they are, what starts or resumes them, and what data they want."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from dml.ops.errors import InputError
+from dml.run.experiments import compose, identity, smoke
+from dml.run.stored import checkpoint
+from dml.run.sweeps import is_finished
+from dml.run.tables import Table, Training
+
+FOLDERS = {
+    "sop": "Stanford_Online_Products",
+    "cub200": "CUB_200_2011",
+    "cars196": "cars196",
+    "inshop": "inshop",
+    "inat_base": "inat2018",
+    "inat_full": "inat2018",
+    "dyml_vehicle": "dyml_vehicle",
+    "dyml_animal": "dyml_animal",
+    "dyml_product": "dyml_product",
+}
+"""The data sets' folders below the one that holds them all."""
+
+WEIGHTS = "weights"
+"""The folder beside them with the weights that no library offers."""
+
+LIBRARIES = (None, "packaged", "download")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training with one seed.
+
+    Args:
+        training: what is trained.
+        seed: of its random numbers.
+        folder: where its results are, or will be.
+    """
+
+    training: Training
+    seed: int
+    folder: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether it is finished."""
+        return is_finished(self.folder)
+
+    @property
+    def started(self) -> bool:
+        """Whether it has been interrupted, or is under way."""
+        return not self.done and (checkpoint(self.folder, "last").exists() or (self.folder / ".hydra").is_dir())
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The numbers of a finished run."""
+        found: dict[str, float] = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
+        return found
+
+    def arguments(self, data: Path) -> list[str]:
+        """What ``train.py`` is to be given: to begin, or to go on with what was interrupted."""
+        here = [f"{key}={path}" for key, path in wanted(compose(self.training), data).items()]
+        if self.started:
+            return [f"resume={self.folder}", *here]
+        named = [f"experiment={self.training.experiment}", *self.training.overrides]
+        return [*named, f"seed={self.seed}", *here, f"hydra.run.dir={self.folder}"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How tables are reproduced.
+
+    Args:
+        outputs: the folder for runs and tables.
+        seeds: runs of each training, with seeds from 0 on.
+        small: whether on the embedded data, see `smoke`.
+        overrides: of every training.
+    """
+
+    outputs: Path
+    seeds: int
+    small: bool = False
+    overrides: tuple[str, ...] = ()
+
+    def runs(self, training: Training) -> list[Run]:
+        """A run a seed; trainings that are the same by another name share theirs."""
+        asked = smoke(training) if self.small else training
+        asked = replace(asked, overrides=(*asked.overrides, *self.overrides))
+        config = compose(asked)
+        folder = self.outputs / str(config.dataset.name) / identity(config)
+        return [Run(asked, seed, folder / f"seed-{seed}") for seed in range(self.seeds)]
+
+    def table_runs(self, table: Table) -> list[Run]:
+        """All runs that a table takes, each once, a whole set of trainings a seed."""
+        found = {run.folder: run for training in table.trainings() for run in self.runs(training)}
+        return sorted(found.values(), key=lambda run: run.seed)
+
+
+def wanted(config: DictConfig, data: Path) -> dict[str, Path]:
+    """The keys of a configuration that name places on this machine, and where below ``data`` they are looked for."""
+    places = {}
+    if folder := FOLDERS.get(config.dataset.name):
+        places["dataset.root"] = data / folder
+    if (weights := config.model.backbone.weights) not in LIBRARIES:
+        places["model.backbone.weights"] = data / WEIGHTS / Path(weights).name
+    return places
+
+
+def check_data(table: Table, runs: Sequence[Run], data: Path | None) -> None:
+    """Makes sure that the data of the runs that are to be made is there.
+
+    Raises:
+        InputError: if it isn't; the first that is missing is named.
+    """
+    here = Path() if data is None else data
+    for path in dict.fromkeys(place for run in runs for place in wanted(compose(run.training), here).values()):
+        name = path.relative_to(here)
+        if data is None:
+            raise InputError(f"table-{table} wants {name}: DATA=/data make table-{table}, if it is /data/{name}")
+        if not path.exists():
+            raise InputError(f"DATA={data}: no {name} in it, which table-{table} wants")

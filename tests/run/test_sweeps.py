@@ -1,0 +1,303 @@
+"""Sweeps as a user starts them, stops them and starts them again."""
+
+import copy
+import json
+import os
+import runpy
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from conftest import ROOT, SMALL, Here
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import MissingConfigException
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from dml.ops.errors import InputError
+from dml.run.cli import CONF, explain
+from dml.run.compare import compare, find_runs, find_unfinished
+from dml.run.pruning import is_behind
+from dml.run.sweeps import objective, run_folder, validated
+
+TINY = [
+    *SMALL,
+    "model.heads=[H]",
+    "trainer.max_steps=4",
+    "trainer.val_check_interval=2",
+    "checkpoints.every_n_steps=200",
+    "evaluation.raw=false",
+    "evaluation.heads=false",
+    "evaluation.clustering=false",
+    "evaluation.sheet=null",
+]
+Lines = Callable[[], list[str]]
+Failed = Callable[..., list[str]]
+Printed = Callable[..., tuple[str, str]]
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return read
+
+
+def last(folder: Path) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    return checkpoint
+
+
+@pytest.fixture
+def told(capfd: pytest.CaptureFixture[str]) -> Lines:
+    """What has been said since about runs that were skipped or resumed."""
+    capfd.readouterr()
+    return lambda: [line for line in capfd.readouterr().out.splitlines() if line.startswith(("skipped", "resumed"))]
+
+
+@pytest.fixture
+def failed(here: Here, capfd: pytest.CaptureFixture[str]) -> Failed:
+    """failed("-m", "seed=1,2", ...) -> the lines on stderr of a sweep some of whose runs failed."""
+
+    def failed(*arguments: str) -> list[str]:
+        with pytest.raises(SystemExit) as stopped:
+            here("train", *arguments)
+        assert stopped.value.code == 2
+        return [line for line in capfd.readouterr().err.splitlines() if line.startswith(("failed: ", "error: "))]
+
+    return failed
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Printed:
+    """printed("scripts/compare.py", ...) -> what it writes to stdout and to stderr."""
+
+    def printed(script: str, *arguments: str) -> tuple[str, str]:
+        capfd.readouterr()
+        monkeypatch.setattr("sys.argv", [script, *arguments])
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+        written = capfd.readouterr()
+        return written.out, written.err
+
+    return printed
+
+
+def kill_in_the_second_run(sweep: Path, *arguments: str) -> None:
+    """Starts a sweep, and kills it once its second run has written a checkpoint."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), "-m", *arguments, f"hydra.sweep.dir={sweep}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    while process.poll() is None:
+        if (sweep / "1" / "checkpoints" / "last.ckpt").exists():
+            os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def test_a_killed_sweep_goes_on_where_it_stopped(
+    here: Here, told: Lines, failed: Failed, printed: Printed, small_emoji: Path, tmp_path: Path
+) -> None:
+    # two configurations of one training: the run that nobody interrupts tells what the other has to give
+    sweep = tmp_path / "sweep"
+    common = [f"dataset.root={small_emoji}", *TINY]
+    kill_in_the_second_run(sweep, *common, "checkpoints.every_n_steps=200,100")
+    assert last(sweep / "1")["global_step"] < 4, "it finished before it was killed"
+    assert find_unfinished([sweep]) == [sweep / "1"]
+    finished = (sweep / "0" / "metrics.json").stat().st_mtime_ns
+
+    # in another order: a run is known by its configuration, not by its number
+    again = ["-m", f"hydra.sweep.dir={sweep}", *common, "checkpoints.every_n_steps=100,200"]
+    here("train", *again)
+    assert told() == [f"resumed  {sweep / '1'}", f"skipped  {sweep / '0'}: finished already"]
+    assert (sweep / "0" / "metrics.json").stat().st_mtime_ns == finished
+    whole, resumed = last(sweep / "0")["state_dict"], last(sweep / "1")["state_dict"]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole | resumed)
+    for file in ("metrics.json", "metrics.csv"):
+        assert (sweep / "1" / file).read_bytes() == (sweep / "0" / file).read_bytes()
+
+    # in processes of their own
+    here("train", *again, "launcher=joblib")
+    assert sorted(told()) == [f"skipped  {sweep / run}: finished already" for run in "01"]
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1"]
+
+    # a run that fails keeps the sweep from nothing; its number's folder is another run's
+    lines = failed("-m", f"hydra.sweep.dir={sweep}", *common, "sampler.images_per_class=1,2", "trainer.max_steps=1")
+    (failing,) = (folder for folder in find_unfinished([sweep]) if folder.name.startswith("0-"))
+    line = f"{failing}: sampler.images_per_class=1: RankedListLoss compares images of one class and needs at least 2"
+    assert lines == [f"failed: {line}", f"error: {line}"]
+    (third,) = (folder for folder in sweep.iterdir() if folder.name.startswith("1-"))
+    assert metrics(third)["step"] == 1
+
+    table, unfinished = printed("scripts/compare.py", str(sweep))
+    assert unfinished == f"unfinished: {failing}\n"
+    assert [row.split(" | ")[0] for row in sorted(table.splitlines()[2:])] == [
+        "| trainer.max_steps=1, checkpoints.every_n_steps=200",
+        "| trainer.max_steps=4, checkpoints.every_n_steps=100",
+        "| trainer.max_steps=4, checkpoints.every_n_steps=200",
+    ]
+
+
+def test_a_folder_that_the_user_chose_is_not_trained_over(failed: Failed, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    (mine / "checkpoints").mkdir(parents=True)
+    torch.save({"state_dict": {}, "run": {"overrides": [], "config": {}}}, mine / "checkpoints" / "last.ckpt")
+    line = f"{mine}: hydra.sweep.subdir: {mine} holds a run of another configuration already"
+    given = [f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=mine"]
+    assert failed("-m", "seed=1", *given) == [f"failed: {line}", f"error: {line}"]
+
+
+def placed(below: Path, number: int, **config: Any) -> str:
+    """The folder that a run gets, with what Hydra then writes into it."""
+    folder = run_folder(number, _root_=OmegaConf.create({**config, "hydra": {"sweep": {"dir": str(below)}}}))
+    (below / folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(config), below / folder / ".hydra" / "config.yaml")
+    return folder
+
+
+def test_a_configuration_keeps_its_folder_whatever_its_number(tmp_path: Path) -> None:
+    assert placed(tmp_path, 0, seed=1, lr=1e-5) == "0"
+    assert placed(tmp_path, 1, seed=2, lr=1e-5) == "1"
+    assert placed(tmp_path, 0, seed=2, lr=1e-5) == "1"
+    other = placed(tmp_path, 1, seed=3, lr=1e-5)
+    assert other.startswith("1-")
+    assert placed(tmp_path, 7, seed=3, lr=1e-5) == other
+    # how a run is run is no part of what it is
+    assert placed(tmp_path, 8, seed=3, lr=1e-5, sweep={"pruner": None}, debug=True) == other
+    assert placed(tmp_path, 8, seed=4, lr=1e-5) == "8"
+
+
+def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji: Path, tmp_path: Path) -> None:
+    short = ["trainer.max_steps=2", "trainer.val_check_interval=1"]
+    search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY, *short]
+    # beside a run that nothing can reach, the first one is ended at its first validation
+    (tmp_path / "ideal" / ".hydra").mkdir(parents=True)
+    (tmp_path / "ideal" / ".hydra" / "config.yaml").touch()
+    (tmp_path / "ideal" / "metrics.json").write_text("{}")
+    (tmp_path / "ideal" / "metrics.csv").write_text("step,val/level0/recall@1\n1,2.0\n")
+    here("train", *search, "hydra.sweeper.n_trials=1", "sweep.pruner.n_startup_trials=1")
+    assert told() == []
+    assert metrics(tmp_path / "0")["pruned"] is True
+    assert last(tmp_path / "0")["global_step"] == 1
+    shutil.rmtree(tmp_path / "ideal")
+
+    here("train", *search, "hydra.sweeper.n_trials=2", "sweep.pruner=null")
+    assert told() == [f"skipped  {tmp_path / '0'}: finished already"]
+    assert "pruned" not in metrics(tmp_path / "1")
+    assert last(tmp_path / "1")["global_step"] == 2
+
+    # both are those of a study that knows nothing of the interruption
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+    for run in "01":
+        config: Any = OmegaConf.load(tmp_path / run / ".hydra" / "config.yaml")
+        trial = study.ask()
+        assert config.optimizer.lr == trial.suggest_float("optimizer.lr", 1e-4, 2e-3, log=True)
+        values = validated(tmp_path / run, "val/level0/recall@1")
+        assert objective(config, tmp_path / run) == max(values.values())
+        study.tell(trial, max(values.values()))
+    found: Any = OmegaConf.load(tmp_path / "optimization_results.yaml")
+    assert found.best_value == study.best_value
+    assert found.best_params == study.best_params
+
+    names = [row.name for row in compare(find_runs([tmp_path]))]
+    assert [name.endswith(", pruned=True") for name in names] == [True, False]
+
+
+def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
+    config = OmegaConf.create({"evaluation": {"selection": "val"}, "checkpoints": {"monitor": "h_ap"}})
+    (tmp_path / "metrics.csv").write_text("step,loss,val/h_ap\n1,2.0,\n2,1.0,0.25\n3,1.0,\n4,0.5,0.125\n")
+    for step, value in ((2, 0.25), (3, 0.25), (4, 0.125)):
+        (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
+        assert objective(config, tmp_path) == value
+    config.checkpoints.monitor = "ndcg"
+    with pytest.raises(InputError, match="no val/ndcg to optimise; it needs a validation split"):
+        objective(config, tmp_path)
+
+
+HISTORY = st.lists(st.integers(0, 8), min_size=1, max_size=4).map(
+    lambda values: {10 * (i + 1): value / 8 for i, value in enumerate(values)}
+)
+
+
+@given(own=HISTORY, others=st.lists(HISTORY, max_size=5), startup=st.integers(1, 3), best=st.sampled_from([max, min]))
+def test_a_run_is_behind_if_its_best_is_worse_than_the_median_at_its_step(
+    own: dict[int, float], others: list[dict[int, float]], startup: int, best: Callable[[Any], float]
+) -> None:
+    direction = {max: "maximize", min: "minimize"}[best]
+    there = [values[max(own)] for values in others if max(own) in values]
+    expected = False
+    if len(others) >= startup and there:
+        reached, median = best(own.values()), statistics.median(there)
+        expected = reached < median if best is max else reached > median
+    assert is_behind(own, others, optuna.pruners.MedianPruner(n_startup_trials=startup), direction) == expected
+
+
+SLURM = (
+    *("submitit_folder", "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name"),
+    *("stderr_to_stdout", "partition", "qos", "comment", "constraint", "exclude", "gres", "cpus_per_gpu", "setup"),
+    *("gpus_per_task", "mem_per_gpu", "mem_per_cpu", "account", "signal_delay_s", "max_num_timeout"),
+    *("additional_parameters", "array_parallelism"),
+)
+"""What hydra-submitit-launcher 1.2 lets a configuration set."""
+
+
+@pytest.fixture(scope="module")
+def launchers() -> Iterator[None]:
+    """Stand-ins for hydra-ray-launcher and hydra-submitit-launcher, which need not be installed."""
+    ray = OmegaConf.create({"_target_": "ray", "ray": {"init": {"address": None}, "remote": {}}})
+    slurm = OmegaConf.create({"_target_": "submitit"} | dict.fromkeys(SLURM))
+    for node in (ray, ray.ray, slurm):
+        OmegaConf.set_struct(node, True)
+    for node in (ray.ray.init, ray.ray.remote):  # any argument of Ray's own functions
+        OmegaConf.set_struct(node, False)
+    with pytest.MonkeyPatch.context() as patched:
+        store = ConfigStore.instance()
+        patched.setattr(store, "repo", copy.deepcopy(store.repo))
+        store.store("ray", ray, group="hydra/launcher")
+        store.store("submitit_slurm", slurm, group="hydra/launcher")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("sweep", "launcher"),
+    [("optuna", "basic"), ("optuna", "joblib"), ("optuna", "ray"), ("optuna", "submitit"), ("basic", "submitit")],
+)
+def test_sweeps_compose_with_launchers(launchers: None, sweep: str, launcher: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chosen = [f"launcher={launcher}", f"sweep={sweep}", "checkpoints.mode=min"]
+        config = compose("train", overrides=chosen, return_hydra_config=True)
+    assert sweep in config.hydra.sweeper._target_
+    assert launcher in config.hydra.launcher._target_
+    if sweep == "optuna":
+        assert config.hydra.sweeper.direction == "minimize"
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        ("hydra/sweeper/optuna", "sweep=optuna: not installed; pip install 'dml[optuna]'"),
+        ("hydra/launcher/ray", "launcher=ray: not installed; pip install 'dml[ray]'"),
+        ("hydra/launcher/submitit_slurm", "launcher=submitit: not installed; pip install 'dml[submitit]'"),
+        ("hydra/launcher/slurm", "hydra/launcher=slurm: no such choice; nearest: basic"),
+    ],
+)
+def test_what_is_not_installed_is_one_line(missing: str, line: str) -> None:
+    assert explain(MissingConfigException("", missing, ["basic"])) == line
+
+
+def test_a_search_without_any_result_is_one_line() -> None:
+    study = optuna.create_study()
+    with pytest.raises(ValueError, match="No trials") as none:
+        _ = study.best_trial
+    assert explain(none.value) == "sweep=optuna: no run has finished; the lines above say why"

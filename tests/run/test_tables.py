@@ -1,0 +1,376 @@
+"""The papers' tables as data, the training behind each of their cells, and the table that comes of finished runs."""
+
+import csv
+import json
+import re
+import runpy
+import shlex
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from scipy.stats import t as students_t
+
+from dml.ops.errors import InputError
+from dml.run.cli import CONF
+from dml.run.cost import gpu_hours, steps
+from dml.run.experiments import compose, identity, smoke
+from dml.run.reproduce import Plan, check_data
+from dml.run.results import csv_lines, lines, markdown
+from dml.run.stages import Stage, stages
+from dml.run.tables import Cell, Table, Training, cells, chosen, index, tables
+
+PAPERS = ("rll", "nra", "lns", "happier")
+OWN = {"rll": 15, "nra": 2, "lns": 11, "happier": 6}
+
+
+def test_the_reference_is_whole() -> None:
+    assert len(cells()) == 1247
+    assert sum(cell.value is not None for cell in cells()) == 1230
+    assert sum(len(table.cells) for table in tables()) == 805
+    assert Counter(table.paper for table in tables()) == OWN
+    assert [str(table) for table in chosen("nra")] == ["nra-I", "nra-II"]
+    assert [str(table) for table in chosen("lns-3.6")] == ["lns-3.6"]
+    assert len({(cell.paper, cell.table, cell.row, cell.dataset, cell.metric) for cell in cells()}) == 1247
+    with pytest.raises(InputError, match=r"rl-I: no table of this name; nearest: rll-I"):
+        chosen("rl-I")
+
+
+NOT_GIVEN = {("lns", "3.3", "proposed_no_reg_fixed_knn")}
+"""Rows that nothing here can give yet: [] in reference/PAPER.yaml, which says why."""
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_own_cell_has_an_experiment_that_gives_its_number(paper: str) -> None:
+    faults = []
+    for table in chosen(paper):
+        for cell in table.cells:
+            try:
+                source = table.source(cell.row, cell.dataset)
+            except InputError as error:
+                faults.append(f"{error}: {cell.metric}")
+                continue
+            assert bool(source.trainings) != ((paper, table.name, cell.row) in NOT_GIVEN), cell
+            assert bool(cell.statistic) == (len(source.trainings) > 1), cell
+            for training in source.trainings:
+                faults += _faults(cell, compose(training), source.part)
+    assert not faults, "\n".join(faults)
+
+
+def _faults(cell: Cell, config: DictConfig, part: str) -> list[str]:
+    named = f"{cell.paper} {cell.table} {cell.row} {cell.dataset} {cell.metric}"
+    found = [] if config.dataset.name == cell.dataset else [f"{named}: on {config.dataset.name}"]
+    metric, _, k = cell.key.rpartition("/")[2].partition("@")
+    if metric not in config.evaluation.metrics:
+        found.append(f"{named}: evaluation.metrics has no {metric}")
+    if k and int(k) not in config.evaluation.recall_at:
+        found.append(f"{named}: evaluation.recall_at has no {k}")
+    if metric in ("nmi", "ami", "f1") and not config.evaluation.clustering:
+        found.append(f"{named}: evaluation.clustering is off")
+    if part.startswith("heads/") and (part[6:] not in config.model.heads or not config.evaluation.heads):
+        found.append(f"{named}: {part} isn't tested")
+    return found
+
+
+def test_an_entry_is_of_a_row_that_there_is() -> None:
+    for paper in PAPERS:
+        known = {table.name: {cell.row for cell in table.cells} for table in chosen(paper)}
+        for table, rows in index(paper).items():
+            assert not set(rows) - known[table], (paper, table)
+
+
+STATED = {
+    "C": "sampler.classes_per_batch",
+    "K": "sampler.images_per_class",
+    "alpha": "loss.alpha",
+    "margin": "loss.margin",
+    "t_neg": "loss.negative_temperature",
+    "t_pos": "loss.positive_temperature",
+    "eps": "loss.epsilon",
+    "t1": "scheduler.loss.start",
+    "t2": "scheduler.loss.end",
+    "lr": "optimizer.lr",
+    "K_neighbors": "sampler.num_neighbors",
+    "images_per_class": "sampler.images_per_class",
+    "lambda": "loss.weights.drift",
+    "gamma": "loss.weights.norm",
+}
+"""Where a setting that the reference states stands in a configuration of RLL, NRA or LNS; where it can't, it is 0."""
+
+ORDERS = {None: "", "nearest_first": "ordered=yes", "random": "ordered=no"}  # of a recurrent model's neighbours
+READ_OTHERWISE = {("rll", "XIV", "ck_60x4")}  # 60x4 is not the 180 that is printed beside it
+
+
+@pytest.mark.parametrize("paper", ["rll", "nra", "lns"])
+def test_configurations_hold_what_the_papers_state(paper: str) -> None:
+    for table in chosen(paper):
+        for row, dataset in table.rows():
+            cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            source = table.source(row, dataset)
+            if cell.statistic or (paper, table.name, row) in READ_OTHERWISE | NOT_GIVEN:
+                continue
+            trained = stages(compose(source.trainings[0]))
+            config = trained[-1].config
+            _check_stated(cell, trained)
+            _check_heads(cell, config, source.part)
+            plain = "aug=simple" in cell.settings
+            assert plain == ("RandomCrop" in str(config.transform.train) and paper == "rll"), cell
+            if paper == "rll":
+                assert config.model.backbone.freeze_batchnorm == (dataset in ("cub200", "cars196")), cell
+                assert ("version=simpler" in cell.settings) <= (config.loss.alpha is None), cell
+
+
+def _check_heads(cell: Cell, config: DictConfig, part: str) -> None:
+    heads = [part.removeprefix("heads/")] if part else list(config.model.heads)
+    if cell.heads:
+        assert cell.heads == "+".join(heads), cell
+    if cell.dim:
+        assert int(cell.dim) == config.model.embed_dim * len(heads), cell
+
+
+def _check_stated(cell: Cell, trained: list[Stage]) -> None:
+    config = trained[-1].config
+    for name, value in (pair.split("=") for pair in cell.settings.split(";") if "=" in pair):
+        if name in STATED:
+            assert float(OmegaConf.select(config, STATED[name], default=0)) == float(value), (cell, name)
+        if name == "iterations":
+            assert sum(steps(own.config) for own in trained) == int(value), cell
+    order = OmegaConf.select(config, "recurrent.recurrent.order")
+    assert ("rnn=" in cell.settings) == (order is not None), cell
+    assert ORDERS[order] in cell.settings, cell
+
+
+RELEASED = {("2", "happier", "dyml_animal"), ("3", "happier_f", "sop")}  # lambda is 0.5 there
+
+
+def test_happiers_configurations_hold_what_the_paper_states() -> None:
+    for table in chosen("happier"):
+        for row, dataset in table.rows():
+            cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            config = compose(table.source(row, dataset).trainings[0])
+            assert config.model.backbone.name == cell.backbone, cell
+            assert (config.model.backbone.weights is None) == (dataset in ("dyml_vehicle", "dyml_animal")), cell
+            stated = dict(pair.split("=") for pair in cell.settings.split(";") if pair)
+            assert ("h_ap" in config.loss.get("terms", {})) == ("lambda" in stated), cell
+            if "alpha" in stated:
+                h_ap = config.loss.terms.h_ap if "lambda" in stated else config.loss
+                assert h_ap.alpha == float(stated["alpha"]), cell
+            if "lambda" in stated:
+                cluster = 0.5 if (table.name, row, dataset) in RELEASED else float(stated["lambda"])
+                assert config.loss.weights == {"h_ap": 1 - cluster, "cluster": cluster}, cell
+
+
+EXPERIMENTS = [
+    (table, experiment)
+    for table in tables()
+    if table.name in index(table.paper)
+    for experiment in dict.fromkeys(training.experiment for training in table.trainings())
+    if experiment.startswith(f"{table.paper}/{table.name}/")
+]
+
+
+@pytest.mark.parametrize(("table", "experiment"), EXPERIMENTS, ids=[experiment for _, experiment in EXPERIMENTS])
+def test_an_experiment_is_headed_by_its_claim_and_its_cost(table: Table, experiment: str) -> None:
+    text = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    assert f"python train.py experiment={experiment}" in header
+    hours = []
+    for row, dataset in table.rows():
+        trainings = table.source(row, dataset).trainings
+        if len(trainings) == 1 and trainings[0].experiment == experiment:
+            first = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            assert re.search(rf"(?<![\d.]){re.escape(first.printed)}(?![\d.]*\d)", header), first
+            hours.append(gpu_hours(compose(trainings[0])))
+    low, high = (f"{value:.1f}" if value < 9.95 else f"{value:.0f}" for value in (min(hours), max(hours)))
+    assert f"About {low if low == high else f'{low} to {high}'} GPU hours" in header
+
+
+def test_hours_are_those_of_the_images_that_pass() -> None:
+    config = compose(Training("rll/I/rll_simpler"))
+    images = 3 * 30_000 * 180 + 15 * 60_502 + 2 * 60_502
+    assert gpu_hours(config) == pytest.approx(images * 2.0 / 4700 / 3600)
+
+
+SOME = [
+    Training("rll/I/rll_simpler", ("model.embed_dim=64", "model.heads=[L,H]")),
+    Training("nra/I/nra_sop", ("model.embed_dim=512", "loss=rll", "optimizer.lr=1e-3")),
+    smoke(Training("rll/XV/inshop", ("scheduler.loss.start=4",))),
+]
+
+
+@pytest.mark.parametrize("training", SOME, ids=lambda training: training.experiment)
+def test_composing_quickly_is_composing_as_hydra_does(training: Training) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        slowly = hydra_compose("train", [f"experiment={training.experiment}", *training.overrides])
+    assert OmegaConf.to_container(compose(training)) == OmegaConf.to_container(slowly)
+
+
+def test_the_same_training_is_recognised() -> None:
+    base = identity(compose(Training("rll/VIII/alpha", ("loss.alpha=1.2",))))
+    same = [
+        Training("rll/IX/t_n", ("loss.negative_temperature=10",)),
+        Training("rll/XII/batch", ("sampler.classes_per_batch=60", "data.num_workers=3", "logger=tensorboard")),
+        Training("rll/XIII/embed_dim", ("model.embed_dim=512", "seed=7", "dataset.root=/data/sop")),
+    ]
+    other = [Training("rll/IX/t_n", ("loss.negative_temperature=5",)), Training("rll/I/rll_simpler")]
+    assert {identity(compose(training)) for training in same} == {base}
+    assert base not in {identity(compose(training)) for training in other}
+
+
+def test_tables_share_their_runs(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=2)
+    whole = {run.folder for table in chosen("nra") for run in plan.table_runs(table)}
+    assert len(whole) == 2 * 24  # Table II's trainings are Table I's
+    (table,) = chosen("rll-XV")
+    assert len(plan.table_runs(table)) == 2 * 18  # 20 rows, of which T1 = T2 = 12 stands twice for each data set
+    shared = {
+        plan.runs(training)[0].folder
+        for name in ("VIII", "IX", "XI")
+        for training in chosen(f"rll-{name}")[0].trainings()
+    }
+    assert len(shared) == 3 + 5 + 14 - 2
+
+
+def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:
+    training = Training("rll/IX/t_n", ("loss.negative_temperature=5",))
+    run = Plan(tmp_path, seeds=2, overrides=("trainer.precision=bf16-mixed",)).runs(training)[1]
+    here = ["dataset.root=/d/Stanford_Online_Products", "model.backbone.weights=/d/weights/bn_inception-52deb4733.pth"]
+    asked = ["experiment=rll/IX/t_n", *training.overrides, "trainer.precision=bf16-mixed", "seed=1"]
+    assert run.arguments(Path("/d")) == [*asked, *here, f"hydra.run.dir={run.folder}"]
+    (run.folder / ".hydra").mkdir(parents=True)
+    assert run.arguments(Path("/d")) == [f"resume={run.folder}", *here]
+    (run.folder / "metrics.json").write_text("{}")
+    assert run.done
+    assert not run.started
+
+
+def test_missing_data_is_one_line_that_names_it(tmp_path: Path) -> None:
+    (table,) = chosen("rll-V")
+    runs = Plan(tmp_path / "outputs", seeds=1).table_runs(table)
+    with pytest.raises(InputError, match=r"^table-rll-V wants Stanford_Online_Products: DATA=/data make table-rll-V"):
+        check_data(table, runs, None)
+    with pytest.raises(InputError, match=r"^DATA=.*: no Stanford_Online_Products in it, which table-rll-V wants$"):
+        check_data(table, runs, tmp_path)
+    (tmp_path / "Stanford_Online_Products").mkdir()
+    check_data(table, runs, tmp_path)
+    with pytest.raises(InputError, match=r"no weights/bn_inception-52deb4733\.pth in it, which table-rll-I wants$"):
+        check_data(chosen("rll-I")[0], Plan(tmp_path, seeds=1).table_runs(chosen("rll-I")[0]), tmp_path)
+
+
+def test_make_shows_the_commands() -> None:
+    done = subprocess.run(
+        ["make", "-n", "table-rll-V", "SEEDS=2", "DATA=/d", f"BIN={Path(sys.executable).parent}"],
+        capture_output=True,
+        text=True,
+        cwd=CONF.parent,
+        check=True,
+    )
+    shown = [line for line in done.stdout.splitlines() if line.startswith("python train.py")]
+    (table,) = chosen("rll-V")
+    runs = Plan(Path("outputs/tables"), seeds=2).table_runs(table)
+    assert [shlex.split(line)[2:] for line in shown] == [run.arguments(Path("/d")) for run in runs if not run.done]
+
+
+Script = Callable[..., str]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Script:
+    """script("rll-V", "--show") -> what scripts/table.py prints, run within this process."""
+
+    def script(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["table.py", *arguments])
+        runpy.run_path(str(CONF.parent / "scripts" / "table.py"), run_name="__main__")
+        return capfd.readouterr().out
+
+    return script
+
+
+def test_the_list_names_each_table_with_its_runs_and_cost(script: Script, tmp_path: Path) -> None:
+    first, second = script("nra", "--list", "--seeds", "2", "--outputs", str(tmp_path)).splitlines()[1:3]
+    assert first.split()[:4] == ["table-nra-I", "88", "48", "0"]
+    assert second.split()[:4] == ["table-nra-II", "6", "12", "0"]
+    trainings = chosen("nra-II")[0].trainings()
+    assert float(second.split()[4]) == pytest.approx(2 * sum(gpu_hours(compose(one)) for one in trainings), abs=0.05)
+
+
+def test_a_table_is_run_and_written_and_then_known(script: Script, tmp_path: Path, small_emoji: Path) -> None:
+    tiny = ["dataset.counts=null", "transform.size=32", "evaluation.clustering=false", "sampler.classes_per_batch=4"]
+    own = [f"dataset.root={small_emoji}", *tiny, "trainer.max_steps=2"]
+    asked = ["rll-V", "--preset", "smoke", "--outputs", str(tmp_path), *(f"--set={one}" for one in own)]
+    first = script(*asked)
+    assert "[1 of 1] python train.py experiment=rll/V/rll_simpler" in first
+    table = (tmp_path / "smoke" / "rll-V.md").read_text()
+    assert first.endswith(f"{table}\n")
+    assert table.startswith("# RLL, Table V (smoke: not the paper's training)")
+    assert table.endswith("1 of 1 runs are done.\n")
+    (found,) = [json.loads(path.read_text()) for path in tmp_path.rglob("metrics.json")]
+    recall = 100 * found["level0/recall@10"]
+    assert f"| rll_simpler_128 | sop | recall@10 | 91.1 | {recall:.1f} | {recall - 91.1:+.1f} | 1 of 1 |" in table
+    with (tmp_path / "smoke" / "rll-V.csv").open(newline="") as file:
+        assert [float(row["mean"]) for row in csv.DictReader(file)][1] == pytest.approx(recall)
+    assert script(*asked) == f"{table}\n"  # nothing is run again
+
+
+def finish(plan: Plan, table: Table, seeds: int, **recalls: float) -> None:
+    """Writes metrics.json for rows of a table, in percent points more for each seed."""
+    for row, recall in recalls.items():
+        source = table.source(row, "inshop")
+        for run in plan.runs(source.trainings[0])[:seeds]:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            metrics = {f"{source.part}/level0/recall@1": (recall + run.seed) / 100, "level0/recall@1": 0.5}
+            (run.folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+def test_the_table_of_finished_runs(tmp_path: Path) -> None:
+    plan, (table,) = Plan(tmp_path, seeds=3), chosen("rll-XV")
+    recalls = {"early_t1_4_t2_12": 80.0, "early_t1_8_t2_12": 81.0, "early_t1_12_t2_12": 83.0, "early_t1_16_t2_12": 86.0}
+    finish(plan, table, 3, **recalls)
+    finish(plan, table, 2, early_t1_20_t2_12=90.0)
+    found = {(line.cell.row, line.cell.dataset, line.cell.metric): line for line in lines(table, plan)}
+
+    line = found["early_t1_4_t2_12", "inshop", "recall@1"]
+    assert line.values == pytest.approx((80.0, 81.0, 82.0))
+    assert line.difference == pytest.approx(81.0 - 86.2)
+    half = students_t.ppf(0.975, 2) * statistics.stdev((80, 81, 82)) / 3**0.5
+    assert line.ours is not None
+    assert line.ours.half_width == pytest.approx(half)
+    # a seed counts once all five of its runs are finished
+    values = [[recall + seed for recall in (*recalls.values(), 90.0)] for seed in (0, 1)]
+    assert found["early_mean", "inshop", "recall@1/mean"].values == pytest.approx([sum(own) / 5 for own in values])
+    variances = [sum((one - sum(own) / 5) ** 2 for one in own) / 4 for own in values]
+    assert found["early_sd", "inshop", "recall@1/sd"].values == pytest.approx(variances)
+    assert found["early_t1_4_t2_12", "cub200", "recall@1"].ours is None
+
+    text = markdown(lines(table, plan), "RLL, Table XV")
+    assert f"| early_t1_4_t2_12 | inshop | recall@1 | 86.2 | 81.0 ± {half:.1f} | -5.2 | 3 of 3 |" in text
+    assert "| early_t1_4_t2_12 | cub200 | recall@1 | 53.2 |  |  | 0 of 3 |" in text
+    assert "14 of 54 runs are done; missing: early_t1_4_t2_12 on cub200 (seeds 0, 1, 2), " in text
+    assert ", early_t1_20_t2_12 on inshop (seed 2), " in text
+    header, *rows = csv_lines(lines(table, plan))
+    assert len(rows) == len(table.cells)
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_a_finished_run_without_the_metric_is_named(tmp_path: Path) -> None:
+    plan, (table,) = Plan(tmp_path, seeds=1), chosen("rll-V")
+    (run,) = plan.table_runs(table)
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.7}))
+    with pytest.raises(InputError, match=r"metrics\.json: no level0/recall@10, which the table wants"):
+        lines(table, plan)
+
+
+def test_the_embedded_data_has_runs_of_its_own(tmp_path: Path) -> None:
+    (table,) = chosen("rll-V")
+    whole, small = Plan(tmp_path, seeds=1), replace(Plan(tmp_path, seeds=1), small=True)
+    assert {run.folder for run in whole.table_runs(table)}.isdisjoint(run.folder for run in small.table_runs(table))
+    check_data(table, small.table_runs(table), None)  # needs none

@@ -1,0 +1,164 @@
+"""Runs of several stages through the command line, killed and resumed."""
+
+import csv
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Here, Refused
+
+from dml.run import main
+
+STEPS = 6  # of each of the three stages
+ARGUMENTS = [
+    "experiment=lns/emoji/rnn",
+    "dataset.counts=null",
+    "transform.size=32",
+    "model.embed_dim=8",
+    "model.heads=[M,H]",
+    "stages.n_pair.sampler.classes_per_batch=6",
+    "sampler.batch_size=12",
+    "sampler.num_neighbors=5",
+    "sampler.batches_per_epoch=3",
+    "stored.every_n_steps=3",
+    "stages.rnn.recurrent.neighbors=4",
+    "stages.rnn.recurrent.recurrent.hidden_size=4",
+    "stages.rnn.recurrent.recurrent.order=random",
+    "data.num_workers=0",
+    *(f"stages.{stage}.trainer.max_steps={STEPS}" for stage in ("n_pair", "lns", "rnn")),
+    "trainer.val_check_interval=4",
+    "trainer.log_every_n_steps=1",
+    "checkpoints.every_n_steps=1",
+    "evaluation.report=null",
+    "evaluation.sheet=null",
+    "evaluation.raw=false",
+    "evaluation.metrics=[recall]",
+]
+
+
+def last(folder: Path) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    return checkpoint
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stages") / "finished"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["train.py", *ARGUMENTS, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"])
+        main("train")
+    return folder
+
+
+def test_each_stage_is_trained_and_the_last_one_tested(finished: Path) -> None:
+    history, metrics = rows(finished), json.loads((finished / "metrics.json").read_text())
+    assert [int(row["step"]) for row in history] == list(range(1, 3 * STEPS + 1))
+    assert metrics["step"] in (2 * STEPS + 4, 3 * STEPS)
+    assert last(finished)["run"]["stage"] == "rnn"
+    assert any(name.startswith("model.recurrent.H.lstm") for name in last(finished)["state_dict"])
+    # only neighbourhoods have shares, and every anchor of theirs can have a positive
+    assert [row["batch/anchors"] != "" for row in history] == [False] * STEPS + [True] * 2 * STEPS
+    assert all(float(row["batch/anchors"]) > 0 for row in history[STEPS:])
+
+
+def test_the_third_stage_keeps_the_network_of_the_second(finished: Path) -> None:
+    state = last(finished)["state_dict"]
+    trained = [name for name in state if name.startswith("model.cnn.") and "running" not in name]
+    kept = [name.replace("model.cnn.", "model.pretrained.") for name in trained]
+    assert not all(torch.equal(state[a], state[b]) for a, b in zip(trained, kept, strict=True))
+
+
+def killed(folder: Path, after: tuple[str, int], arguments: list[str]) -> tuple[str, int]:
+    """Starts a run in a fork of this process and kills it once it has reached a stage's step -> where it was then."""
+
+    def run() -> None:
+        os.setsid()
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        sys.argv = ["train.py", *arguments, f"hydra.run.dir={folder}"]
+        main("train")
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    reached = ("", 0)
+    while process.is_alive():
+        if (folder / "checkpoints" / "last.ckpt").exists():
+            found = last(folder)
+            reached = (found["run"]["stage"], found["global_step"])
+            if reached[0] == after[0] and reached[1] >= after[1]:
+                os.kill(process.pid or 0, signal.SIGKILL)
+        time.sleep(0.01)
+    assert process.exitcode == -signal.SIGKILL, "it ended before it was killed"
+    return reached
+
+
+@pytest.mark.parametrize("after", [("n_pair", STEPS), ("lns", 4), ("rnn", 2)])
+def test_killed_in_any_stage_and_resumed_ends_bit_for_bit_the_same(
+    here: Here, small_emoji: Path, finished: Path, tmp_path: Path, after: tuple[str, int]
+) -> None:
+    folder = tmp_path / "killed"
+    reached = killed(folder, after, [*ARGUMENTS, f"dataset.root={small_emoji}"])
+    assert reached != ("rnn", STEPS)
+    here("train", f"resume={folder}")
+    whole, resumed = last(finished), last(folder)
+    for name, weights in whole["state_dict"].items():
+        assert torch.equal(weights, resumed["state_dict"][name]), name
+    for parameter, state in whole["optimizer_states"][0]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, resumed["optimizer_states"][0]["state"][parameter][name])
+    assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
+    assert (folder / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+
+
+def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    here("evaluate", f"checkpoint={finished / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={again}")
+    before = json.loads((finished / "metrics.json").read_text())
+    for name, value in json.loads((again / "metrics.json").read_text()).items():
+        assert before[name] == value, name
+
+
+def test_a_stage_can_begin_from_another_runs_checkpoint(
+    here: Here, small_emoji: Path, finished: Path, tmp_path: Path
+) -> None:
+    arguments = [argument for argument in ARGUMENTS if not argument.startswith(("experiment", "stages"))]
+    arguments += ["sampler=local_neighborhood", "loss=tuplet_drift", "scheduler=constant", "trainer.max_steps=2"]
+    arguments += [f"dataset.root={small_emoji}"]
+    first, third = tmp_path / "first", tmp_path / "third"
+    here("train", *arguments, f"hydra.run.dir={first}")
+    begun = [f"init={first / 'checkpoints' / 'last.ckpt'}", "recurrent=lstm", "recurrent.neighbors=4"]
+    here("train", *arguments, *begun, "optimizer.lr=0", f"hydra.run.dir={third}")
+    state = last(third)["state_dict"]
+    for name, weights in last(first)["state_dict"].items():
+        for part in ("cnn", "pretrained"):
+            assert torch.equal(state[name.replace("model.", f"model.{part}.", 1)], weights), name
+
+
+@pytest.mark.parametrize(
+    ("argument", "line"),
+    [
+        ("+stages.lns.trainer.max_step=3", "trainer.max_step: no such key; nearest: max_steps"),
+        (
+            "stored.every_n_steps=4",
+            "stored.every_n_steps=4: the sampler takes new neighbours up with its next epoch, and has 3 batches an "
+            "epoch; sampler.batches_per_epoch=4 would do",
+        ),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused(
+    refused: Refused, small_emoji: Path, tmp_path: Path, argument: str, line: str
+) -> None:
+    arguments = [*ARGUMENTS, "stages.n_pair.trainer.max_steps=1", f"dataset.root={small_emoji}"]
+    assert line in refused(*arguments, argument, f"hydra.run.dir={tmp_path / 'run'}")

@@ -1,0 +1,22 @@
+"""Trainers for tests of what happens in a step."""
+
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from dml.run.quiet import quiet
+
+
+def small_trainer(steps: int, **settings: Any) -> Trainer:
+    """So many steps of one endless epoch on the CPU, silently, without validation and checkpoints unless told so."""
+    quiet()
+    plain = {"devices": 1, "enable_checkpointing": False, "limit_val_batches": 0}
+    return Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **(plain | settings),
+    )

@@ -1,0 +1,140 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from torch import Tensor
+from torchvision.transforms import v2
+
+from dml.data.images import ImageFile
+from dml.data.transforms import Crops, Resize, and_mirrored, stack
+from dml.models.embedding import EmbeddingModel
+from dml.ops.errors import InputError
+from dml.run import build
+from dml.run.cli import CONF
+from dml.run.quiet import quiet
+from dml.training.crops import over_crops
+from dml.training.embedding import RawFeatures
+
+
+def embed(images: Tensor) -> dict[str, Tensor]:
+    """Two heads, of 5 and 3 numbers, of the 12 pixels."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = images.flatten(1).double()
+    return {head: pixels @ torch.randn(12, size, generator=generator).double() for head, size in (("L", 5), ("H", 3))}
+
+
+def test_an_embedding_is_the_mean_of_the_views_normalised_ones() -> None:
+    images = torch.randn(4, 3, 3, 2, 2, generator=torch.Generator().manual_seed(1))  # 4 images in 3 views
+    found = over_crops(embed, images)
+    for head in ("L", "H"):
+        for image in range(4):
+            views = [embed(images[image, view][None])[head][0].numpy() for view in range(3)]
+            lengths = [np.sqrt((view**2).sum()) for view in views]
+            mean = sum(view / length for view, length in zip(views, lengths, strict=True)) / 3
+            direction = mean / np.sqrt((mean**2).sum())
+            np.testing.assert_allclose(found[head][image].numpy(), direction * np.mean(lengths), rtol=1e-12)
+
+
+def test_one_view_is_the_embedding_itself() -> None:
+    images = torch.randn(4, 3, 2, 2)
+    plain, one_view = over_crops(embed, images), over_crops(embed, images[:, None])
+    for head, rows in embed(images).items():
+        assert torch.equal(plain[head], rows)
+        torch.testing.assert_close(one_view[head], rows)
+
+
+def picture(*, channels_last: bool) -> Tensor:
+    image = torch.arange(3 * 6 * 8, dtype=torch.uint8).reshape(3, 6, 8)
+    return image.permute(1, 2, 0).contiguous().permute(2, 0, 1) if channels_last else image
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_views_are_corners_centre_and_mirror_images(channels_last: bool) -> None:
+    image = picture(channels_last=channels_last)
+    corners = [image[:, top : top + 4, left : left + 4] for top in (0, 2) for left in (0, 4)]
+    expected = [*corners, image[:, 1:5, 2:6]]
+    five, ten = Crops(v2.FiveCrop(4))(image), Crops(v2.TenCrop(4))(image)
+    two = Crops(and_mirrored)(image)
+    assert torch.equal(five, torch.stack(expected))
+    assert torch.equal(two, torch.stack([image, image[:, :, range(7, -1, -1)]]))
+    mirrored = {tuple(view[:, :, range(3, -1, -1)].flatten().tolist()) for view in expected}
+    assert torch.equal(ten[:5], five)
+    assert {tuple(view.flatten().tolist()) for view in ten[5:]} == mirrored
+    batch = stack([five, five])
+    assert batch.shape == (2, 5, 3, 4, 4)
+    assert torch.equal(batch[1], five)
+    if channels_last:
+        assert batch.movedim(-3, -1).is_contiguous()
+
+
+def test_an_image_smaller_than_its_crop_is_refused() -> None:
+    with pytest.raises(InputError, match=r"evaluation\.crops: .*crop size .*bigger than input size .*larger Resize"):
+        Crops(v2.FiveCrop(7))(picture(channels_last=True))
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", overrides=list(overrides))
+
+
+def unit(rows: Tensor) -> Tensor:
+    return rows / (rows * rows).sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)  # a white corner has no features
+
+
+@pytest.mark.parametrize("crops", [2, 5, 10])
+def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: int) -> None:
+    quiet()
+    asked = ["transform=rll", "trainer.accelerator=cpu", "data.eval_batch_size=16", "+trainer.limit_test_batches=2"]
+    asked += [f"dataset.root={small_emoji}", "model.heads=[M,H]", f"evaluation.crops={crops}"]
+    config = composed(*SMALL, *asked)
+    images = build.data(config, build.table(config))
+    model: Any = build.model(config)
+    assert isinstance(model, EmbeddingModel)
+    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    learner, raw = build.learner(config, images, model), RawFeatures(model)
+    trainer.test(learner, images, verbose=False)
+    trainer.test(raw, images, verbose=False)
+
+    model.eval()
+    for row in (0, 7, 20):
+        image = Resize("warp", 256)(ImageFile(str(images.table.subset("test").paths[row])))
+        corners = [image[:, top : top + 32, left : left + 32] for top in (0, 224) for left in (0, 224)]
+        centre = image[:, 112:144, 112:144]
+        views = torch.stack([centre] if crops == 2 else [*corners, centre])
+        if crops != 5:
+            views = torch.cat([views, views.flip(-1)])
+        with torch.no_grad():
+            heads = {name: unit(unit(rows).mean(dim=0)) for name, rows in model(views).items()}
+            features = unit(unit(model.raw_features(views)).mean(dim=0))
+        for name, expected in heads.items():
+            torch.testing.assert_close(learner.embedded.embeddings[name][row], expected, atol=1e-4, rtol=0)
+        together = torch.cat([heads["M"], heads["H"]]) / 2**0.5
+        torch.testing.assert_close(learner.embedded.embeddings["all"][row], together, atol=1e-4, rtol=0)
+        torch.testing.assert_close(raw.embedded.embeddings["raw"][row], features, atol=1e-4, rtol=0)
+    assert next(iter(images.test_dataloader()))[0].shape == (16, crops, 3, 32, 32)
+    assert next(iter(images.val_dataloader()))[0].shape == (16, 3, 32, 32)
+    assert next(iter(images.training_images()))[0].shape == (16, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["evaluation.crops=5"],
+            r"evaluation\.crops=5: transform\.test ends with Resize, .* evaluation\.crops=2, .* would do",
+        ),
+        (["evaluation.crops=3", "transform=rll"], r"evaluation\.crops=3: 1, 2, 5 or 10"),
+    ],
+)
+def test_views_that_cannot_be_had_are_refused(overrides: list[str], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        build.crops_transform(composed(*overrides))
+
+
+def test_without_crops_there_is_no_other_transform() -> None:
+    assert build.crops_transform(composed("transform=rll")) is None

@@ -1,0 +1,241 @@
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SMALL, Refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dml.losses.rll import RankedListLoss
+from dml.models.backbone import Backbone
+from dml.models.embedding import EmbeddingModel
+from dml.models.heads import AuxiliaryHead, PoolHead
+from dml.ops.errors import InputError
+from dml.training.gradient_cache import check_chunks, in_chunks
+
+
+class Network(nn.Module):
+    """Two heads over a shared layer, with dropout, a parameter that nothing reaches and one that doesn't learn."""
+
+    def __init__(self, dropout: float = 0.0, *, reached: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Conv2d(3, 5, 3)
+        self.dropout = nn.Dropout(dropout)
+        self.H = nn.Linear(5, 4)
+        self.L = nn.Linear(5, 3)
+        self.unreached = nn.Linear(2, 2).requires_grad_(not reached)
+        self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.calls: list[tuple[int, bool]] = []
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        self.calls.append((len(images), torch.is_grad_enabled()))
+        pixels = images.to(self.frozen.dtype) / 255 - 0.5
+        hidden = self.dropout(self.shared(pixels).mean(dim=(2, 3)) * self.frozen)
+        return {"H": self.H(hidden).float(), "L": self.L(hidden).float()}
+
+
+def images(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, 3, 6, 6), dtype=torch.uint8, generator=generator)
+
+
+def loss_of(embeddings: dict[str, Tensor]) -> Tensor:
+    labels = torch.arange(len(embeddings["H"])) // 2
+    total: Tensor = RankedListLoss()(embeddings["H"], labels) + 2 * RankedListLoss()(embeddings["L"], labels)
+    return total
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def of_the_whole_batch(model: nn.Module, batch: Tensor) -> None:
+    loss_of(model(batch)).backward()
+
+
+def by_the_paper(model: nn.Module, batch: Tensor, size: int, around: Callable[[], Any]) -> dict[str, Tensor]:
+    """Gao et al. (2021), Section 3: four steps, each written out -> the embeddings."""
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        parts = []
+        for chunk in batch.split(size):
+            with around():
+                parts.append(model(chunk))
+    leaves = {head: torch.cat([part[head] for part in parts]).requires_grad_() for head in ("H", "L")}
+    loss_of(leaves).backward()
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    for number, chunk in enumerate(batch.split(size)):
+        with around():
+            part = model(chunk)
+        rows = slice(number * size, (number + 1) * size)
+        torch.autograd.backward([part["H"], part["L"]], [leaves["H"].grad[rows], leaves["L"].grad[rows]])
+    torch.set_rng_state(after)
+    return leaves
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=st.integers(2, 9), size=st.integers(1, 10))
+def test_the_gradients_are_those_of_the_whole_batch(count: int, size: int) -> None:
+    cached, plain = Network().double(), Network().double()
+    loss_of(in_chunks(cached, images(count), size)).backward()
+    of_the_whole_batch(plain, images(count))
+    for name, expected in gradients(plain).items():
+        found = gradients(cached)[name]
+        if expected is None:
+            assert found is None, name
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dropout_and_autocast_are_those_of_the_first_pass(autocast: bool) -> None:
+    def around() -> Any:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast)
+
+    cached, expected = Network(dropout=0.5), Network(dropout=0.5)
+    torch.manual_seed(7)
+    with around():
+        embeddings = in_chunks(cached, images(10), 4)
+        loss = loss_of(embeddings)
+    loss.backward()
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    leaves = by_the_paper(expected, images(10), 4, around)
+    for head, rows in leaves.items():
+        assert torch.equal(embeddings[head], rows), head
+    for name, gradient in gradients(expected).items():
+        found = gradients(cached)[name]
+        assert (found is None and gradient is None) or torch.equal(found, gradient), name
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_a_graph_is_held_of_one_chunk_at_a_time() -> None:
+    model = Network()
+    loss = loss_of(in_chunks(model, images(10), 4))
+    assert model.calls == [(4, False), (4, False), (2, False)]
+    loss.backward()
+    assert model.calls[3:] == [(4, True), (4, True), (2, True)]
+
+
+@pytest.mark.parametrize("size", [None, 6, 7])
+def test_a_batch_that_fits_is_embedded_once(size: int | None) -> None:
+    model = Network()
+    loss_of(in_chunks(model, images(6), size)).backward()
+    assert model.calls == [(6, True)]
+
+
+def test_a_parameter_gets_its_gradient_once_and_adds_it_to_what_it_has() -> None:
+    model, expected = Network().double(), Network().double()
+    counts = dict.fromkeys(dict(model.named_parameters()), 0)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: counts.update({name: counts[name] + 1}))
+    for _ in range(2):
+        loss_of(in_chunks(model, images(8), 3)).backward()
+        of_the_whole_batch(expected, images(8))
+    assert {name: count for name, count in counts.items() if not name.startswith(("unreached", "frozen"))} == {
+        f"{layer}.{kind}": 2 for layer in ("shared", "H", "L") for kind in ("weight", "bias")
+    }
+    torch.testing.assert_close(model.shared.weight.grad, expected.shared.weight.grad, rtol=1e-9, atol=1e-14)
+
+
+def test_a_parameter_used_twice_gets_both_gradients() -> None:
+    class Twice(Network):
+        def forward(self, images: Tensor) -> dict[str, Tensor]:
+            embeddings = super().forward(images)
+            return {"H": embeddings["H"] + self.H.bias.float(), "L": embeddings["L"]}
+
+    cached, plain = Twice().double(), Twice().double()
+    loss_of(in_chunks(cached, images(7), 2)).backward()
+    of_the_whole_batch(plain, images(7))
+    torch.testing.assert_close(cached.H.bias.grad, plain.H.bias.grad, rtol=1e-9, atol=1e-14)
+
+
+class InChunks(nn.Module):
+    """`in_chunks` as the forward pass of a module, for DistributedDataParallel."""
+
+    def __init__(self, network: Network, size: int | None) -> None:
+        super().__init__()
+        self.network = network
+        self.size = size
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return in_chunks(self.network, images, self.size)
+
+
+def in_one_of_two(rank: int, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for size in (None, 2):
+        module = DistributedDataParallel(InChunks(Network(reached=True).double(), size))
+        for _ in range(2):
+            loss_of(module(images(10)[5 * rank : 5 * rank + 5])).backward()
+        torch.save(gradients(module.module.network), folder / f"{size}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_two_processes_share_the_gradients_of_their_chunks(tmp_path: Path) -> None:
+    processes = [get_context("fork").Process(target=in_one_of_two, args=(rank, tmp_path)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    plain, cached, other = (torch.load(tmp_path / f"{name}.pt") for name in ("None_0", "2_0", "2_1"))
+    for name, expected in plain.items():
+        if expected is not None:
+            torch.testing.assert_close(cached[name], expected, rtol=1e-9, atol=1e-14)
+            assert torch.equal(cached[name], other[name])
+
+
+def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: bool = False) -> EmbeddingModel:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    backbone = Backbone(network, mean=(0.5,) * 3, std=(0.5,) * 3, freeze_batchnorm=freeze)
+    tap = str(len(layers) + 1)
+    return EmbeddingModel(backbone, taps={"H": tap}, head={"H": head}, heads=["H"], embed_dim=4, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("built", "size", "expected"),
+    [
+        (lambda: model(), 0, "gradient_cache=0: a number of images, at least 1"),
+        (lambda: model(), "all", "gradient_cache=all: a number of images, at least 1"),
+        (
+            lambda: model(nn.BatchNorm2d(4)),
+            4,
+            r"gradient_cache=4: backbone\.network\.1 \(BatchNorm2d\) .* model\.backbone\.freeze_batchnorm=true",
+        ),
+        (lambda: model(nn.BatchNorm2d(4, track_running_stats=False)), 4, r"\(BatchNorm2d\)"),
+        (lambda: model(nn.InstanceNorm2d(4, track_running_stats=True)), 4, r"\(InstanceNorm2d\)"),
+        (lambda: model(head=AuxiliaryHead), 4, r"heads\.H\.reduction_norm \(BatchNorm2d\) .* PoolHead in model\.head"),
+    ],
+)
+def test_what_mixes_the_images_of_a_batch_is_refused(built: Any, size: int, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        check_chunks(built(), size)
+
+
+@pytest.mark.parametrize(
+    ("built", "size"),
+    [
+        (lambda: model(nn.BatchNorm2d(4), freeze=True), 4),
+        (lambda: model(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)), 4),
+        (lambda: model(nn.BatchNorm2d(4)), None),
+    ],
+)
+def test_other_models_are_not(built: Any, size: int | None) -> None:
+    check_chunks(built(), size)
+
+
+def test_the_command_line_says_what_is_in_the_way(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [*SMALL, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", "gradient_cache=4"]
+    line = refused(*arguments, "model.backbone.freeze_batchnorm=false")
+    assert "gradient_cache=4: backbone.network.bn1 (BatchNormAct2d) normalises" in line
+    assert line.endswith("model.backbone.freeze_batchnorm=true freezes it")
