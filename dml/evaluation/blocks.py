@@ -23,7 +23,7 @@ SORTED = 16  # times the memory of distances that sorting them on a device takes
 
 
 def group_size(gallery: int) -> int:
-    """How many queries are ranked at a time: as many as the processor's cache holds the rankings of.
+    """How many queries a thread ranks at a time: so many that their metrics take longer than torch's calls do.
 
     Blocks are whole groups: the sums over a group's padded rows then round alike whatever the block.
     """

@@ -31,13 +31,13 @@ class Positives:
 
     def __init__(self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None) -> None:
         self.own = gallery is None
-        self.queries = queries
-        self.gallery = queries if gallery is None else gallery
         self.depth = queries.shape[1]
-        self._order = [np.argsort(column, kind="stable") for column in self.gallery.T]
+        labels = queries if gallery is None else gallery
+        self._length = len(labels)
+        self._order = [np.argsort(column, kind="stable") for column in labels.T]
         self._bounds = [
             [np.searchsorted(column[order], wanted, side) for side in ("left", "right")]
-            for column, order, wanted in zip(self.gallery.T, self._order, queries.T, strict=True)
+            for column, order, wanted in zip(labels.T, self._order, queries.T, strict=True)
         ]
         self._nested = _coarsest_holds_all(queries if gallery is None else np.concatenate([queries, gallery]))
 
@@ -49,7 +49,7 @@ class Positives:
 
     def marks(self) -> Bits:
         """Memory for `of`. (G,)"""
-        return np.zeros(len(self.gallery), dtype=np.min_scalar_type(2**self.depth - 1))
+        return np.zeros(self._length, dtype=np.min_scalar_type(2**self.depth - 1))
 
     def of(self, queries: range, marks: Bits) -> Shared:
         """The items that share a level with the queries, each query left out of its own.
@@ -63,8 +63,8 @@ class Positives:
 
     def _of(self, query: int, marks: Bits) -> tuple[Integers, Bits]:
         sets = [self._at(query, level) for level in range(self.depth)]
-        finer = sets[:-1] if self._nested else sets
-        for level, own in enumerate(finer):
+        marked = sets[:-1] if self._nested else sets
+        for level, own in enumerate(marked):
             marks[own] |= 1 << level
         if self.own:
             marks[query] = 0
@@ -77,7 +77,7 @@ class Positives:
         else:
             items = np.flatnonzero(marks)
             bits = marks[items]
-        for own in finer:
+        for own in marked:
             marks[own] = 0
         return items, bits
 

@@ -1,6 +1,7 @@
 """Where the positives of some queries stand in their rankings, from the distances to all gallery items."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from dml.retrieval.ranks import Ranker, nearest
 
 Integers = npt.NDArray[np.int64]
 
-AT_ONCE = 2**18  # distances that are ranked together: a processor's cache holds them
+AT_ONCE = 2**18  # distances that are ranked together: with more, a processor's cache no longer holds their keys
 
 
 class Ranked(NamedTuple):
@@ -67,10 +68,10 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
 
 def _split(ranks: Integers, kept: npt.NDArray[np.bool_], stops: Integers) -> list[Integers]:
     """Those that are kept of the ranks of each query, which are one after the other up to the `stops`."""
-    if kept.all():
-        return np.split(ranks, stops[:-1])
-    places = np.flatnonzero(kept)
-    return np.split(ranks[places], np.searchsorted(places, stops[:-1]))
+    if not kept.all():
+        places = np.flatnonzero(kept)
+        ranks, stops = ranks[places], np.searchsorted(places, stops)
+    return [ranks[start:stop] for start, stop in pairwise([0, *stops.tolist()])]
 
 
 def _padded(rows: Sequence[Integers]) -> Tensor:

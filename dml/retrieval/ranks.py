@@ -90,17 +90,20 @@ class Ranker:
         return np.flatnonzero(marks)[: keys.size - len(marks) or None]
 
     def _number_higher(self, distances: Floats, rows: Integers, items: Integers) -> Integers:
-        """How many items at the same distance have a higher index. (R, N), (T,) rising, (T,) -> (T,)"""
-        numbers = np.bincount(rows)
-        ties = np.split(items, np.cumsum(numbers)[:-1])
-        return np.concatenate([self._number_higher_in(row, own) for row, own in zip(distances, ties, strict=False)])
+        """How many items at the same distance have a higher index. (R, N), (T,) rising, (T,) -> (T,)
+
+        The items of a row are by distance and index.
+        """
+        if len(items) <= FEW * len(distances):
+            pairs = zip(rows.tolist(), items.tolist(), strict=True)
+            numbers = [np.count_nonzero(distances[row, item + 1 :] == distances[row, item]) for row, item in pairs]
+            return np.array(numbers, dtype=np.int64)
+        ties = np.split(items, np.searchsorted(rows, np.arange(1, len(distances))))
+        return np.concatenate([self._number_higher_in(row, own) for row, own in zip(distances, ties, strict=True)])
 
     def _number_higher_in(self, distances: Floats, items: Integers) -> Integers:
         """How many items at the same distance have a higher index. (N,), (T,) by distance and index -> (T,)"""
         values = distances[items]
-        if len(items) <= FEW:
-            pairs = zip(items, values, strict=True)
-            return np.array([np.count_nonzero(distances[item + 1 :] == value) for item, value in pairs], dtype=np.int64)
         wanted = values.view(np.uint16)[::2]  # the low halves of the bits leave few items to look at
         self._table[wanted] = True
         near = np.flatnonzero(self._table.take(distances.view(np.uint16)[::2], mode="clip"))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from yaml import YAMLError
 
 from dml.ops.errors import InputError
 from dml.run.stored import as_stored, checkpoint, of_run
@@ -64,7 +64,10 @@ OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
 
 @cache
 def _key_of_run(folder: Path, modified: int) -> str:  # noqa: ARG001 (a file that has changed is read again)
-    return _key(as_stored(OmegaConf.load(folder / ".hydra" / "config.yaml")))
+    try:
+        return _key(as_stored(OmegaConf.load(folder / ".hydra" / "config.yaml")))
+    except YAMLError:  # a run that starts at this moment is writing it
+        return ""
 
 
 def _key(plain: dict[str, Any]) -> str:
@@ -86,8 +89,11 @@ def one_run(config: DictConfig, folder: Path, overrides: list[str], train: Calla
     Raises:
         InputError: if the folder holds a run of another configuration.
     """
+    from fcntl import LOCK_EX, flock  # Windows, which lacks it, can do all but sweep
+
     # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-    with FileLock(folder / ".hydra" / "lock"):
+    with (folder / ".hydra" / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
         started = checkpoint(folder, "last").exists()
         if _given_folder() and (started or is_finished(folder)) and of_run(folder).config != as_stored(config):
             raise InputError(f"hydra.sweep.subdir: {folder} holds a run of another configuration already")
@@ -100,7 +106,7 @@ def one_run(config: DictConfig, folder: Path, overrides: list[str], train: Calla
             if config.trainer.devices == 1:
                 train()
             else:
-                _in_processes(folder, [*overrides, *([f"resume={folder}"] if started else [])])
+                _in_processes(folder, [*overrides, *([f"resume={folder}"] if started else [])], lock)
     optimises = HydraConfig.get().runtime.choices["hydra/sweeper"] != "basic"
     return objective(config, folder) if optimises else None
 
@@ -111,16 +117,18 @@ def _given_folder() -> bool:
     return "run_folder" not in sweep["subdir"]
 
 
-def _in_processes(folder: Path, overrides: list[str]) -> None:
+def _in_processes(folder: Path, overrides: list[str], lock: IO[str]) -> None:
     """Trains on several devices, in processes of its own, as a single run does.
 
-    Lightning starts the others with the command line of the first, and what they share ends with them alone.
+    Lightning starts the others with the command line of the first, and what they share ends with them alone. They
+    hold the lock, too: should this process be killed, another sweep waits for them.
 
     Raises:
         InputError: if they fail; they have said why.
     """
     places = [f'hydra.run.dir="{folder}"', f'hydra.sweep.dir="{HydraConfig.get().sweep.dir}"']
-    done = subprocess.run([sys.executable, str(TRAIN), *overrides, *places], check=False)  # noqa: S603
+    command = [sys.executable, str(TRAIN), *overrides, *places]
+    done = subprocess.run(command, pass_fds=[lock.fileno()], check=False)  # noqa: S603
     if done.returncode:
         raise InputError(f"its processes ended with exit code {done.returncode}; the lines above say why")
 
@@ -136,7 +144,7 @@ def objective(config: DictConfig, folder: Path) -> float:
     steps = [step for step in values if step <= tested]
     if not steps:
         raise InputError(
-            f"{folder}: no {monitor(config)} to optimise; it needs a validation split and trainer.val_check_interval"
+            f"no {monitor(config)} to optimise in {folder}: it takes a validation split and trainer.val_check_interval"
         )
     return values[max(steps)]
 

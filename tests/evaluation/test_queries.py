@@ -136,7 +136,7 @@ def test_all_shares_are_the_whole(thousand: Any, metrics: Sequence[str], world: 
 
 def test_the_size_of_a_block_changes_nothing(thousand: Any) -> None:
     once = rank_queries(*thousand, neighbors=5)
-    for memory in (1, 4 * 1000 * 48, 4 * 1000 * 640):
+    for memory in (1, 4 * 1000 * 192, 4 * 1000 * 640):
         again = rank_queries(*thousand, neighbors=5, memory=memory)
         for name, values in once.values.items():
             assert np.array_equal(values, again.values[name], equal_nan=True), name
@@ -151,7 +151,7 @@ def test_distances_take_the_memory_that_they_may(thousand: Any, monkeypatch: pyt
         return distances(self, queries, *others)
 
     monkeypatch.setattr(Gallery, "distances", counted)
-    for memory, most in ((1, 32), (4 * 1000 * 100, 96), (2**40, 1000)):
+    for memory, most in ((1, 64), (4 * 1000 * 200, 192), (2**40, 1000)):
         rows.clear()
         rank_queries(*thousand, memory=memory)
         assert sum(rows) == 1000

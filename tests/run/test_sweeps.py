@@ -186,9 +186,18 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
     (tmp_path / "ideal" / ".hydra" / "config.yaml").touch()
     (tmp_path / "ideal" / "metrics.json").write_text("{}")
     (tmp_path / "ideal" / "metrics.csv").write_text("step,val/level0/recall@1\n1,2.0\n")
-    here("train", *search, "hydra.sweeper.n_trials=1", "sweep.pruner.n_startup_trials=1")
+    first = [*search, "hydra.sweeper.n_trials=1", "sweep.pruner.n_startup_trials=1"]
+    here("train", *first)
     assert told() == []
     assert metrics(tmp_path / "0")["pruned"] is True
+    assert last(tmp_path / "0")["global_step"] == 1
+
+    # as if it had been interrupted then, before its test: it goes on no further
+    written = (tmp_path / "0" / "metrics.json").read_bytes()
+    (tmp_path / "0" / "metrics.json").unlink()
+    here("train", *first)
+    assert told() == [f"resumed  {tmp_path / '0'}"]
+    assert (tmp_path / "0" / "metrics.json").read_bytes() == written
     assert last(tmp_path / "0")["global_step"] == 1
     shutil.rmtree(tmp_path / "ideal")
 
@@ -221,7 +230,7 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
         assert objective(config, tmp_path) == value
     config.checkpoints.monitor = "ndcg"
-    with pytest.raises(InputError, match="no val/ndcg to optimise; it needs a validation split"):
+    with pytest.raises(InputError, match=r"no val/ndcg to optimise in .*: it takes a validation split"):
         objective(config, tmp_path)
 
 
