@@ -1,6 +1,5 @@
 """The main job on a slice of the embedded data set, as a user runs it."""
 
-import json
 import os
 import shutil
 import signal
@@ -8,13 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
+from runs import assert_same_run, last, metrics
 
 from dml.evaluation.per_query import read_queries
 
@@ -34,16 +33,6 @@ def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("run") / "finished"
     in_a_process("train.py", f"dataset.root={small_emoji}", *ARGUMENTS, f"hydra.run.dir={folder}")
     return folder
-
-
-def metrics(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return read
-
-
-def last(folder: Path) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    return checkpoint
 
 
 def test_a_run_leaves_its_results(finished: Path) -> None:
@@ -167,15 +156,8 @@ def test_killed_and_resumed_ends_bit_for_bit_the_same(
     assert after_step <= reached < STEPS, "it finished before it was killed"
     in_a_process("train.py", f"resume={folder}")
 
-    whole, resumed = last(finished), last(folder)
-    assert resumed["global_step"] == STEPS
-    for name, weights in whole["state_dict"].items():
-        assert torch.equal(weights, resumed["state_dict"][name]), name
-    for parameter, state in whole["optimizer_states"][0]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, resumed["optimizer_states"][0]["state"][parameter][name])
-    assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
-    assert metrics(folder) == metrics(finished)
+    assert last(folder)["global_step"] == STEPS
+    assert_same_run(finished, folder)
 
 
 def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path) -> None:
@@ -185,8 +167,9 @@ def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path
     here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=9")
     here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=6")
     here("train", f"resume={parts}", "trainer.max_steps=9")
-    for name, weights in last(whole)["state_dict"].items():
-        assert torch.equal(weights, last(parts)["state_dict"][name]), name
+    expected, found = (last(folder)["state_dict"] for folder in (whole, parts))
+    for name, weights in expected.items():
+        assert torch.equal(weights, found[name]), name
     assert metrics(whole) == metrics(parts)
 
 
@@ -207,8 +190,9 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
     in_a_process("train.py", *arguments, f"hydra.run.dir={two}", "trainer=ddp", "trainer.devices=2")
-    for name, weights in last(one)["state_dict"].items():
-        torch.testing.assert_close(last(two)["state_dict"][name], weights, atol=1e-5, rtol=1e-4)
+    expected, found = (last(folder)["state_dict"] for folder in (one, two))
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, atol=1e-5, rtol=1e-4)
     for name, value in metrics(one).items():
         assert metrics(two)[name] == pytest.approx(value, abs=0.03), name
 

@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from conftest import Here, Refused
+from runs import assert_same_run, last
 
 from dml.run import main
 
@@ -41,11 +41,6 @@ ARGUMENTS = [
     "evaluation.raw=false",
     "evaluation.metrics=[recall]",
 ]
-
-
-def last(folder: Path) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    return checkpoint
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -112,14 +107,7 @@ def test_killed_in_any_stage_and_resumed_ends_bit_for_bit_the_same(
     reached = killed(folder, after, [*ARGUMENTS, f"dataset.root={small_emoji}"])
     assert reached != ("rnn", STEPS)
     here("train", f"resume={folder}")
-    whole, resumed = last(finished), last(folder)
-    for name, weights in whole["state_dict"].items():
-        assert torch.equal(weights, resumed["state_dict"][name]), name
-    for parameter, state in whole["optimizer_states"][0]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, resumed["optimizer_states"][0]["state"][parameter][name])
-    assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
-    assert (folder / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+    assert_same_run(finished, folder)
 
 
 def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 
 from dml.evaluation.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
+from dml.ops.nested import flat, is_below
 from dml.run.cli import nearest
-from dml.run.stored import RUN_KEYS, as_stored, key_of
-from dml.run.sweeps import is_finished, runs_below
+from dml.run.stored import RUN_KEYS, as_stored, is_finished, key_of, results
+from dml.run.sweeps import runs_below
 
 SEED = "seed"
 NOT_METRICS = ("epoch", "step", "pruned")
@@ -79,9 +79,9 @@ def _read(folder: Path) -> Run:
         if "hydra/" not in str(group) and group not in RUN_KEYS
     }
     overridden = {key_of(str(override)) for override in hydra.overrides.task}
-    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics = results(folder)
     pruned = {"pruned": True} if metrics.get("pruned") else {}
-    overrides = {key: value for key, value in values.items() if _within_any(key, overridden - {*choices})}
+    overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
     return Run(
         folder,
         config=values | pruned,
@@ -90,10 +90,6 @@ def _read(folder: Path) -> Run:
             name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
         },
     )
-
-
-def _within_any(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def compare(runs: Sequence[Run]) -> list[Row]:

@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.nested import flat
+from dml.ops.nested import flat, is_below
 from dml.run.cli import CONF
 from dml.run.cost import steps
 from dml.run.stored import as_stored, key_of
@@ -45,12 +45,8 @@ def _composed(experiment: str, choices: tuple[str, ...]) -> DictConfig:
 
 def identity(config: DictConfig) -> str:
     """What a training is, whatever it is called: the same for configurations that differ in `HOW` alone."""
-    values = {key: _number(value) for key, value in flat(as_stored(config)).items() if not _says_how(key)}
+    values = {key: _number(value) for key, value in flat(as_stored(config)).items() if not is_below(key, HOW)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _says_how(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in HOW)
 
 
 def _number(value: Any) -> Any:

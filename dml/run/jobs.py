@@ -51,14 +51,15 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
         reached = _start(own, model, last, reached)
         present.setup(own.config, images, model, folder, own.name)
         trainer = _fit(own, images, learner, folder, run, reached)
-        reached = Reached(own.name, reached.first_step, trainer.global_step)
+        at = reached = Reached(own.name, reached.first_step, trainer.global_step)
         if trainer.should_stop:
             break
 
     selection, best = build.selection(own.config, table), checkpoint(folder, "best")
-    chosen = best if selection != "last" and best.exists() and Reached.of(best).stage == own.name else last
-    load_model(model, chosen)
-    described = before | _place(images, Reached.of(chosen)) | {"selection": selection}
+    if selection != "last" and best.exists() and (at_best := Reached.of(best)).stage == own.name:
+        last, at = best, at_best
+    load_model(model, last)
+    described = before | _place(images, at) | {"selection": selection}
     if trainer.should_stop:
         described["pruned"] = True
     return outcome.test(own.config, trainer, learner, images, folder, split="test", described=described)

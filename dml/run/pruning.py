@@ -11,7 +11,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 
 from dml.run.present import console
-from dml.run.sweeps import is_finished, is_pruned, monitor, runs_below, validated
+from dml.run.stored import is_finished
+from dml.run.sweeps import is_pruned, monitor, runs_below, validated
 from dml.training.history import History
 
 

@@ -1,6 +1,5 @@
 """The runs that a paper's table takes: where they are, what starts or resumes them, and what data they want."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,8 +9,7 @@ from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
 from dml.run.experiments import compose, identity, smoke
-from dml.run.stored import checkpoint
-from dml.run.sweeps import is_finished
+from dml.run.stored import checkpoint, is_finished, results
 from dml.run.tables import Table, Training
 
 FOLDERS = {
@@ -60,8 +58,7 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """The numbers of a finished run."""
-        found: dict[str, float] = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
-        return found
+        return results(self.folder)
 
     def arguments(self, data: Path) -> list[str]:
         """What ``train.py`` is to be given: to begin, or to go on with what was interrupted."""

@@ -1,5 +1,6 @@
 """What a run leaves behind to be taken up again: its overrides and its configuration."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
+from dml.ops.nested import flat, is_below
 
 RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher")
 """Keys that say how to run, not what."""
@@ -24,6 +25,17 @@ class Stored:
 def checkpoint(folder: Path, name: str) -> Path:
     """Where a run keeps its "last" and its "best" checkpoint."""
     return folder / "checkpoints" / f"{name}.ckpt"
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in ``folder`` has come to its end."""
+    return (folder / "metrics.json").exists()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """The contents of a finished run's metrics.json."""
+    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return metrics
 
 
 def of_run(folder: Path) -> Stored:
@@ -78,15 +90,12 @@ def check_unchanged(config: DictConfig, overrides: list[str], stored: Stored, pa
     """
     new = [override for override in overrides if override not in stored.overrides]
     asked = [key_of(override) for override in new]
+    anything = "experiment" in asked  # which may change every key
     now, then = flat(as_stored(config)), flat(stored.config)
     for key in sorted(now.keys() | then.keys()):
         chosen = not parts or key.split(".")[0] in parts
-        if chosen and now.get(key) != then.get(key) and not any(_within(key, name) for name in asked):
+        if chosen and now.get(key) != then.get(key) and not (anything or is_below(key, asked)):
             raise InputError(
                 f"{key}={now.get(key)}: the run was made with {then.get(key)}, and conf/ has changed since; "
                 f"give {key}={then.get(key)} to keep it"
             )
-
-
-def _within(key: str, name: str) -> bool:
-    return key == name or key.startswith(f"{name}.") or name == "experiment"

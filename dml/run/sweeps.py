@@ -16,7 +16,7 @@ from rich.console import Console
 from yaml import YAMLError
 
 from dml.ops.errors import InputError
-from dml.run.stored import as_stored, checkpoint, of_run
+from dml.run.stored import as_stored, checkpoint, is_finished, of_run, results
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
@@ -28,19 +28,9 @@ def runs_below(folder: Path) -> list[Path]:
     return [config.parents[1] for config in sorted(folder.rglob(".hydra/config.yaml"))]
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether the run in ``folder`` has come to its end."""
-    return (folder / "metrics.json").exists()
-
-
 def is_pruned(folder: Path) -> bool:
     """Whether the finished run in ``folder`` was ended early."""
-    return bool(_metrics(folder).get("pruned", False))
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return metrics
+    return bool(results(folder).get("pruned", False))
 
 
 def run_folder(number: int, *, _root_: DictConfig) -> str:
@@ -140,7 +130,7 @@ def objective(config: DictConfig, folder: Path) -> float:
         InputError: if there was no validation.
     """
     values = validated(folder, monitor(config))
-    tested = _metrics(folder)["step"]
+    tested = results(folder)["step"]
     steps = [step for step in values if step <= tested]
     if not steps:
         raise InputError(

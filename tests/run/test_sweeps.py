@@ -24,6 +24,7 @@ from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from runs import last, metrics
 
 from dml.ops.errors import InputError
 from dml.run.cli import CONF, explain
@@ -45,16 +46,6 @@ TINY = [
 Lines = Callable[[], list[str]]
 Failed = Callable[..., list[str]]
 Printed = Callable[..., tuple[str, str]]
-
-
-def metrics(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return read
-
-
-def last(folder: Path) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    return checkpoint
 
 
 @pytest.fixture

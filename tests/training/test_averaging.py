@@ -1,4 +1,3 @@
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ import pytest
 import torch
 from conftest import SMALL, Here
 from pytorch_lightning import Callback, LightningModule
+from runs import metrics
 from torch import Tensor, nn
 from trainers import small_trainer
 
@@ -168,11 +168,6 @@ OPTIONS = [
     "checkpoints.every_n_steps=100",
 ]
 """All options of training and test at once."""
-
-
-def metrics(folder: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return read
 
 
 @pytest.fixture(scope="module")
