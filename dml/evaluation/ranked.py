@@ -14,6 +14,7 @@ from dml.metrics.binary import positive_ranks
 from dml.retrieval.ranks import Ranker, nearest
 
 Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 AT_ONCE = 2**18  # distances that are ranked together: with more, a processor's cache no longer holds their keys
 
@@ -34,14 +35,14 @@ def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ra
     marks, depth = positives.marks(), positives.depth
     rows = min(max(AT_ONCE // distances.shape[1], 1), len(distances))
     ranker = Ranker(rows, distances.shape[1])
-    at: list[list[Integers]] = [[] for _ in range(depth)]
-    sharing: list[list[Integers]] = [[] for _ in range(depth)]
+    at: list[list[Floats]] = [[] for _ in range(depth)]
+    sharing: list[list[Floats]] = [[] for _ in range(depth)]
     for start in range(0, len(distances), rows):
         part = distances[start : start + rows].numpy()
         queries = range(first + start, first + start + len(part))
         items, bits, numbers = positives.of(queries, marks)
-        order, ranks = ranker(part, items, numbers, np.array(queries) if positives.own else None)
-        bits, stops = bits[order], np.cumsum(numbers)
+        order, places = ranker(part, items, numbers, np.array(queries) if positives.own else None)
+        bits, ranks, stops = bits[order], places.astype(np.float64), np.cumsum(numbers)
         levels = np.bitwise_count(bits)
         for level in range(depth):
             at[level] += _split(ranks, (bits & 1 << level) > 0, stops)
@@ -66,7 +67,7 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     return Ranked(tuple(map(positive_ranks, same)), tuple(map(positive_ranks, sharing)), order[:, :k])
 
 
-def _split(ranks: Integers, kept: npt.NDArray[np.bool_], stops: Integers) -> list[Integers]:
+def _split(ranks: Floats, kept: npt.NDArray[np.bool_], stops: Integers) -> list[Floats]:
     """Those that are kept of the ranks of each query, which are one after the other up to the `stops`."""
     if not kept.all():
         places = np.flatnonzero(kept)
@@ -74,7 +75,7 @@ def _split(ranks: Integers, kept: npt.NDArray[np.bool_], stops: Integers) -> lis
     return [ranks[start:stop] for start, stop in pairwise([0, *stops.tolist()])]
 
 
-def _padded(rows: Sequence[Integers]) -> Tensor:
+def _padded(rows: Sequence[Floats]) -> Tensor:
     table = np.empty((len(rows), max(map(len, rows))))
     for own, row in zip(table, rows, strict=True):
         own[: len(row)] = row

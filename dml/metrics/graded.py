@@ -94,6 +94,7 @@ def _discounts(ranks: Tensor) -> Tensor:
 
 def _sums(values: Tensor) -> Tensor:
     """The sums of the first 0, 1, ..., N values. (..., N) -> (..., N + 1)"""
-    sums = values.new_zeros(*values.shape[:-1], values.shape[-1] + 1)
+    sums = values.new_empty(*values.shape[:-1], values.shape[-1] + 1)
+    sums[..., 0] = 0
     torch.cumsum(values, dim=-1, out=sums[..., 1:])
     return sums
