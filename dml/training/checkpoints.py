@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
+from dml.training.history import History
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -171,6 +172,8 @@ class LastCheckpoint(Checkpoint):
         every = trainer.val_check_batch
         validates = trainer.enable_validation and every is not None and (batch_idx + 1) % every == 0
         if due and not validates:
+            for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
+                history.write_ahead(trainer)
             trainer.save_checkpoint(self.path)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric.utilities.apply_func import convert_tensors_to_scalars
+from pytorch_lightning import Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -57,6 +59,19 @@ class History(Logger):
         taken = (step or 0) + 1
         self.rows.setdefault(taken, {"step": taken}).update(metrics)
         if any(name.startswith("val/") for name in metrics):
+            self.save()
+
+    @rank_zero_only
+    def write_ahead(self, trainer: Trainer) -> None:
+        """Writes the row of the step that was just taken, which Lightning logs only after its callbacks.
+
+        A callback that writes a checkpoint of that step calls this first: a run that is killed between the two, and
+        resumed, then lacks no row.
+        """
+        connector = trainer._logger_connector  # Lightning has no other way to tell what it is about to log
+        if connector.should_update_logs:
+            row = {**convert_tensors_to_scalars(connector.metrics["log"]), "epoch": trainer.current_epoch}
+            self.log_metrics(row, trainer.fit_loop.epoch_loop._batches_that_stepped)
             self.save()
 
     @rank_zero_only

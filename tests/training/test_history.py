@@ -1,6 +1,15 @@
 import csv
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+from trainers import small_trainer
+
+from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from dml.training.history import History
 
 
@@ -47,3 +56,47 @@ def test_a_new_run_starts_a_new_history(tmp_path: Path) -> None:
     history.log_metrics({"loss": 2.0}, step=0)
     history.save()
     assert [row["loss"] for row in rows(path)] == ["2.0"]
+
+
+class Falling(LightningModule):
+    """Logs its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = self.weight * batch.mean()
+        self.log("loss", loss)
+        self.log("batch/first", float(batch_idx))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_checkpoint_never_stands_without_the_row_of_its_step(tmp_path: Path, every: int) -> None:
+    path, seen = tmp_path / "metrics.csv", {}
+
+    class Watched(AtomicCheckpointIO):
+        def save_checkpoint(self, checkpoint: dict[str, Any], *_: Any, **__: Any) -> None:
+            seen[checkpoint["global_step"]] = rows(path)
+
+    trainer = small_trainer(
+        5,
+        enable_checkpointing=True,
+        log_every_n_steps=every,
+        callbacks=[LastCheckpoint(tmp_path / "last.ckpt", 1, {})],
+        plugins=[Watched()],
+    )
+    trainer.loggers = [History(path)]
+    numbers: Any = torch.arange(20.0)
+    trainer.fit(Falling(), DataLoader(numbers, batch_size=2))
+    logged = range(every, 6, every)
+    assert [row["step"] for row in rows(path)] == [str(step) for step in logged]
+    assert len({row["loss"] for row in rows(path)}) == len(logged)
+    assert {step: found for step, found in seen.items() if step in logged} == {
+        step: rows(path)[: step // every] for step in logged
+    }
+    assert set(seen) == set(range(1, 6))
