@@ -12,7 +12,6 @@ Without a name it is all tables, with a paper's name all of its. /data holds a f
 import argparse
 import csv
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +21,9 @@ from dml.ops.files import replacing
 from dml.run.cli import one_line_errors
 from dml.run.cost import gpu_hours
 from dml.run.experiments import compose
-from dml.run.reproduce import Plan, Run, check_data
+from dml.run.reproduce import Plan, check_data, train
 from dml.run.tables import Table, chosen
 
-ROOT = Path(__file__).resolve().parents[1]
 PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
 
 
@@ -59,6 +57,11 @@ def main() -> None:
             _reproduce(tables, plan, data, run=not arguments.show)
 
 
+def say(line: str) -> None:
+    """Prints it at once."""
+    print(line, flush=True)
+
+
 def _list(tables: Sequence[Table], plan: Plan) -> None:
     print(f"{'':18}{'cells':>6}{'runs':>6}{'done':>6}{'GPU hours':>11}")
     for table in tables:
@@ -84,7 +87,7 @@ def _reproduce(tables: Sequence[Table], plan: Plan, data: Path | None, *, run: b
         try:
             if run:
                 check_data(table, missing, data)
-                failed |= _train(missing, data or Path())
+                failed |= train(missing, data or Path(), say)
             _write(table, plan)
         except InputError as error:
             if data is None:
@@ -93,17 +96,6 @@ def _reproduce(tables: Sequence[Table], plan: Plan, data: Path | None, *, run: b
             failed = True
     if failed:
         sys.exit(2)
-
-
-def _train(runs: Sequence[Run], data: Path) -> bool:
-    """Runs each in a process of its own -> whether one of them failed."""
-    failed = False
-    for number, run in enumerate(runs, 1):
-        arguments = run.arguments(data)
-        print(f"[{number} of {len(runs)}] {shlex.join(['python', 'train.py', *arguments])}", flush=True)
-        done = subprocess.run([sys.executable, str(ROOT / "train.py"), *arguments], check=False)  # noqa: S603
-        failed |= done.returncode != 0
-    return failed
 
 
 def _write(table: Table, plan: Plan) -> None:

@@ -1,6 +1,11 @@
 """The runs that a paper's table takes: where they are, what starts or resumes them, and what data they want."""
 
-from collections.abc import Sequence
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
+from dml.run.cli import CONF
 from dml.run.experiments import compose, identity, smoke
 from dml.run.stored import checkpoint, is_finished, results
 from dml.run.tables import Table, Training
@@ -122,3 +128,30 @@ def check_data(table: Table, runs: Sequence[Run], data: Path | None) -> None:
             raise InputError(f"table-{table} wants {name}: DATA=/data make table-{table}, if it is /data/{name}")
         if not path.exists():
             raise InputError(f"DATA={data}: no {name} in it, which table-{table} wants")
+
+
+def train(runs: Sequence[Run], data: Path, say: Callable[[str], None], jobs: int = 1) -> bool:
+    """Makes or resumes each run in a process of its own -> whether one of them failed.
+
+    Args:
+        runs: in their order.
+        data: the folder that holds the data sets'.
+        say: is told each command.
+        jobs: runs at a time; of several, each has one thread.
+    """
+    # all commands first: Hydra composes in one thread at a time
+    return processes([["train.py", *run.arguments(data)] for run in runs], say, jobs)
+
+
+def processes(commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
+    """Runs ``python`` with each of the arguments, of which the first names a script -> whether one of them failed."""
+    threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
+
+    def run(number: int, arguments: Sequence[str]) -> int:
+        say(f"[{number} of {len(commands)}] {shlex.join(['python', *arguments])}")
+        script, *overrides = arguments
+        command = [sys.executable, str(CONF.parent / script), *overrides]
+        return subprocess.run(command, check=False, env=os.environ | threads).returncode  # noqa: S603
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return any(list(pool.map(run, range(1, len(commands) + 1), commands)))
