@@ -1,6 +1,6 @@
 """Prints what exact evaluation costs beside the work that it cannot do without.
 
-python scripts/bench_evaluation.py                # 20 minutes on two cores
+python scripts/bench_evaluation.py                # half an hour on two cores
 python scripts/bench_evaluation.py --scale 0.1    # a minute
 
 Random embeddings of 512 dimensions in the sizes of SOP's test half (60,502 images of 11,316 classes in 12
@@ -8,8 +8,9 @@ super-classes) and of iNaturalist-full's (136,093 images, seven levels). Memory 
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -99,6 +100,11 @@ def nmi_of_clusters(embeddings: Any, labels: Any) -> None:
     nmi(kmeans(embeddings, len(np.unique(labels)), iterations=ITERATIONS), labels)
 
 
+def recall_alone(embeddings: Any, labels: Any, recall_at: Sequence[int]) -> None:
+    """Recall and no other metric."""
+    evaluate(embeddings, labels, metrics=["recall"], recall_at=recall_at)
+
+
 def show(name: str, own: Cost, bare: Cost | None = None, limit: float | None = None) -> Cost:
     """Prints a line."""
     line = f"{name:<42}{own.seconds:>9.1f}{own.processors:>9.1f}{own.megabytes:>7.0f}"
@@ -108,21 +114,43 @@ def show(name: str, own: Cost, bare: Cost | None = None, limit: float | None = N
     return own
 
 
+def beside(name: str, bare: Callable[[], Any], limit: float, works: dict[str, Callable[[], Any]]) -> None:
+    """Prints what works cost beside a bare one, which is done before and after them: the machine's speed changes."""
+    before, own, after = cost(bare), {of: cost(work) for of, work in works.items()}, cost(bare)
+    mean = Cost(*(sum(pair) / 2 for pair in zip(before, after, strict=True)))
+    show(name, mean)
+    for of, found in own.items():
+        show(of, found, mean, limit)
+
+
 def of_sop(scale: float) -> None:
     """Every part at one size, then the rankings' growth."""
     embeddings, labels = items(*SOP, scale)
-    all_metrics = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
-    bare = show("product and sort", cost(product_and_sort, embeddings))
-    show("all ranking metrics, two levels", cost(evaluate, embeddings, labels, **all_metrics), bare, 2.0)
-    show("the same, finest level alone", cost(evaluate, embeddings, labels[:, 0], **all_metrics), bare)
+    all_metrics: dict[str, Any] = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
+    beside(
+        "product and sort",
+        lambda: product_and_sort(embeddings),
+        2.0,
+        {
+            "all ranking metrics, two levels": lambda: evaluate(embeddings, labels, **all_metrics),
+            "the same, finest level alone": lambda: evaluate(embeddings, labels[:, 0], **all_metrics),
+        },
+    )
     for recall_at in ((1, 2, 4, 8), RECALL_AT):
-        k = max(recall_at) + 1
-        bare = show(f"FAISS search, k = {k}", cost(flat_search, embeddings, k))
-        own = cost(evaluate, embeddings, labels, metrics=["recall"], recall_at=recall_at)
-        show(f"recall@K alone, K up to {max(recall_at)}", own, bare, 1.2)
+        k = max(recall_at)
+        beside(
+            f"FAISS search, k = {k + 1}",
+            partial(flat_search, embeddings, k + 1),
+            1.2,
+            {f"recall@K alone, K up to {k}": partial(recall_alone, embeddings, labels, recall_at)},
+        )
     clusters = len(np.unique(labels[:, 0]))
-    bare = show(f"FAISS k-means, {clusters} clusters", cost(bare_kmeans, embeddings, clusters))
-    show("NMI", cost(nmi_of_clusters, embeddings, labels[:, 0]), bare, 1.1)
+    beside(
+        f"FAISS k-means, {clusters} clusters",
+        lambda: bare_kmeans(embeddings, clusters),
+        1.1,
+        {"NMI": lambda: nmi_of_clusters(embeddings, labels[:, 0])},
+    )
     smaller = None
     for part in (4, 2, 1):
         smaller = show(

@@ -9,16 +9,20 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.nested import flat, is_below
 from dml.run import build, jobs
 from dml.run.cli import CONF
 from dml.run.experiments import compose, smoke
 from dml.run.quiet import quiet
-from dml.run.stored import key_of
+from dml.run.stored import as_stored, key_of
 from dml.run.tables import Training, index, tables
 
 TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false")
 
 TABLES = [table for table in tables() if table.name in index(table.paper)]  # tests/run/test_tables.py misses the others
+
+SHORTER = {f"claims/{name}" for name in ("base", "rll", "nra", "n_pair", "lns", "lns_longer", "rnn")}
+"""Differ in two steps' form from other experiments by next to nothing, such as from lns/emoji/rnn."""
 
 
 def first_trainings() -> dict[str, Training]:
@@ -36,7 +40,7 @@ def first_trainings() -> dict[str, Training]:
     folder = CONF / "experiment"
     for path in sorted(folder.rglob("*.yaml")):
         name = str(path.relative_to(folder).with_suffix(""))
-        if name not in of_tables and "settings" not in path.parts:  # those are parts of experiments
+        if name not in of_tables | SHORTER and "settings" not in path.parts:  # those are parts of experiments
             found[name] = Training(name)
     return found
 
@@ -63,8 +67,10 @@ def test_an_experiment_trains_two_steps(training: Training, small_emoji: Path, t
     config = compose(asked)
     of_levels = [own for own in asked.overrides if key_of(own).endswith((".level", "loss.margins"))]
     whole = compose(replace(training, overrides=(*training.overrides, *of_levels)))  # but for those emoji lacks
-    for key in KEPT:
-        assert OmegaConf.select(config, key) == OmegaConf.select(whole, key), key
+    small, large = (flat(as_stored(composed)) for composed in (config, whole))  # "${trainer.max_steps}" stays the same
+    for key in small.keys() | large.keys():
+        if is_below(key, KEPT):
+            assert small.get(key) == large.get(key), key
     stages = len(config.stages) or 1
     found = jobs.train(config, tmp_path, list(asked.overrides))
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 2 * stages

@@ -1,6 +1,8 @@
 """The runs that a paper's table takes: where they are, what starts or resumes them, and what data they want."""
 
+import multiprocessing
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -33,6 +35,9 @@ FOLDERS = {
 
 WEIGHTS = "weights"
 """The folder beside them with the weights that no library offers."""
+
+Start = Callable[[Sequence[Sequence[str]], Callable[[str], None], int], bool]
+"""How commands are run: which, who is told of each, how many at a time -> whether one failed."""
 
 LIBRARIES = (None, "packaged", "download")
 
@@ -130,19 +135,6 @@ def check_data(table: Table, runs: Sequence[Run], data: Path | None) -> None:
             raise InputError(f"DATA={data}: no {name} in it, which table-{table} wants")
 
 
-def train(runs: Sequence[Run], data: Path, say: Callable[[str], None], jobs: int = 1) -> bool:
-    """Makes or resumes each run in a process of its own -> whether one of them failed.
-
-    Args:
-        runs: in their order.
-        data: the folder that holds the data sets'.
-        say: is told each command.
-        jobs: runs at a time; of several, each has one thread.
-    """
-    # all commands first: Hydra composes in one thread at a time
-    return processes([["train.py", *run.arguments(data)] for run in runs], say, jobs)
-
-
 def processes(commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
     """Runs ``python`` with each of the arguments, of which the first names a script -> whether one of them failed."""
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
@@ -153,5 +145,49 @@ def processes(commands: Sequence[Sequence[str]], say: Callable[[str], None], job
         command = [sys.executable, str(CONF.parent / script), *overrides]
         return subprocess.run(command, check=False, env=os.environ | threads).returncode  # noqa: S603
 
+    return _at_a_time(run, commands, jobs)
+
+
+def forks(commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
+    """As `processes`, for many small runs on CPU: each is a copy of a process that has loaded the libraries.
+
+    To load them takes eight seconds. Not for several GPUs: Lightning would start the other processes with a wrong
+    command.
+    """
+    if jobs > 1:
+        os.environ["OMP_NUM_THREADS"] = "1"  # read when that process begins
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["dml.run.jobs"])
+
+    def run(number: int, arguments: Sequence[str]) -> int | None:
+        say(f"[{number} of {len(commands)}] {shlex.join(['python', *arguments])}")
+        process = server.Process(target=_as_script, args=(str(CONF.parent / arguments[0]), arguments[1:]))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    return _at_a_time(run, commands, jobs)
+
+
+def train(runs: Sequence[Run], data: Path, say: Callable[[str], None], jobs: int = 1, start: Start = processes) -> bool:
+    """Makes or resumes each run in a process of its own -> whether one of them failed.
+
+    Args:
+        runs: in their order.
+        data: the folder that holds the data sets'.
+        say: is told each command.
+        jobs: runs at a time; of several, each has one thread.
+        start: `processes`, or `forks`.
+    """
+    # all commands first: Hydra composes in one thread at a time
+    return start([["train.py", *run.arguments(data)] for run in runs], say, jobs)
+
+
+def _as_script(script: str, arguments: Sequence[str]) -> None:
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+
+
+def _at_a_time(run: Callable[[int, Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
     with ThreadPoolExecutor(jobs) as pool:
         return any(list(pool.map(run, range(1, len(commands) + 1), commands)))
