@@ -44,8 +44,12 @@ def _composed(experiment: str, choices: tuple[str, ...]) -> DictConfig:
 
 
 def identity(config: DictConfig) -> str:
-    """What a training is, whatever it is called: the same for configurations that differ in `HOW` alone."""
-    values = {key: _number(value) for key, value in flat(as_stored(config)).items() if not is_below(key, HOW)}
+    """What a training is, whatever it is called: the same for configurations that differ in `HOW` alone.
+
+    A key that is null says nothing: an option that is added later leaves finished runs theirs.
+    """
+    values = {key: _number(value) for key, value in flat(as_stored(config)).items() if value is not None}
+    values = {key: value for key, value in values.items() if not is_below(key, HOW)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -15,7 +15,7 @@ from dml.run import build, outcome, present
 from dml.run.pruning import pruning
 from dml.run.stages import Stage, stage
 from dml.run.stages import stages as all_stages
-from dml.run.stored import as_stored, check_unchanged, checkpoint, of_checkpoint, of_run
+from dml.run.stored import as_stored, check_unchanged, checkpoint, fixed_neighbors, of_checkpoint, of_run
 from dml.training.averaging import Averaging
 from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, Reached, begin_from, load_model
 from dml.training.data import DataModule
@@ -49,6 +49,8 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
         if own is not stages[0]:
             images, model, learner = _parts(own.config, table)
         reached = _start(own, model, last, reached)
+        if own is stages[-1] and own.config.evaluation.fixed_neighbors:
+            outcome.fix_neighbors(own.config, learner, images, fixed_neighbors(folder))
         present.setup(own.config, images, model, folder, own.name)
         trainer = _fit(own, images, learner, folder, run, reached)
         at = reached = Reached(own.name, reached.first_step, trainer.global_step)
@@ -62,7 +64,8 @@ def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     described = before | _place(images, at) | {"selection": selection}
     if trainer.should_stop:
         described["pruned"] = True
-    return outcome.test(own.config, trainer, learner, images, folder, split="test", described=described)
+    fixed = fixed_neighbors(folder)
+    return outcome.test(own.config, trainer, learner, images, folder, split="test", described=described, fixed=fixed)
 
 
 def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> Reached:
@@ -104,7 +107,8 @@ def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     images, model, learner = _parts(own, build.table(own))
     load_model(model, path)
     trainer = build.trainer(own, default_root_dir=folder, logger=False, enable_checkpointing=False)
-    return outcome.test(own, trainer, learner, images, folder, split=own.split, described=_place(images, reached))
+    described, fixed = _place(images, reached), fixed_neighbors(path.parents[1])
+    return outcome.test(own, trainer, learner, images, folder, split=own.split, described=described, fixed=fixed)
 
 
 def _place(images: DataModule, reached: Reached) -> Metrics:

@@ -6,17 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
 
-from dml.data.table import ImageTable
+from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.evaluation.fixed import recall_among
 from dml.evaluation.judge import Judge
 from dml.evaluation.map import embedding_map
 from dml.evaluation.per_query import QueryTable, write_queries
 from dml.evaluation.queries import PerQuery
 from dml.evaluation.report import read_run, run_report, versions
+from dml.ops.errors import InputError
 from dml.ops.files import replacing
+from dml.retrieval.search import nearest_neighbors
 from dml.run import build, present
 from dml.training.data import DataModule
 from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, RawFeatures, evaluate_heads
@@ -36,6 +41,44 @@ def raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
     return {f"raw/{name}": value for name, value in metrics.items()}
 
 
+def fix_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
+    """Keeps each test image's nearest neighbours by the network as it is, unless ``path`` holds them.
+
+    Raises:
+        InputError: if the test isn't of one split that is its own gallery.
+    """
+    asked, table = config.evaluation.fixed_neighbors, images.table.evaluated("test")
+    if len(np.unique(table.split)) > 1 or (table.benchmark != EVERY_LEVEL).any():
+        raise InputError(f"evaluation.fixed_neighbors={asked}: {config.dataset.name} has more than one list to search")
+    if path.exists():
+        return
+    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    images.tested_on = "test"
+    trainer.test(learner, images, verbose=False)
+    embedded = learner.embedded
+    found = nearest_neighbors(embedded.embeddings[ALL_HEADS], asked)[1]
+    _keep_neighbors(path, embedded.rows, found)
+
+
+@rank_zero_only
+def _keep_neighbors(path: Path, rows: Tensor, neighbors: Tensor) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, rows=rows.numpy(), neighbors=neighbors.numpy())
+
+
+def _among_fixed(config: DictConfig, embedded: Embedded, judge: Judge, path: Path) -> Metrics:
+    """Recall among the neighbours that `fix_neighbors` kept."""
+    asked = f"evaluation.fixed_neighbors={config.evaluation.fixed_neighbors}"
+    if not path.exists():
+        raise InputError(f"{asked}: no {path}, which training leaves; null tests without")
+    kept = np.load(path)
+    if not np.array_equal(kept["rows"], embedded.rows.numpy()):
+        raise InputError(f"{asked}: {path} is of {len(kept['rows'])} images, not of the {len(embedded.rows)} tested")
+    labels, neighbors = judge.table.labels[kept["rows"]], torch.from_numpy(kept["neighbors"])
+    found = recall_among(embedded.embeddings[ALL_HEADS], labels, neighbors, config.evaluation.recall_at)
+    return {f"fixed/{name}": value for name, value in found.items()}
+
+
 def test(
     config: DictConfig,
     trainer: Trainer,
@@ -45,6 +88,7 @@ def test(
     *,
     split: str,
     described: Metrics,
+    fixed: Path,
 ) -> Metrics:
     """Embeds and judges a split; writes its metrics and pictures, and shows the metrics.
 
@@ -56,6 +100,7 @@ def test(
         folder: for metrics.json, retrieval.png, per_query.parquet and report.html.
         split: "test", or any other.
         described: what goes into metrics.json beside the split's metrics.
+        fixed: where training has kept the test images' neighbours, if evaluation.fixed_neighbors asks for them.
     """
     images.tested_on = split
     trainer.test(learner, images, verbose=False)
@@ -68,6 +113,8 @@ def test(
     metrics: Metrics = judge.metrics_of(ranked, embeddings, embedded.rows)
     if settings.heads:
         metrics |= evaluate_heads(embedded, lambda own, rows: judge(own.to(device), rows))
+    if settings.fixed_neighbors and split == "test":
+        metrics |= _among_fixed(config, embedded, judge, fixed)
     if skipped := len(judge.table) - len(embedded.rows):
         metrics["images_skipped"] = skipped
     metrics = described | metrics | {"split": split}

@@ -49,11 +49,10 @@ def lines(table: Table, plan: Plan) -> list[Line]:
 
 def _line(cell: Cell, source: Source, plan: Plan) -> Line:
     by_seed = list(zip(*(plan.runs(training) for training in source.trainings), strict=True))
-    values = [
-        STATISTICS[cell.statistic]([_value(run, source.key(cell)) for run in runs])
-        for runs in by_seed
-        if all(run.done for run in runs)
-    ]
+    done = [runs for runs in by_seed if all(run.done for run in runs)]
+    if cell.value is None:  # a dash: what may not exist
+        done = [runs for runs in done if all(source.key(cell) in run.metrics for run in runs)]
+    values = [STATISTICS[cell.statistic]([_value(run, source.key(cell)) for run in runs]) for runs in done]
     return Line(cell, tuple(values), tuple(run for runs in by_seed for run in runs))
 
 

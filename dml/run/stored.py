@@ -27,6 +27,11 @@ def checkpoint(folder: Path, name: str) -> Path:
     return folder / "checkpoints" / f"{name}.ckpt"
 
 
+def fixed_neighbors(folder: Path) -> Path:
+    """Where a run keeps the test images' neighbours that evaluation.fixed_neighbors asks for."""
+    return folder / "fixed_neighbors.npz"
+
+
 def is_finished(folder: Path) -> bool:
     """Whether the run in ``folder`` has come to its end."""
     return (folder / "metrics.json").exists()

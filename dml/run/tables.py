@@ -88,8 +88,8 @@ class Source:
     """Where a row's numbers on one data set come from.
 
     Args:
-        trainings: one, or those whose mean and spread the row is; none, if nothing here can give its numbers yet.
-        part: of their metrics.json, such as "heads/H"; "" is the whole embedding.
+        trainings: one, or those whose mean and spread the row is.
+        part: of their metrics.json, such as "heads/H" or "fixed"; "" is the whole embedding.
     """
 
     trainings: tuple[Training, ...]
@@ -128,7 +128,7 @@ class Table:
             raise InputError(f"table {self}: row {row} on {dataset} has no experiment in {_path(self.paper)}")
         if isinstance(entry, list):
             summed = [self.source(other, dataset) for other in entry]
-            return Source(tuple(one for other in summed for one in other.trainings), summed[0].part if summed else "")
+            return Source(tuple(one for other in summed for one in other.trainings), summed[0].part)
         return self._single(entry)
 
     def _single(self, entry: str | Mapping[str, str]) -> Source:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL, Here
+from conftest import ROOT, SMALL, Here, Refused
 
 from dml.evaluation.per_query import read_queries
 
@@ -39,3 +39,29 @@ def test_a_run_is_judged_by_the_data_sets_own_lists(
     assert np.nanmean(queries.metrics["level0/ap"]) == pytest.approx(found["level0/ap"])
     assert (folder / "retrieval.png").exists()
     assert "</html>" in (folder / "report.html").read_text()
+
+
+def test_recall_among_fixed_neighbors_is_of_those_before_the_training(
+    here: Here, refused: Refused, small_emoji: Path, tmp_path: Path
+) -> None:
+    run, short = (
+        tmp_path / "run",
+        ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.metrics=[recall]"],
+    )
+    given = [*SMALL, *short, f"dataset.root={small_emoji}", "evaluation.raw=false", "evaluation.fixed_neighbors=3"]
+    here("train", *given, f"hydra.run.dir={run}")
+    kept = np.load(run / "fixed_neighbors.npz")
+    found = json.loads((run / "metrics.json").read_text())
+    assert kept["neighbors"].shape == (len(kept["rows"]), 3)
+    assert found["fixed/level0/recall@4"] == found["fixed/level0/recall@8"] <= 1
+
+    evaluate = [f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}"]
+    here("evaluate", *evaluate)
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    assert {name: again[name] for name in found if "/" in name} == {name: found[name] for name in found if "/" in name}
+    np.savez(run / "fixed_neighbors.npz", rows=kept["rows"][:2], neighbors=kept["neighbors"][:2])
+    assert "fixed_neighbors.npz is of 2 images, not of the" in refused(*evaluate, command="evaluate")
+    (run / "fixed_neighbors.npz").unlink()
+    line = refused(*evaluate, command="evaluate")
+    assert line.startswith("error: evaluation.fixed_neighbors=3: no ")
+    assert line.endswith("which training leaves; null tests without")
