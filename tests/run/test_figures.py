@@ -74,7 +74,7 @@ def test_the_small_settings_are_small(tmp_path: Path) -> None:
     assert len({run.folder for run in sweeps}) == len(sweeps) == 30  # alpha = 1 and lambda = 0.1 are one training
     for run in sweeps:
         config = compose(run.training)
-        assert (config.dataset.name, config.trainer.max_steps) == ("emoji", 60)
+        assert (config.dataset.name, config.trainer.max_steps) == ("emoji", 40)
     for run in figure("nra_4").runs(plan):
         config = compose(run.training)
         assert (config.dataset.name, config.trainer.max_steps, config.transform.size) == ("digits", 2000, 8)
