@@ -105,7 +105,7 @@ def _sweep(axes: Axes, part: Part, found: Sequence[Value], title: str) -> None:
             dots = [(x, y) for x, own in runs.items() for y in own if len(own) > 1]
             axes.plot(*zip(*dots, strict=True) if dots else ([], []), f"C{number}.", ms=4, alpha=0.5)
     if axes.has_data():
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=len(part.curves))  # below
     else:
         axes.text(0.5, 0.5, "no run is done", ha="center", va="center", transform=axes.transAxes)
 
