@@ -77,7 +77,7 @@ def test_the_small_settings_are_small(tmp_path: Path) -> None:
         assert (config.dataset.name, config.trainer.max_steps) == ("emoji", 40)
     for run in figure("nra_4").runs(plan):
         config = compose(run.training)
-        assert (config.dataset.name, config.trainer.max_steps, config.transform.size) == ("digits", 2000, 8)
+        assert (config.dataset.name, config.trainer.max_steps, config.transform.size) == ("digits", 1000, 8)
         assert config.model.embed_dim == 2
         assert list(config.model.heads) == ["H"]
     assert [run.seed for run in figure("nra_3").runs(plan)] == [0] * 6 + [1] * 6  # a whole set a seed
