@@ -21,9 +21,6 @@ TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false
 
 TABLES = [table for table in tables() if table.name in index(table.paper)]  # tests/run/test_tables.py misses the others
 
-SHORTER = {f"claims/{name}" for name in ("base", "rll", "nra", "n_pair", "lns", "lns_longer", "rnn")}
-"""Differ in two steps' form from other experiments by next to nothing, such as from lns/emoji/rnn."""
-
 
 def first_trainings() -> dict[str, Training]:
     """The first training of each experiment, and of each group that a row of a table chooses in it.
@@ -40,7 +37,7 @@ def first_trainings() -> dict[str, Training]:
     folder = CONF / "experiment"
     for path in sorted(folder.rglob("*.yaml")):
         name = str(path.relative_to(folder).with_suffix(""))
-        if name not in of_tables | SHORTER and "settings" not in path.parts:  # those are parts of experiments
+        if name not in of_tables and "settings" not in path.parts:  # those are parts of experiments
             found[name] = Training(name)
     return found
 
