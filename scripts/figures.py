@@ -11,7 +11,6 @@ Without --data the sweeps run on the embedded data, and the map of digits on tho
 
 import argparse
 import csv
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from dml.ops.files import replacing
 from dml.run.cli import one_line_errors
 from dml.run.figures import Figure, check_data, chosen, csv_lines
 from dml.run.quiet import quiet
-from dml.run.reproduce import Plan, forks, processes, train
+from dml.run.reproduce import Plan, commands, forks, processes, train
 
 
 def main() -> None:
@@ -43,7 +42,9 @@ def main() -> None:
     with one_line_errors():
         figures = chosen(arguments.figures, data)
         if arguments.commands:
-            _commands(figures, plan, data or Path())
+            runs = [run for figure in figures for run in figure.runs(plan)]
+            for line in commands(runs, data or Path()):
+                print(line)
         else:
             jobs = 0 if arguments.show else arguments.jobs
             _make(figures, plan, data, jobs=jobs, images=arguments.images)
@@ -52,13 +53,6 @@ def main() -> None:
 def say(line: str) -> None:
     """Prints it at once."""
     print(line, flush=True)
-
-
-def _commands(figures: Sequence[Figure], plan: Plan, data: Path) -> None:
-    runs = {run.folder: run for figure in figures for run in figure.runs(plan)}
-    for run in runs.values():
-        if not run.done:
-            print(shlex.join(["python", "train.py", *run.arguments(data)]))
 
 
 def _make(figures: Sequence[Figure], plan: Plan, data: Path | None, *, jobs: int, images: Path) -> None:

@@ -11,7 +11,6 @@ Without a name it is all tables, with a paper's name all of its. /data holds a f
 
 import argparse
 import csv
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from dml.ops.files import replacing
 from dml.run.cli import one_line_errors
 from dml.run.cost import gpu_hours
 from dml.run.experiments import compose
-from dml.run.reproduce import Plan, check_data, train
+from dml.run.reproduce import Plan, check_data, commands, train
 from dml.run.tables import Table, chosen
 
 PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
@@ -52,7 +51,9 @@ def main() -> None:
         if arguments.list:
             _list(tables, plan)
         elif arguments.commands:
-            _commands(tables, plan, data or Path("DATA"))
+            runs = [run for table in tables for run in plan.table_runs(table)]
+            for line in commands(runs, data or Path("DATA")):
+                print(line)
         else:
             _reproduce(tables, plan, data, run=not arguments.show)
 
@@ -70,13 +71,6 @@ def _list(tables: Sequence[Table], plan: Plan) -> None:
         done = sum(run.done for run in runs)
         print(f"{f'table-{table}':18}{len(table.cells):6}{len(runs):6}{done:6}{hours:11.1f}", flush=True)
     print(f"With {plan.seeds} seeds. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
-
-
-def _commands(tables: Sequence[Table], plan: Plan, data: Path) -> None:
-    runs = {run.folder: run for table in tables for run in plan.table_runs(table)}
-    for run in runs.values():
-        if not run.done:
-            print(shlex.join(["python", "train.py", *run.arguments(data)]))
 
 
 def _reproduce(tables: Sequence[Table], plan: Plan, data: Path | None, *, run: bool) -> None:

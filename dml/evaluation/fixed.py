@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from dml.evaluation.items import Labels
-from dml.metrics.binary import recall_at_k
+from dml.evaluation.positives import Positives
+from dml.metrics.binary import positive_ranks, recall_at_k
 from dml.ops.errors import InputError
 from dml.retrieval.rows import Embeddings, unit_rows
 
@@ -39,12 +40,11 @@ def recall_among(
     if not len(rows) == len(columns) == len(neighbors):
         raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbours of {len(neighbors)} items")
     items = torch.cat([_nearest_first(rows, part) for part in _parts(neighbors)])
+    positives = Positives(columns.numpy(), None)
     found: dict[str, float] = {}
     for level, column in enumerate(columns.T):
-        relevant = column[items] == column[:, None]
-        ranks = torch.where(relevant.any(dim=1), relevant.double().argmax(dim=1) + 1.0, torch.inf)[:, None]
-        _, place, number = column.unique(return_inverse=True, return_counts=True)
-        counted = number[place] > 1
+        ranks = positive_ranks(column[items] == column[:, None])
+        counted = torch.from_numpy(positives.number(level) > 0)
         if not counted.any():
             raise InputError(f"level{level}: none of the {len(rows)} queries has a positive")
         found |= {f"level{level}/recall@{k}": float(recall_at_k(ranks, k)[counted].mean()) for k in recall_at}

@@ -8,7 +8,7 @@ from pathlib import Path
 from dml.run.claims import Arm, Overrides, key
 from dml.run.reproduce import Plan, Run
 from dml.run.stored import checkpoint, is_finished, results
-from dml.run.tables import Training
+from dml.run.tables import Training, of_part
 
 TUNED_WITH = 0
 """The seed of the alternatives."""
@@ -52,8 +52,7 @@ class Candidate:
     @cached_property
     def value(self) -> float:
         """The metric on the validation classes, a fraction."""
-        name = key(self.by)
-        return float(results(validation(self.run))[f"{self.part}/{name}" if self.part else name])
+        return float(results(validation(self.run))[of_part(self.part, key(self.by))])
 
 
 class Choices:

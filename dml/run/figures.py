@@ -65,9 +65,7 @@ class Figure:
 
     def runs(self, plan: Plan) -> list[Run]:
         """All runs that it takes, each once, a whole set of trainings a seed."""
-        trainings = [training for part in self.parts for training in part.points.values()]
-        found = {run.folder: run for training in trainings for run in plan.runs(training)}
-        return sorted(found.values(), key=lambda run: run.seed)
+        return plan.all_runs(training for part in self.parts for training in part.points.values())
 
     def done(self, plan: Plan) -> Iterator[tuple[Part, str, Run]]:
         """The finished runs, with the part and the point that they belong to."""

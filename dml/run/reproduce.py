@@ -6,7 +6,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -104,10 +104,14 @@ class Plan:
         folder = self.outputs / str(config.dataset.name) / identity(config)
         return [Run(asked, seed, folder / f"seed-{seed}") for seed in range(self.seeds)]
 
-    def table_runs(self, table: Table) -> list[Run]:
-        """All runs that a table takes, each once, a whole set of trainings a seed."""
-        found = {run.folder: run for training in table.trainings() for run in self.runs(training)}
+    def all_runs(self, trainings: Iterable[Training]) -> list[Run]:
+        """The runs of all trainings, each once, a whole set of trainings a seed."""
+        found = {run.folder: run for training in trainings for run in self.runs(training)}
         return sorted(found.values(), key=lambda run: run.seed)
+
+    def table_runs(self, table: Table) -> list[Run]:
+        """`all_runs` of a table's trainings."""
+        return self.all_runs(table.trainings())
 
 
 def wanted(config: DictConfig, data: Path) -> dict[str, Path]:
@@ -135,20 +139,26 @@ def check_data(table: Table, runs: Sequence[Run], data: Path | None) -> None:
             raise InputError(f"DATA={data}: no {name} in it, which table-{table} wants")
 
 
-def processes(commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
+def commands(runs: Iterable[Run], data: Path) -> list[str]:
+    """The command line of each run that isn't finished, each once."""
+    each = {run.folder: run for run in runs if not run.done}
+    return [shlex.join(["python", "train.py", *run.arguments(data)]) for run in each.values()]
+
+
+def processes(given: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
     """Runs ``python`` with each of the arguments, of which the first names a script -> whether one of them failed."""
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
 
     def run(number: int, arguments: Sequence[str]) -> int:
-        say(f"[{number} of {len(commands)}] {shlex.join(['python', *arguments])}")
+        say(f"[{number} of {len(given)}] {shlex.join(['python', *arguments])}")
         script, *overrides = arguments
         command = [sys.executable, str(CONF.parent / script), *overrides]
         return subprocess.run(command, check=False, env=os.environ | threads).returncode  # noqa: S603
 
-    return _at_a_time(run, commands, jobs)
+    return _at_a_time(run, given, jobs)
 
 
-def forks(commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
+def forks(given: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
     """As `processes`, for many small runs on CPU: each is a copy of a process that has loaded the libraries.
 
     To load them takes eight seconds. Not for several GPUs: Lightning would start the other processes with a wrong
@@ -160,13 +170,13 @@ def forks(commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: i
     server.set_forkserver_preload(["dml.run.jobs"])
 
     def run(number: int, arguments: Sequence[str]) -> int | None:
-        say(f"[{number} of {len(commands)}] {shlex.join(['python', *arguments])}")
+        say(f"[{number} of {len(given)}] {shlex.join(['python', *arguments])}")
         process = server.Process(target=_as_script, args=(str(CONF.parent / arguments[0]), arguments[1:]))
         process.start()
         process.join()
         return process.exitcode
 
-    return _at_a_time(run, commands, jobs)
+    return _at_a_time(run, given, jobs)
 
 
 def train(runs: Sequence[Run], data: Path, say: Callable[[str], None], jobs: int = 1, start: Start = processes) -> bool:
@@ -188,6 +198,6 @@ def _as_script(script: str, arguments: Sequence[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def _at_a_time(run: Callable[[int, Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
+def _at_a_time(run: Callable[[int, Sequence[str]], int | None], given: Sequence[Sequence[str]], jobs: int) -> bool:
     with ThreadPoolExecutor(jobs) as pool:
-        return any(list(pool.map(run, range(1, len(commands) + 1), commands)))
+        return any(list(pool.map(run, range(1, len(given) + 1), given)))

@@ -97,7 +97,12 @@ class Source:
 
     def key(self, cell: Cell) -> str:
         """The name of a cell's metric in metrics.json."""
-        return f"{self.part}/{cell.key}" if self.part else cell.key
+        return of_part(self.part, cell.key)
+
+
+def of_part(part: str, key: str) -> str:
+    """The name in metrics.json of a part's metric; "" is the whole embedding."""
+    return f"{part}/{key}" if part else key
 
 
 @dataclass(frozen=True)

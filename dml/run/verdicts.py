@@ -9,7 +9,7 @@ from dml.evaluation.intervals import Interval, mean_interval
 from dml.run.choices import Choices
 from dml.run.claims import Arm, Claim, Comparison, Side, key
 from dml.run.reproduce import Run
-from dml.run.tables import Cell, cells
+from dml.run.tables import Cell, cells, of_part
 
 FEWEST_SEEDS = 5
 """Below this nothing is decided."""
@@ -81,7 +81,7 @@ def outcomes(claim: Claim, choices: Choices) -> list[Outcome]:
 
 def numbers(arm: Arm, metric: str, choices: Choices) -> Numbers:
     """An arm's metric on the test classes, of each seed that is done."""
-    name = f"{arm.part}/{key(metric)}" if arm.part else key(metric)
+    name = of_part(arm.part, key(metric))
     return {run.seed: 100 * run.metrics[name] for run in _done(arm, choices)}
 
 
