@@ -16,8 +16,8 @@ from pathlib import Path
 from dml.run.choices import Choices, by_seed, validate, validation
 from dml.run.claims import Claims, read
 from dml.run.claims_page import write
-from dml.run.cli import one_line_errors
-from dml.run.reproduce import Plan, Run, forks, train
+from dml.run.cli import one_line_errors, say
+from dml.run.reproduce import Plan, Run, commands, forks, train
 from dml.run.stored import checkpoint, is_finished
 
 NOWHERE = Path()  # the data is embedded
@@ -46,11 +46,6 @@ def main() -> None:
         write(claims, choices, arguments.docs)
     if failed:
         sys.exit(2)
-
-
-def say(line: str) -> None:
-    """Prints it at once."""
-    print(line, flush=True)
 
 
 def _numbers(text: str) -> list[int]:
@@ -105,8 +100,8 @@ def _tidy(runs: Sequence[Run]) -> None:
 def _commands(claims: Claims, choices: Choices) -> None:
     tuning = _to_tune(claims, choices)
     for run in tuning or [run for of_seed in by_seed(_to_train(claims, choices)[0]) for run in of_seed]:
-        if not run.done:
-            print(shlex.join(["python", "train.py", *run.arguments(NOWHERE)]))
+        for line in commands([run], NOWHERE):
+            print(line)
         if run in tuning and not is_finished(validation(run)):
             print(shlex.join(["python", *validate(run)]))
 

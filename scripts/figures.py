@@ -17,10 +17,10 @@ from pathlib import Path
 
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
-from dml.run.cli import one_line_errors
-from dml.run.figures import Figure, check_data, chosen, csv_lines
+from dml.run.cli import one_line_errors, say
+from dml.run.figures import Figure, chosen, csv_lines
 from dml.run.quiet import quiet
-from dml.run.reproduce import Plan, commands, forks, processes, train
+from dml.run.reproduce import Plan, check_data, commands, forks, processes, train
 
 
 def main() -> None:
@@ -50,11 +50,6 @@ def main() -> None:
             _make(figures, plan, data, jobs=jobs, images=arguments.images)
 
 
-def say(line: str) -> None:
-    """Prints it at once."""
-    print(line, flush=True)
-
-
 def _make(figures: Sequence[Figure], plan: Plan, data: Path | None, *, jobs: int, images: Path) -> None:
     """Figure by figure; what can't be run is named, and the others are made nevertheless."""
     quiet()
@@ -63,7 +58,7 @@ def _make(figures: Sequence[Figure], plan: Plan, data: Path | None, *, jobs: int
         missing = [run for run in figure.runs(plan) if not run.done]
         try:
             if jobs:
-                check_data(figure, missing, data)
+                check_data(f"figure {figure.name}", missing, data, "; without DATA it is drawn on data that is here")
                 failed |= train(missing, data or Path(), say, jobs, forks if data is None else processes)
             _draw(figure, plan, images)
         except InputError as error:

@@ -4,8 +4,8 @@ python scripts/kill_and_resume.py                 # twenty times; ten minutes on
 python scripts/kill_and_resume.py --times 3 --seed 1
 
 The run is experiment=lns/emoji/rnn on a slice of the data, with a few small steps a stage and new neighbours in the
-middle of a stage; the moments are drawn evenly over its whole duration, from its start to the writing of its results.
-Ends with exit code 1 if a resumed run differs from the uninterrupted one.
+middle of a stage; the moments are drawn evenly over its whole duration, from the making of its folder to the writing
+of its results. Ends with exit code 1 if a resumed run differs from the uninterrupted one.
 """
 
 import argparse
@@ -47,12 +47,20 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, start_new_session=True)  # noqa: S603
 
 
-def finish(*arguments: str) -> float:
-    """Runs a training to its end -> seconds."""
-    started = time.perf_counter()
-    if start(*arguments).wait():
-        sys.exit(f"failed: train.py {' '.join(arguments)}")
-    return time.perf_counter() - started
+def await_folder(folder: Path) -> float:
+    """Waits until a run that was started has its folder -> the time.
+
+    Libraries are loaded before; killed then, it would only have to be started again.
+    """
+    while not (folder / ".hydra" / "overrides.yaml").exists():
+        time.sleep(0.01)
+    return time.perf_counter()
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Waits for a run's end."""
+    if process.wait():
+        sys.exit(f"failed: {process.args!r}")
 
 
 def last(folder: Path) -> dict[str, Any] | None:
@@ -97,11 +105,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = [*ARGUMENTS, f"dataset.root={slice_of_emoji(Path(folder) / 'emoji.zip')}"]
         whole = Path(folder) / "whole"
-        seconds = finish(*arguments, f"hydra.run.dir={whole}")
+        process = start(*arguments, f"hydra.run.dir={whole}")
+        began = await_folder(whole)
+        finish(process)
+        seconds = time.perf_counter() - began
         print(f"the whole run takes {seconds:.1f} s")
         for number in range(asked.times):
             killed, moment = Path(folder) / f"killed_{number}", moments.uniform(0, seconds)
             process = start(*arguments, f"hydra.run.dir={killed}")
+            await_folder(killed)
             time.sleep(moment)
             process.send_signal(signal.SIGKILL)
             ended = process.wait() != -signal.SIGKILL
@@ -109,10 +121,7 @@ def main() -> None:
             reached = (
                 f"stage {place['run']['stage']}, step {place['global_step']}" if place else "before any checkpoint"
             )
-            if (killed / ".hydra" / "overrides.yaml").exists():
-                finish(f"resume={killed}")
-            else:  # killed before it had a folder
-                finish(*arguments, f"hydra.run.dir={killed}")
+            finish(start(f"resume={killed}"))
             wrong = differences(whole, killed)
             failed += bool(wrong)
             verdict = f"DIFFERS in {', '.join(wrong)}" if wrong else "the same bit for bit"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
-from dml.run.cli import one_line_errors
+from dml.run.cli import one_line_errors, say
 from dml.run.cost import gpu_hours
 from dml.run.experiments import compose
 from dml.run.reproduce import Plan, check_data, commands, train
@@ -58,11 +58,6 @@ def main() -> None:
             _reproduce(tables, plan, data, run=not arguments.show)
 
 
-def say(line: str) -> None:
-    """Prints it at once."""
-    print(line, flush=True)
-
-
 def _list(tables: Sequence[Table], plan: Plan) -> None:
     print(f"{'':18}{'cells':>6}{'runs':>6}{'done':>6}{'GPU hours':>11}")
     for table in tables:
@@ -80,7 +75,7 @@ def _reproduce(tables: Sequence[Table], plan: Plan, data: Path | None, *, run: b
         missing = [one for one in plan.table_runs(table) if not one.done]
         try:
             if run:
-                check_data(table, missing, data)
+                check_data(f"table-{table}", missing, data)
                 failed |= train(missing, data or Path(), say)
             _write(table, plan)
         except InputError as error:

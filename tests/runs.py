@@ -1,10 +1,41 @@
-"""What runs leave in their folders, and whether two have left the same."""
+"""Runs that are killed, what runs leave in their folders, and whether two have left the same."""
 
 import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from dml.run import main
+
+
+def kill_once(reached: Callable[[], bool], *arguments: str) -> None:
+    """Starts ``train.py``, and kills it and all its processes once it has got somewhere.
+
+    It is a copy of this process, which has loaded the libraries: that takes longer than the run.
+    """
+
+    def run() -> None:
+        os.setsid()
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        sys.argv = ["train.py", *arguments]
+        main("train")
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    while process.is_alive():
+        if reached():
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        time.sleep(0.01)
+    assert process.exitcode == -signal.SIGKILL, "it ended before it was killed"
 
 
 def metrics(folder: Path) -> dict[str, Any]:

@@ -1,11 +1,6 @@
 """The main job on a slice of the embedded data set, as a user runs it."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
-from runs import assert_same_run, last, metrics
+from runs import assert_same_run, kill_once, last, metrics
 
 from dml.evaluation.per_query import read_queries
 
@@ -58,9 +53,9 @@ def test_the_best_checkpoint_is_the_best_validation(finished: Path) -> None:
     assert validated[metrics(finished)["step"]] == max(validated.values())
 
 
-def test_evaluating_the_checkpoint_repeats_the_digits(finished: Path, tmp_path: Path) -> None:
+def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path, tmp_path: Path) -> None:
     best = finished / "checkpoints" / "best.ckpt"
-    in_a_process("evaluate.py", f"checkpoint={best}", f"hydra.run.dir={tmp_path}")
+    here("evaluate", f"checkpoint={best}", f"hydra.run.dir={tmp_path}")
     again, trained = metrics(tmp_path), metrics(finished)
     assert again == {
         name: value for name, value in trained.items() if not name.startswith("raw/") and name != "selection"
@@ -130,31 +125,22 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
 
 
 def killed(folder: Path, after_step: int, *arguments: str) -> int:
-    """Starts a run and kills it once its checkpoint has reached a step -> the checkpoint's step."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *arguments, f"hydra.run.dir={folder}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    """Kills a run once its checkpoint has reached a step -> the checkpoint's step."""
     checkpoint = folder / "checkpoints" / "last.ckpt"
-    while process.poll() is None:
-        if checkpoint.exists() and last(folder)["global_step"] >= after_step:
-            os.killpg(process.pid, signal.SIGKILL)
-        time.sleep(0.01)
+    reached = lambda: checkpoint.exists() and last(folder)["global_step"] >= after_step  # noqa: E731
+    kill_once(reached, *arguments, f"hydra.run.dir={folder}")
     return int(last(folder)["global_step"])
 
 
 @pytest.mark.parametrize("after_step", [3, 8])
 def test_killed_and_resumed_ends_bit_for_bit_the_same(
-    small_emoji: Path, finished: Path, tmp_path: Path, after_step: int
+    here: Here, small_emoji: Path, finished: Path, tmp_path: Path, after_step: int
 ) -> None:
     folder = tmp_path / "killed"
     # the uninterrupted run loads in its main process, this one in two workers: the stream is the same
     reached = killed(folder, after_step, f"dataset.root={small_emoji}", *ARGUMENTS, "data.num_workers=2")
-    assert after_step <= reached < STEPS, "it finished before it was killed"
-    in_a_process("train.py", f"resume={folder}")
+    assert after_step <= reached < STEPS
+    here("train", f"resume={folder}")
 
     assert last(folder)["global_step"] == STEPS
     assert_same_run(finished, folder)

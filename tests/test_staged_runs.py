@@ -2,17 +2,13 @@
 
 import csv
 import json
-import multiprocessing
-import os
-import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Here, Refused
-from runs import assert_same_run, last
+from runs import assert_same_run, kill_once, last
 
 from dml.run import main
 
@@ -76,27 +72,20 @@ def test_the_third_stage_keeps_the_network_of_the_second(finished: Path) -> None
 
 
 def killed(folder: Path, after: tuple[str, int], arguments: list[str]) -> tuple[str, int]:
-    """Starts a run in a fork of this process and kills it once it has reached a stage's step -> where it was then."""
+    """Kills a run once it has reached a stage's step -> where it was then."""
 
-    def run() -> None:
-        os.setsid()
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-        sys.argv = ["train.py", *arguments, f"hydra.run.dir={folder}"]
-        main("train")
+    def place() -> tuple[str, int]:
+        found = last(folder)
+        return found["run"]["stage"], found["global_step"]
 
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    reached = ("", 0)
-    while process.is_alive():
-        if (folder / "checkpoints" / "last.ckpt").exists():
-            found = last(folder)
-            reached = (found["run"]["stage"], found["global_step"])
-            if reached[0] == after[0] and reached[1] >= after[1]:
-                os.kill(process.pid or 0, signal.SIGKILL)
-        time.sleep(0.01)
-    assert process.exitcode == -signal.SIGKILL, "it ended before it was killed"
-    return reached
+    def reached() -> bool:
+        if not (folder / "checkpoints" / "last.ckpt").exists():
+            return False
+        stage, step = place()
+        return stage == after[0] and step >= after[1]
+
+    kill_once(reached, *arguments, f"hydra.run.dir={folder}")
+    return place()
 
 
 @pytest.mark.parametrize("after", [("n_pair", STEPS), ("lns", 4), ("rnn", 2)])

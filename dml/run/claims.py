@@ -154,10 +154,9 @@ def read(path: Path = REFERENCE / "claims.yaml") -> Claims:
 
 def _arm(name: str, entry: str | Mapping[str, Any]) -> Arm:
     given: Mapping[str, Any] = {"run": entry} if isinstance(entry, str) else entry
-    experiment, *overrides = shlex.split(given["run"])
     return Arm(
         name,
-        Training(f"claims/{experiment}", tuple(overrides)),
+        Training.parse(f"claims/{given['run']}"),
         part=given.get("part", ""),
         alternatives=tuple(tuple(shlex.split(one)) for one in given.get("tune", ())),
         by=given.get("by", ""),

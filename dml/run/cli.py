@@ -105,6 +105,12 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         sys.exit(2)
 
 
+def say(line: str) -> None:
+    """Prints a line at once, also into a pipe or a file."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 @contextmanager
 def _told_errors(folder: Path, debug: bool) -> Iterator[None]:
     """Tells at once that a run of a sweep failed; Hydra lets the others run, and then raises the first error."""

@@ -11,8 +11,7 @@ import yaml
 
 from dml.ops.errors import InputError
 from dml.run.cli import nearest
-from dml.run.experiments import compose
-from dml.run.reproduce import Plan, Run, wanted
+from dml.run.reproduce import Plan, Run
 from dml.run.tables import REFERENCE, Training
 
 PLANE = "plane/ap"
@@ -107,44 +106,23 @@ def _figure(name: str, data: Path | None) -> Figure:
             part,
             own["axis"],
             own["curves"][which],
-            {str(point): _training(setting["run"].format(text), here) for point, text in own["points"].items()},
+            {str(point): Training.parse(setting["run"].format(text) + here) for point, text in own["points"].items()},
         )
         for part, own in entry["parts"].items()
     )
     return Figure(name, entry["title"], setting["data"], parts)
 
 
-def _setting(folders: Sequence[str] | None, data: Path | None) -> tuple[str, tuple[str, ...]]:
+def _setting(folders: Sequence[str] | None, data: Path | None) -> tuple[str, str]:
     """The name of the setting, and the override that says where its data is, if it has to be said here."""
     if data is None:
-        return "small", ()
+        return "small", ""
     if folders is None:
-        return "paper", ()
+        return "paper", ""
     for folder in folders:
         if (data / folder).is_dir():
-            return "paper", (f"dataset.root={data / folder}",)
-    return "small", ()
-
-
-def _training(text: str, here: tuple[str, ...]) -> Training:
-    experiment, *overrides = shlex.split(text)
-    return Training(experiment, (*overrides, *here))
-
-
-def check_data(figure: Figure, runs: Sequence[Run], data: Path | None) -> None:
-    """Makes sure that the data of the runs that are to be made is there.
-
-    Raises:
-        InputError: if it isn't; the first that is missing is named.
-    """
-    if data is None:
-        return
-    for path in dict.fromkeys(place for run in runs for place in wanted(compose(run.training), data).values()):
-        if not path.exists():
-            raise InputError(
-                f"DATA={data}: no {path.relative_to(data)} in it, which figure {figure.name} wants; "
-                "without DATA it is drawn on data that is here"
-            )
+            return "paper", f" dataset.root={shlex.quote(str(data / folder))}"
+    return "small", ""
 
 
 def values(figure: Figure, plan: Plan) -> list[Value]:

@@ -124,8 +124,14 @@ def wanted(config: DictConfig, data: Path) -> dict[str, Path]:
     return places
 
 
-def check_data(table: Table, runs: Sequence[Run], data: Path | None) -> None:
+def check_data(target: str, runs: Sequence[Run], data: Path | None, otherwise: str = "") -> None:
     """Makes sure that the data of the runs that are to be made is there.
+
+    Args:
+        target: what ``make`` is asked for.
+        runs: that it takes.
+        data: the folder that holds the data sets'; None if it wasn't said.
+        otherwise: what can be done without, for the end of the message.
 
     Raises:
         InputError: if it isn't; the first that is missing is named.
@@ -134,9 +140,9 @@ def check_data(table: Table, runs: Sequence[Run], data: Path | None) -> None:
     for path in dict.fromkeys(place for run in runs for place in wanted(compose(run.training), here).values()):
         name = path.relative_to(here)
         if data is None:
-            raise InputError(f"table-{table} wants {name}: DATA=/data make table-{table}, if it is /data/{name}")
+            raise InputError(f"{target} wants {name}: DATA=/data make {target}, if it is /data/{name}")
         if not path.exists():
-            raise InputError(f"DATA={data}: no {name} in it, which table-{table} wants")
+            raise InputError(f"DATA={data}: no {name} in it, which {target} wants{otherwise}")
 
 
 def commands(runs: Iterable[Run], data: Path) -> list[str]:

@@ -82,6 +82,12 @@ class Training:
     experiment: str
     overrides: tuple[str, ...] = ()
 
+    @classmethod
+    def parse(cls, run: str) -> "Training":
+        """Reads what would follow ``python train.py experiment=``."""
+        experiment, *overrides = shlex.split(run)
+        return cls(experiment, tuple(overrides))
+
 
 @dataclass(frozen=True)
 class Source:
@@ -138,8 +144,7 @@ class Table:
 
     def _single(self, entry: str | Mapping[str, str]) -> Source:
         run, part = (entry, "") if isinstance(entry, str) else (entry["run"], entry.get("part", ""))
-        experiment, *overrides = shlex.split(run)
-        return Source((Training(f"{self.paper}/{experiment}", tuple(overrides)),), part)
+        return Source((Training.parse(f"{self.paper}/{run}"),), part)
 
     def trainings(self) -> list[Training]:
         """Those of all rows, each once."""

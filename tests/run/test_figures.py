@@ -16,9 +16,9 @@ from dml.run import jobs
 from dml.run.cli import CONF
 from dml.run.drawings import Picture, draw, draw_pictures, plane, plane_map
 from dml.run.experiments import compose
-from dml.run.figures import PLANE, Figure, check_data, chosen, csv_lines, values
+from dml.run.figures import PLANE, Figure, chosen, csv_lines, values
 from dml.run.quiet import quiet
-from dml.run.reproduce import Plan
+from dml.run.reproduce import Plan, check_data
 from dml.run.tables import Training
 
 NAMES = ("nra_3", "happier_4", "nra_4")
@@ -103,7 +103,7 @@ def test_the_papers_settings(data: Path) -> None:
     (run, *_) = figure("nra_4", data).runs(Plan(Path("outputs"), seeds=1))
     assert f"dataset.root={data / 'mnist'}" in run.arguments(data)
     for other in (figure("nra_3", data), figure("happier_4", data)):
-        check_data(other, other.runs(Plan(Path("outputs"), seeds=1)), data)
+        check_data(other.name, other.runs(Plan(Path("outputs"), seeds=1)), data)
 
 
 @pytest.mark.parametrize("folder", ["mnist", "MNIST"])
@@ -138,8 +138,8 @@ def test_what_is_missing_is_one_line(tmp_path: Path, data: Path) -> None:
     (data / "cars196").rmdir()
     own = figure("nra_3", data)
     with pytest.raises(InputError, match=r"^DATA=.*: no cars196 in it, which figure nra_3 wants"):
-        check_data(own, own.runs(Plan(tmp_path, seeds=1)), data)
-    check_data(own, [], None)
+        check_data("figure nra_3", own.runs(Plan(tmp_path, seeds=1)), data)
+    check_data("figure nra_3", figure("nra_3").runs(Plan(tmp_path, seeds=1)), None)  # small, it needs none
 
 
 def finish(own: Figure, plan: Plan, points: int) -> None:

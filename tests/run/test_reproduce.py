@@ -1,16 +1,24 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dml.run.reproduce import Start, forks, processes
+PROGRAM = """
+from dml.run.reproduce import {start}
+fine = ["train.py", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
+assert not {start}([fine, fine], lambda line: print(line, flush=True), 2)
+assert {start}([fine, ["train.py", "loss=nothing"]], lambda line: print(line, flush=True), 1)
+"""
 
 
-@pytest.mark.parametrize("start", [processes, forks])
-def test_commands_run_and_a_failure_is_told(start: Start, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    said: list[str] = []
-    fine = ["train.py", "--cfg", "job", "loss=nra", f"hydra.run.dir={tmp_path}"]
-    assert not start([fine, fine], said.append, 2)
-    assert said == [f"[{number} of 2] python {' '.join(fine)}" for number in (1, 2)]
-    assert capfd.readouterr().out.count("dml.losses.nra.") == 2
-    assert start([fine, ["train.py", "loss=nothing"]], said.append, 1)
-    assert "error: loss=nothing" in capfd.readouterr().err
+@pytest.mark.parametrize("start", ["processes", "forks"])
+def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
+    # in a process of its own, as the scripts do: copies write to where the first of them was started
+    program = [sys.executable, "-c", PROGRAM.format(start=start)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    fine = "python train.py --cfg job loss=nra hydra.run.dir=here"
+    said = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert said == [f"[1 of 2] {fine}", f"[2 of 2] {fine}", f"[1 of 2] {fine}", "[2 of 2] python train.py loss=nothing"]
+    assert done.stdout.count("dml.losses.nra.") == 3
+    assert "error: loss=nothing" in done.stderr

@@ -2,14 +2,9 @@
 
 import copy
 import json
-import os
 import runpy
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +19,7 @@ from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from runs import last, metrics
+from runs import kill_once, last, metrics
 
 from dml.ops.errors import InputError
 from dml.run.cli import CONF, explain
@@ -84,17 +79,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 def kill_in_the_second_run(sweep: Path, *arguments: str) -> None:
     """Starts a sweep, and kills it once its second run has written a checkpoint."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), "-m", *arguments, f"hydra.sweep.dir={sweep}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    while process.poll() is None:
-        if (sweep / "1" / "checkpoints" / "last.ckpt").exists():
-            os.killpg(process.pid, signal.SIGKILL)
-        time.sleep(0.005)
+    kill_once((sweep / "1" / "checkpoints" / "last.ckpt").exists, "-m", *arguments, f"hydra.sweep.dir={sweep}")
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(

@@ -256,13 +256,13 @@ def test_missing_data_is_one_line_that_names_it(tmp_path: Path) -> None:
     (table,) = chosen("rll-V")
     runs = Plan(tmp_path / "outputs", seeds=1).table_runs(table)
     with pytest.raises(InputError, match=r"^table-rll-V wants Stanford_Online_Products: DATA=/data make table-rll-V"):
-        check_data(table, runs, None)
+        check_data(f"table-{table}", runs, None)
     with pytest.raises(InputError, match=r"^DATA=.*: no Stanford_Online_Products in it, which table-rll-V wants$"):
-        check_data(table, runs, tmp_path)
+        check_data(f"table-{table}", runs, tmp_path)
     (tmp_path / "Stanford_Online_Products").mkdir()
-    check_data(table, runs, tmp_path)
+    check_data(f"table-{table}", runs, tmp_path)
     with pytest.raises(InputError, match=r"no weights/bn_inception-52deb4733\.pth in it, which table-rll-I wants$"):
-        check_data(chosen("rll-I")[0], Plan(tmp_path, seeds=1).table_runs(chosen("rll-I")[0]), tmp_path)
+        check_data("table-rll-I", Plan(tmp_path, seeds=1).table_runs(chosen("rll-I")[0]), tmp_path)
 
 
 def test_make_shows_the_commands() -> None:
@@ -373,4 +373,4 @@ def test_the_embedded_data_has_runs_of_its_own(tmp_path: Path) -> None:
     (table,) = chosen("rll-V")
     whole, small = Plan(tmp_path, seeds=1), replace(Plan(tmp_path, seeds=1), small=True)
     assert {run.folder for run in whole.table_runs(table)}.isdisjoint(run.folder for run in small.table_runs(table))
-    check_data(table, small.table_runs(table), None)  # needs none
+    check_data(f"table-{table}", small.table_runs(table), None)  # needs none
