@@ -31,6 +31,11 @@ SMALL = [
 """Overrides that make any run take seconds."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files of whole runs first: processes that take a file at a time then end together."""
+    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+
+
 @pytest.fixture(scope="session")
 def small_emoji(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive of a few subgroups of the embedded data set, 39 classes."""

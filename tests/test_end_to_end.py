@@ -173,6 +173,7 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
     arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]
     # a few small steps: rounding has no time to grow
     arguments += ["trainer.max_steps=3", "optimizer=sgd", "optimizer.lr=0.001"]
+    arguments += ["loss=happier", "proxies=class_means"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
     in_a_process("train.py", *arguments, f"hydra.run.dir={two}", "trainer=ddp", "trainer.devices=2")

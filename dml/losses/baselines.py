@@ -110,6 +110,14 @@ class ProxyLoss(nn.Module):
         super().__init__()
         self.loss = loss(num_classes=num_classes, embedding_size=embedding_dim)
 
+    @property
+    def proxies(self) -> Tensor | None:
+        """(C, D), the library's own, one a class; None if a class has several."""
+        if isinstance(weights := getattr(self.loss, "W", None), Tensor):
+            return weights.T
+        proxies: Tensor | None = getattr(self.loss, "proxies", None)
+        return proxies
+
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """embeddings (B, D), labels (B,) or (B, L) -> scalar."""

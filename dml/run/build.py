@@ -16,6 +16,7 @@ from dml.data.table import ImageTable, hold_out_classes, load
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.evaluation.judge import Judge
 from dml.losses.csl import CSLLoss
+from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.training.data import DataModule, LoaderSettings
@@ -138,6 +139,7 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
     """The model with its losses, optimizer and schedule."""
     head_losses = losses(config, embedding_model.embed_dims, images.train_table.labels)
     _check_pairs(images, head_losses)
+    check_beginning(config.proxies, head_losses.values())
     check_chunks(embedding_model, config.gradient_cache)
     kind = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else MetricLearner
     return kind(

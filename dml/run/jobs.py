@@ -23,6 +23,7 @@ from dml.training.embedding import AnyModel
 from dml.training.history import History
 from dml.training.module import MetricLearner
 from dml.training.progress import Progress
+from dml.training.proxies import ProxiesAtClassMeans
 from dml.training.schedules import LossSchedule
 from dml.training.seeding import StepSeed
 from dml.training.storing import StoredEmbeddings
@@ -140,4 +141,5 @@ def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any], validat
     stores = StoredEmbeddings(config.stored.every_n_steps)
     pruned = pruning(config, folder)
     averaging = [Averaging(config.ema)] if config.ema is not None else []
-    return [StepSeed(config.seed), *moving, stores, *averaging, *pruned, Progress(), keeps_best, keeps_last]
+    placed = [ProxiesAtClassMeans()] if config.proxies else []
+    return [StepSeed(config.seed), *moving, stores, *placed, *averaging, *pruned, Progress(), keeps_best, keeps_last]

@@ -1,7 +1,10 @@
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from dml.losses.regularizers import EmbeddingDrift
 from dml.models.recurrent import RecurrentModel
@@ -9,6 +12,7 @@ from dml.ops.errors import InputError
 from dml.samplers.base import LearnsFromEmbeddings
 from dml.samplers.local_neighborhood import hard_shares
 from dml.training.data import DataModule
+from dml.training.embedding import Embedded
 from dml.training.module import MetricLearner
 from dml.training.recurrent import RecurrentLearner
 from dml.training.stored import Stored
@@ -40,7 +44,7 @@ class StoredEmbeddings(Callback):
         Raises:
             InputError: for such an interval.
         """
-        sampler = _data(trainer).sampler
+        sampler = data_of(trainer).sampler
         if self.every_n_steps and isinstance(sampler, LearnsFromEmbeddings):
             batches = self.every_n_steps * trainer.accumulate_grad_batches
             if batches % len(sampler):
@@ -64,7 +68,7 @@ class StoredEmbeddings(Callback):
         if self.stored is None or not self.stored.neighbors.numel() or not logged:
             return
         rows = pl_module.gather_batch(batch[2]).cpu()
-        shares = hard_shares(_data(trainer).train_table.labels, self.stored.neighbors, rows)
+        shares = hard_shares(data_of(trainer).train_table.labels, self.stored.neighbors, rows)
         for name, value in shares._asdict().items():
             pl_module.log(f"batch/{name}", value)
 
@@ -90,21 +94,13 @@ class StoredEmbeddings(Callback):
         wanted = [0 for loss in module.losses.modules() if isinstance(loss, EmbeddingDrift)]
         if isinstance(module.model, RecurrentModel):
             wanted.append(module.model.neighbors)
-        if isinstance(sampler := _data(trainer).sampler, LearnsFromEmbeddings):
+        if isinstance(sampler := data_of(trainer).sampler, LearnsFromEmbeddings):
             wanted.append(sampler.wanted_neighbors)
         return max(wanted, default=None)
 
-    @torch.no_grad()
     def _store(self, trainer: Trainer, module: MetricLearner) -> None:
-        training = module.training
-        module.eval()
-        for batch in _data(trainer).training_images():
-            moved = trainer.strategy.batch_to_device(batch)
-            with trainer.precision_plugin.forward_context():
-                module.collect(moved, module.to_store)
-        module.train(training)
-        found = module.gather_split()
-        count = len(_data(trainer).train_table)
+        found = embed_training_images(trainer, module, lambda images, **_: module.to_store(images))
+        count = len(data_of(trainer).train_table)
         embeddings = {head: rows.new_zeros(count, rows.shape[1]) for head, rows in found.embeddings.items()}
         for head, rows in found.embeddings.items():
             embeddings[head][found.rows] = rows  # an image that cannot be read stays at 0, where it is nobody's nearest
@@ -116,7 +112,7 @@ class StoredEmbeddings(Callback):
         assert self.stored is not None
         if isinstance(module, RecurrentLearner):
             module.stored = self.stored
-        sampler = _data(trainer).sampler
+        sampler = data_of(trainer).sampler
         if isinstance(sampler, LearnsFromEmbeddings):
             sampler.learn(module.model.concatenate(self.stored.embeddings).numpy(), self.stored.neighbors.numpy())
         for head, loss in module.losses.items():
@@ -133,5 +129,19 @@ class StoredEmbeddings(Callback):
         self.stored = Stored(**state_dict) if state_dict else None
 
 
-def _data(trainer: Trainer) -> DataModule:
+@torch.no_grad()
+def embed_training_images(trainer: Trainer, module: MetricLearner, embed: Callable[..., dict[str, Tensor]]) -> Embedded:
+    """What ``embed(images, rows=rows)`` gives for the training images, by the test's transform in evaluation mode."""
+    training = module.training
+    module.eval()
+    for batch in data_of(trainer).training_images():
+        moved = trainer.strategy.batch_to_device(batch)
+        with trainer.precision_plugin.forward_context():
+            module.collect(moved, partial(embed, rows=moved[2]))
+    module.train(training)
+    return module.gather_split()
+
+
+def data_of(trainer: Trainer) -> DataModule:
+    """What it trains on."""
     return cast(DataModule, trainer.datamodule)  # type: ignore[attr-defined]

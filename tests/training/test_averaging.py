@@ -157,6 +157,8 @@ def test_what_is_no_decay_is_refused(decay: Any) -> None:
 
 OPTIONS = [
     *SMALL,
+    "loss=cluster",
+    "proxies=class_means",
     "ema=0.9",
     "gradient_cache=3",
     "evaluation.crops=2",

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, SMALL, Refused
+from hydra import compose, initialize_config_dir
+from torch import nn
+
+from dml.losses.compose import AtLevel, WeightedSum
+from dml.losses.happier import ClusterLoss
+from dml.losses.proxies import begin_at_class_means, proxy_sets
+from dml.run import build
+from dml.run.cli import CONF
+
+CLASSES, SIZE = 6, 5
+LABELS = torch.stack([torch.arange(24) % CLASSES, torch.arange(24) % 2], dim=1)
+WITH_PROXIES = {"arcface", "cluster", "csl", "happier", "happier_f", "normalized_softmax", "proxy_anchor", "proxy_nca"}
+
+
+def embeddings(seed: int = 0) -> torch.Tensor:
+    return torch.randn(24, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
+def loss(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[f"loss={request.param}"])
+    torch.manual_seed(0)
+    return request.param, build.losses(config, {"H": SIZE}, LABELS.numpy())["H"]
+
+
+def test_every_loss_of_one_proxy_a_class_begins_at_the_means(loss: tuple[str, nn.Module]) -> None:
+    name, module = loss
+    sets = list(proxy_sets(module))
+    assert bool(sets) == (name in WITH_PROXIES)
+    drawn = [proxies.detach().norm(dim=1) for _, proxies in sets]
+    rows = embeddings()
+    before = module(rows, LABELS).item() if sets else 0.0
+    begin_at_class_means(module, rows, LABELS)
+    for (level, proxies), lengths in zip(proxy_sets(module), drawn, strict=True):
+        assert (level, proxies.shape) == (0, (CLASSES, SIZE))
+        for own in range(CLASSES):
+            mean = sum(F.normalize(row, dim=0) for row in rows[LABELS[:, 0] == own])
+            assert F.cosine_similarity(proxies[own], mean, dim=0).item() == pytest.approx(1.0, abs=1e-6)
+        torch.testing.assert_close(proxies.norm(dim=1), lengths)
+    if sets:  # it is the loss's own proxies that were turned, not copies of them
+        assert module(rows, LABELS).item() < before
+
+
+def test_a_coarser_level_has_the_means_of_its_own_classes() -> None:
+    terms = {"fine": ClusterLoss(CLASSES, SIZE), "coarse": AtLevel(ClusterLoss(2, SIZE), level=1)}
+    module, rows = WeightedSum(terms, {"fine": 1.0, "coarse": 1.0}), embeddings()
+    begin_at_class_means(module, rows, LABELS)
+    assert [(level, len(proxies)) for level, proxies in proxy_sets(module)] == [(0, CLASSES), (1, 2)]
+    means = torch.stack([F.normalize(rows, dim=1)[LABELS[:, 1] == own].sum(dim=0) for own in range(2)])
+    found = terms["coarse"].loss.proxies
+    torch.testing.assert_close(F.normalize(found.detach(), dim=1), F.normalize(means, dim=1))
+
+
+def test_a_proxy_without_a_mean_stays_where_it_was_drawn() -> None:
+    module, rows = ClusterLoss(CLASSES, SIZE), embeddings()
+    rows[7], rows[1] = -rows[1], rows[1]  # class 1 cancels out
+    kept = np.isin(LABELS[:, 0].numpy(), (0, 1)) & (np.arange(24) < 12)
+    before = module.proxies.detach().clone()
+    begin_at_class_means(module, rows[kept], LABELS[kept])
+    assert torch.equal(module.proxies[1:], before[1:])
+    assert not torch.equal(module.proxies[0], before[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["loss=cluster", "proxies=means"], "proxies=means: class_means, or null for where the loss draws them"),
+        (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss doesn't learn one proxy of each"),
+        (["loss=soft_triple", "proxies=class_means"], "proxies=class_means: ProxyLoss doesn't learn one proxy of each"),
+    ],
+)
+def test_what_cannot_begin_there_is_refused(
+    refused: Refused, tmp_path: Path, small_emoji: Path, arguments: list[str], line: str
+) -> None:
+    assert line in refused(*SMALL, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", *arguments)
