@@ -29,7 +29,8 @@ def broadcast(value):
 
 watch.join(rank, 3, "127.0.0.1", broadcast)
 print("joined", flush=True)
-sys.stdin.readline()
+while not meeting.with_suffix(".go").exists():  # one may end the others while they still wait for it
+    time.sleep(0.001)
 exec(sys.argv[3])
 """
 
@@ -41,11 +42,10 @@ class Ended(NamedTuple):
 
 def run(folder: Path, *scripts: str, then_kill: int | None = None) -> Ended:
     """Three processes, each with its script, which begin together; the exit codes, and all that they complained of."""
-    meeting = str(folder / "meeting")
+    meeting = folder / "meeting"
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), meeting, scripts[rank]],
-            stdin=subprocess.PIPE,
+            [sys.executable, "-c", PROCESS, str(rank), str(meeting), scripts[rank]],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -56,10 +56,7 @@ def run(folder: Path, *scripts: str, then_kill: int | None = None) -> Ended:
     for process in started:
         assert process.stdout is not None
         assert process.stdout.readline() == "joined\n"
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    meeting.with_suffix(".go").touch()
     if then_kill is not None:
         os.kill(started[then_kill].pid, signal.SIGKILL)
     errors = [process.communicate(timeout=60)[1] for process in started]
