@@ -83,7 +83,7 @@ def differences(whole: Path, resumed: Path) -> list[str]:
 def same(one: Any, other: Any) -> bool:
     """Whether two nested values are equal, tensors bit for bit; paths are of the run's own folder."""
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one if key not in OF_THE_FOLDER)
     if isinstance(one, list):

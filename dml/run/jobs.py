@@ -6,7 +6,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
@@ -17,7 +16,7 @@ from dml.run.stages import Stage, stage
 from dml.run.stages import stages as all_stages
 from dml.run.stored import as_stored, check_unchanged, checkpoint, fixed_neighbors, of_checkpoint, of_run
 from dml.training.averaging import Averaging
-from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, Reached, begin_from, load_model
+from dml.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, Reached, begin_from, load_model
 from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
 from dml.training.history import History
@@ -128,7 +127,7 @@ def _parts(config: DictConfig, table: ImageTable) -> tuple[DataModule, AnyModel,
 
 def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any], validated_on: str) -> list[Callback]:
     best = checkpoint(folder, "best")
-    keeps_best = ModelCheckpoint(
+    keeps_best = BestCheckpoint(
         best.parent,
         filename=best.stem,
         monitor=f"{validated_on}/{config.checkpoints.monitor}",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import CheckpointIO
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
@@ -141,6 +141,15 @@ def _load(model: nn.Module, state: dict[str, Any], path: Path) -> None:
             "give the model.* options that it was trained with"
         )
     model.load_state_dict(state)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Lightning's, which on being resumed forgets the score that it saved last: a resumed run's file would differ."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What Lightning restores, and that score."""
+        super().load_state_dict(state_dict)
+        self.current_score = state_dict["current_score"]
 
 
 class LastCheckpoint(Checkpoint):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dml.ops.errors import InputError
-from dml.training.checkpoints import AtomicCheckpointIO, load_model, read_checkpoint
+from dml.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, load_model, read_checkpoint
 
 
 def checkpoint(weights: torch.Tensor, step: int = 3) -> dict[str, Any]:
@@ -32,6 +32,13 @@ def test_a_death_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         AtomicCheckpointIO().save_checkpoint(checkpoint(torch.ones(3)), path)
     assert torch.equal(read_checkpoint(path)["state_dict"]["model.weight"], torch.zeros(3))
+
+
+def test_the_best_one_remembers_all_that_it_knew(tmp_path: Path) -> None:
+    before, after = (BestCheckpoint(tmp_path, monitor="recall") for _ in range(2))
+    before.current_score = before.best_model_score = torch.tensor(0.75)
+    after.load_state_dict(before.state_dict())
+    assert after.state_dict() == before.state_dict()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
