@@ -27,7 +27,7 @@ $(SETUP): pyproject.toml constraints.txt
 	touch $@
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .
