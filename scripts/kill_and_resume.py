@@ -47,12 +47,14 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, start_new_session=True)  # noqa: S603
 
 
-def await_folder(folder: Path) -> float:
+def await_folder(process: subprocess.Popen[bytes], folder: Path) -> float:
     """Waits until a run that was started has its folder -> the time.
 
     Libraries are loaded before; killed then, it would only have to be started again.
     """
     while not (folder / ".hydra" / "overrides.yaml").exists():
+        if process.poll() is not None:
+            sys.exit(f"failed: {process.args!r}")
         time.sleep(0.01)
     return time.perf_counter()
 
@@ -106,14 +108,14 @@ def main() -> None:
         arguments = [*ARGUMENTS, f"dataset.root={slice_of_emoji(Path(folder) / 'emoji.zip')}"]
         whole = Path(folder) / "whole"
         process = start(*arguments, f"hydra.run.dir={whole}")
-        began = await_folder(whole)
+        began = await_folder(process, whole)
         finish(process)
         seconds = time.perf_counter() - began
         print(f"the whole run takes {seconds:.1f} s")
         for number in range(asked.times):
             killed, moment = Path(folder) / f"killed_{number}", moments.uniform(0, seconds)
             process = start(*arguments, f"hydra.run.dir={killed}")
-            await_folder(killed)
+            await_folder(process, killed)
             time.sleep(moment)
             process.send_signal(signal.SIGKILL)
             ended = process.wait() != -signal.SIGKILL

@@ -127,7 +127,10 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
 def killed(folder: Path, after_step: int, *arguments: str) -> int:
     """Kills a run once its checkpoint has reached a step -> the checkpoint's step."""
     checkpoint = folder / "checkpoints" / "last.ckpt"
-    reached = lambda: checkpoint.exists() and last(folder)["global_step"] >= after_step  # noqa: E731
+
+    def reached() -> bool:
+        return checkpoint.exists() and last(folder)["global_step"] >= after_step
+
     kill_once(reached, *arguments, f"hydra.run.dir={folder}")
     return int(last(folder)["global_step"])
 

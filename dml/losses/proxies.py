@@ -33,7 +33,7 @@ def check_beginning(begin: str | None, losses: Iterable[nn.Module]) -> None:
     if begin not in (None, "class_means"):
         raise InputError(f"proxies={begin}: class_means, or null for where the loss draws them")
     for loss in losses:
-        if begin and not any(True for _ in proxy_sets(loss)):
+        if begin and not list(proxy_sets(loss)):
             raise InputError(f"proxies={begin}: {type(loss).__name__} doesn't learn one proxy of each class; null")
 
 

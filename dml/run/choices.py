@@ -1,14 +1,14 @@
 """What is chosen for the claims' arms on the validation classes, and the runs that follow from it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
 from dml.run.claims import Arm, Overrides, key
 from dml.run.reproduce import Plan, Run
 from dml.run.stored import checkpoint, is_finished, results
-from dml.run.tables import Training, of_part
+from dml.run.tables import of_part
 
 TUNED_WITH = 0
 """The seed of the alternatives."""
@@ -85,7 +85,7 @@ class Choices:
         if inherited is None:
             return []
         return [
-            Candidate(own, self._runs(_with(arm.training, inherited + own))[TUNED_WITH], arm.by, arm.part)
+            Candidate(own, self._runs(arm.training.extended(inherited + own))[TUNED_WITH], arm.by, arm.part)
             for own in arm.alternatives
         ]
 
@@ -97,7 +97,7 @@ class Choices:
     def runs(self, arm: Arm) -> list[Run] | None:
         """The runs of an arm, one a seed; None as long as it isn't tuned."""
         chosen = self.chosen(arm)
-        return None if chosen is None else self._runs(_with(arm.training, chosen))
+        return None if chosen is None else self._runs(arm.training.extended(chosen))
 
     def lineage(self, arms: Iterable[Arm]) -> list[Arm]:
         """The arms with those that they are like, each once and these first."""
@@ -110,10 +110,6 @@ class Choices:
 
     def _inherited(self, arm: Arm) -> Overrides | None:
         return self.chosen(self.arms[arm.like]) if arm.like else ()
-
-
-def _with(training: Training, overrides: Overrides) -> Training:
-    return replace(training, overrides=(*training.overrides, *overrides))
 
 
 def by_seed(runs: Sequence[Run]) -> Iterator[list[Run]]:

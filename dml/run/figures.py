@@ -1,6 +1,5 @@
 """The papers' figures: which trainings they are drawn from, and the numbers of those that are done."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -106,23 +105,26 @@ def _figure(name: str, data: Path | None) -> Figure:
             part,
             own["axis"],
             own["curves"][which],
-            {str(point): Training.parse(setting["run"].format(text) + here) for point, text in own["points"].items()},
+            {
+                str(point): Training.parse(setting["run"].format(text)).extended(here)
+                for point, text in own["points"].items()
+            },
         )
         for part, own in entry["parts"].items()
     )
     return Figure(name, entry["title"], setting["data"], parts)
 
 
-def _setting(folders: Sequence[str] | None, data: Path | None) -> tuple[str, str]:
+def _setting(folders: Sequence[str] | None, data: Path | None) -> tuple[str, tuple[str, ...]]:
     """The name of the setting, and the override that says where its data is, if it has to be said here."""
     if data is None:
-        return "small", ""
+        return "small", ()
     if folders is None:
-        return "paper", ""
+        return "paper", ()
     for folder in folders:
         if (data / folder).is_dir():
-            return "paper", f" dataset.root={shlex.quote(str(data / folder))}"
-    return "small", ""
+            return "paper", (f"dataset.root={data / folder}",)
+    return "small", ()
 
 
 def values(figure: Figure, plan: Plan) -> list[Value]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -98,8 +98,7 @@ class Plan:
 
     def runs(self, training: Training) -> list[Run]:
         """A run a seed; trainings that are the same by another name share theirs."""
-        asked = smoke(training) if self.small else training
-        asked = replace(asked, overrides=(*asked.overrides, *self.overrides))
+        asked = (smoke(training) if self.small else training).extended(self.overrides)
         config = compose(asked)
         folder = self.outputs / str(config.dataset.name) / identity(config)
         return [Run(asked, seed, folder / f"seed-{seed}") for seed in range(self.seeds)]

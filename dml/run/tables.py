@@ -2,8 +2,8 @@
 
 import csv
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import groupby
@@ -87,6 +87,10 @@ class Training:
         """Reads what would follow ``python train.py experiment=``."""
         experiment, *overrides = shlex.split(run)
         return cls(experiment, tuple(overrides))
+
+    def extended(self, overrides: Iterable[str]) -> "Training":
+        """The same with more overrides."""
+        return replace(self, overrides=(*self.overrides, *overrides))
 
 
 @dataclass(frozen=True)

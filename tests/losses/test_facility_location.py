@@ -76,7 +76,7 @@ BATCHES = {
 
 
 @given(**BATCHES)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 def test_equals_the_loops(labels: list[int], seed: int, gamma: float) -> None:
     embeddings = rows(len(labels), seed)
     oracle = Oracle(embeddings, labels, gamma)
