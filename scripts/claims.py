@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dml.ops.run_folder import RunFolder
 from dml.run.choices import Choices, by_seed, validate, validation
 from dml.run.claims import Claims, read
 from dml.run.claims_page import write
 from dml.run.cli import one_line_errors, say
 from dml.run.reproduce import Plan, Run, commands, forks, train
-from dml.run.stored import checkpoint, is_finished
 
 NOWHERE = Path()  # the data is embedded
 
@@ -94,7 +94,7 @@ def _tidy(runs: Sequence[Run]) -> None:
     """Deletes the checkpoints of finished runs, which are nearly all that they take up: gigabytes."""
     for run in runs:
         if run.done:
-            shutil.rmtree(checkpoint(run.folder, "last").parent, ignore_errors=True)
+            shutil.rmtree(RunFolder(run.folder).last_checkpoint.parent, ignore_errors=True)
 
 
 def _commands(claims: Claims, choices: Choices) -> None:
@@ -102,7 +102,7 @@ def _commands(claims: Claims, choices: Choices) -> None:
     for run in tuning or [run for of_seed in by_seed(_to_train(claims, choices)[0]) for run in of_seed]:
         for line in commands([run], NOWHERE):
             print(line)
-        if run in tuning and not is_finished(validation(run)):
+        if run in tuning and not RunFolder(validation(run)).is_finished:
             print(shlex.join(["python", *validate(run)]))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Here, Refused
-from runs import assert_same_run, kill_once, last
+from runs import assert_same_run, kill_at, last
 
 from dml.run import main
 
@@ -71,30 +71,29 @@ def test_the_third_stage_keeps_the_network_of_the_second(finished: Path) -> None
     assert not all(torch.equal(state[a], state[b]) for a, b in zip(trained, kept, strict=True))
 
 
-def killed(folder: Path, after: tuple[str, int], arguments: list[str]) -> tuple[str, int]:
-    """Kills a run once it has reached a stage's step -> where it was then."""
-
-    def place() -> tuple[str, int]:
-        found = last(folder)
-        return found["run"]["stage"], found["global_step"]
-
-    def reached() -> bool:
-        if not (folder / "checkpoints" / "last.ckpt").exists():
-            return False
-        stage, step = place()
-        return stage == after[0] and step >= after[1]
-
-    kill_once(reached, *arguments, f"hydra.run.dir={folder}")
-    return place()
-
-
-@pytest.mark.parametrize("after", [("n_pair", STEPS), ("lns", 4), ("rnn", 2)])
+@pytest.mark.parametrize(
+    ("point", "occurrence", "reached"),
+    [
+        ("after last.ckpt is replaced", STEPS, ("n_pair", STEPS)),
+        ("after last.ckpt is replaced", STEPS + 4, ("lns", 4)),
+        ("after a step, before its metrics are logged", 2 * STEPS + 4, ("lns", 2)),
+        ("before the embeddings are stored", 3, ("lns", STEPS)),
+        ("after last.ckpt is replaced", 2 * STEPS + 2, ("rnn", 2)),
+    ],
+)
 def test_killed_in_any_stage_and_resumed_ends_bit_for_bit_the_same(
-    here: Here, small_emoji: Path, finished: Path, tmp_path: Path, after: tuple[str, int]
+    here: Here,
+    small_emoji: Path,
+    finished: Path,
+    tmp_path: Path,
+    point: str,
+    occurrence: int,
+    reached: tuple[str, int],
 ) -> None:
     folder = tmp_path / "killed"
-    reached = killed(folder, after, [*ARGUMENTS, f"dataset.root={small_emoji}"])
-    assert reached != ("rnn", STEPS)
+    kill_at(point, occurrence, *ARGUMENTS, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}")
+    checkpoint = last(folder)
+    assert (checkpoint["run"]["stage"], checkpoint["global_step"]) == reached
     here("train", f"resume={folder}")
     assert_same_run(finished, folder)
 

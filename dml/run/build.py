@@ -1,6 +1,7 @@
 """Builds the objects that a configuration names."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -187,24 +188,30 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
     trainer = config.trainer
     with open_dict(trainer):
         epochs, every = trainer.pop("max_epochs"), trainer.pop("check_val_every_n_epoch")
+        # an epoch that ends within a step ends with it
         if epochs is not None:
-            trainer.max_steps = -(-epochs * batches_per_epoch // trainer.accumulate_grad_batches)
+            trainer.max_steps = ceil(epochs * batches_per_epoch / trainer.accumulate_grad_batches)
         if every is not None:
-            trainer.val_check_interval = every * batches_per_epoch
+            trainer.val_check_interval = ceil(every * batches_per_epoch / trainer.accumulate_grad_batches)
     if trainer.max_steps is None or trainer.max_steps < 1:
         raise InputError(f"trainer.max_steps={trainer.max_steps}: a number of steps, or trainer.max_epochs")
+    interval = trainer.val_check_interval
+    if interval is not None and not (isinstance(interval, int) and interval >= 1):
+        raise InputError(f"trainer.val_check_interval={interval}: a whole number of steps, or null")
 
 
 def trainer(config: DictConfig, *, callbacks: Sequence[Callback] = (), **settings: Any) -> Trainer:
     """Lightning's Trainer; ``settings`` come on top of ``trainer.*``."""
     # part of `deterministic`, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    validates = config.trainer.val_check_interval is not None
+    interval = config.trainer.val_check_interval
+    validates = interval is not None
     built: Trainer = instantiate(
         config.trainer,
         max_epochs=-1,
         check_val_every_n_epoch=None,
-        val_check_interval=config.trainer.val_check_interval if validates else 1,
+        # Lightning counts batches
+        val_check_interval=interval * config.trainer.accumulate_grad_batches if validates else 1,
         limit_val_batches=config.trainer.get("limit_val_batches", 1.0) if validates else 0,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+from dml.ops.run_folder import RunFolder
 from dml.run.claims import Arm, Overrides, key
 from dml.run.reproduce import Plan, Run
-from dml.run.stored import checkpoint, is_finished, results
 from dml.run.tables import of_part
 
 TUNED_WITH = 0
@@ -24,7 +24,7 @@ def validation(run: Run) -> Path:
 
 def validate(run: Run) -> list[str]:
     """The command that puts them there."""
-    last = checkpoint(run.folder, "last")
+    last = RunFolder(run.folder).last_checkpoint
     return ["evaluate.py", f"checkpoint={last}", "split=val", f"hydra.run.dir={validation(run)}"]
 
 
@@ -47,12 +47,12 @@ class Candidate:
     @property
     def done(self) -> bool:
         """Whether it has been validated."""
-        return is_finished(validation(self.run))
+        return RunFolder(validation(self.run)).is_finished
 
     @cached_property
     def value(self) -> float:
         """The metric on the validation classes, a fraction."""
-        return float(results(validation(self.run))[of_part(self.part, key(self.by))])
+        return float(RunFolder(validation(self.run)).metrics()[of_part(self.part, key(self.by))])
 
 
 class Choices:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import format_exc
@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 from dml.run import launched, sweeps
 from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
@@ -40,8 +41,8 @@ def main(command: str) -> None:
     def job(config: DictConfig) -> Any:
         quiet()  # before FAISS is imported
         hydra_config = HydraConfig.get()
-        folder, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
-        launched.lead(folder)
+        folder, overrides = RunFolder(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+        launched.lead(folder.path)
 
         def run() -> Any:
             function = _job(command)
@@ -52,8 +53,11 @@ def main(command: str) -> None:
 
         swept = command == "train" and hydra_config.mode == RunMode.MULTIRUN
         # user errors end within the job: Hydra would announce its failure first
-        errors = _told_errors(folder, debug) if swept else one_line_errors(debug)
-        with errors, _environment("HYDRA_FULL_ERROR", asked):
+        errors = _told_errors(folder.path, debug) if swept else one_line_errors(debug)
+        leads = command != "prepare" and not launched.is_follower(hydra_config.overrides.hydra)
+        # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
+        held = folder.hold(wait=swept) if leads else nullcontext()
+        with errors, held, _environment("HYDRA_FULL_ERROR", asked):
             return sweeps.one_run(config, folder, overrides, run) if swept else run()
 
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
@@ -62,7 +66,7 @@ def main(command: str) -> None:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
 
 
-def _job(command: str) -> Callable[[DictConfig, Path, list[str]], Any]:
+def _job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], Any]:
     """The command's function, imported late: --help and --cfg need no torch, preparing no Lightning."""
     if command == "prepare":
         from dml.run.prepare_job import prepare
@@ -131,7 +135,7 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
         if {"-m", "--multirun"} & set(arguments):
             raise InputError(f"resume={given['resume']}: goes on with one run, without --multirun")
         folder = Path(given["resume"])
-        return [*_merge(of_run(folder).overrides, arguments), f"hydra.run.dir={folder}"]
+        return [*_merge(of_run(RunFolder(folder)).overrides, arguments), f"hydra.run.dir={folder}"]
     if given.get("checkpoint"):
         return _merge(of_checkpoint(Path(given["checkpoint"])).overrides, arguments)
     return list(arguments)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from dml.evaluation.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
 from dml.ops.nested import flat, is_below
+from dml.ops.run_folder import RUN_KEYS, RunFolder, folders_below
 from dml.run.cli import nearest
-from dml.run.stored import RUN_KEYS, as_stored, is_finished, key_of, results
-from dml.run.sweeps import runs_below
+from dml.run.stored import key_of
 
 SEED = "seed"
 NOT_METRICS = ("epoch", "step", "pruned")
@@ -58,32 +56,27 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     """
     runs = []
     for folder in folders:
-        found = [path for path in runs_below(folder) if is_finished(path)]
+        found = [run for run in folders_below(folder) if run.is_finished]
         if not found:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
-        runs += [_read(path) for path in found]
+        runs += [_read(run) for run in found]
     return runs
 
 
 def find_unfinished(folders: Iterable[Path]) -> list[Path]:
     """The runs in the folders, at any depth, that have not come to their end: they run, failed or were interrupted."""
-    return [path for folder in folders for path in runs_below(folder) if not is_finished(path)]
+    return [run.path for folder in folders for run in folders_below(folder) if not run.is_finished]
 
 
-def _read(folder: Path) -> Run:
-    hydra: Any = OmegaConf.load(folder / ".hydra" / "hydra.yaml").hydra
-    values = flat(as_stored(OmegaConf.load(folder / ".hydra" / "config.yaml")))
-    choices = {
-        str(group): choice
-        for group, choice in hydra.runtime.choices.items()
-        if "hydra/" not in str(group) and group not in RUN_KEYS
-    }
-    overridden = {key_of(str(override)) for override in hydra.overrides.task}
-    metrics = results(folder)
+def _read(folder: RunFolder) -> Run:
+    values = flat(folder.config)
+    choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
+    overridden = {key_of(override) for override in folder.overrides}
+    metrics = folder.metrics()
     pruned = {"pruned": True} if metrics.get("pruned") else {}
     overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
     return Run(
-        folder,
+        folder.path,
         config=values | pruned,
         named=choices | overrides | pruned,
         metrics={

@@ -20,11 +20,11 @@ from dml.evaluation.pictures import choose_queries
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
 from dml.ops.files import replacing
+from dml.ops.run_folder import RunFolder
 from dml.run import build
 from dml.run.experiments import compose
 from dml.run.figures import PLANE, Figure, Part, Value, values
 from dml.run.reproduce import Plan, Run
-from dml.run.stored import checkpoint
 from dml.training.checkpoints import load_model
 from dml.training.embedding import AnyModel, Embedded, Embedder
 
@@ -175,7 +175,7 @@ def plane(run: Run) -> tuple[NDArray[Any], NDArray[np.int64]]:
     config = compose(run.training)
     images = build.data(config, build.table(config))
     model = build.model(config)
-    load_model(model, checkpoint(run.folder, "last"))
+    load_model(model, RunFolder(run.folder).last_checkpoint)
     embedder = PlainEmbeddings(model)
     trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.test(embedder, images, verbose=False)

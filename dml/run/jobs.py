@@ -10,13 +10,22 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
+from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import build, outcome, present
 from dml.run.pruning import pruning
 from dml.run.stages import Stage, stage
 from dml.run.stages import stages as all_stages
-from dml.run.stored import as_stored, check_unchanged, checkpoint, fixed_neighbors, of_checkpoint, of_run
+from dml.run.stored import as_stored, check_unchanged, of_checkpoint, of_run, write_configuration
 from dml.training.averaging import Averaging
-from dml.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, Reached, begin_from, load_model
+from dml.training.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    Reached,
+    RunEnder,
+    begin_from,
+    load_model,
+)
 from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
 from dml.training.history import History
@@ -30,41 +39,47 @@ from dml.training.storing import StoredEmbeddings
 Metrics = dict[str, Any]
 
 
-def train(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
+def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
-    last = checkpoint(folder, "last")
+    last, best = folder.last_checkpoint, folder.best_checkpoint
     if config.resume:
         # Lightning starts the other processes without the overrides
         rank_zero_only(check_unchanged)(config, overrides, of_run(folder))
     elif last.exists():
-        raise InputError(f"hydra.run.dir={folder}: holds a run already; resume={folder} goes on with it")
-    run = {"overrides": overrides, "config": as_stored(config)}
+        raise InputError(f"hydra.run.dir={folder.path}: holds a run already; resume={folder.path} goes on with it")
+    run: dict[str, Any] = {"overrides": overrides, "config": as_stored(config)}
+    composed = config.copy()  # what follows turns epochs into steps
 
     table, stages = build.table(config), all_stages(config)
     images, model, learner = _parts(stages[0].config, table)
-    before = outcome.raw(stages[0].config, images, model) if config.evaluation.raw else {}
     reached = Reached.of(last) if last.exists() else None
+    rank_zero_only(write_configuration)(folder, composed)
+    before = outcome.raw(stages[0].config, images, model, folder) if config.evaluation.raw else {}
     names = [own.name for own in stages]
+    pruned = False
     for own in stages[names.index(reached.stage) if reached else 0 :]:
         if own is not stages[0]:
             images, model, learner = _parts(own.config, table)
         reached = _start(own, model, last, reached)
         if own is stages[-1] and own.config.evaluation.fixed_neighbors:
-            outcome.fix_neighbors(own.config, learner, images, fixed_neighbors(folder))
-        present.setup(own.config, images, model, folder, own.name)
+            outcome.fix_neighbors(own.config, learner, images, folder.fixed_neighbors_file)
+        present.setup(own.config, images, model, folder.path, own.name)
         trainer = _fit(own, images, learner, folder, run, reached)
-        at = reached = Reached(own.name, reached.first_step, trainer.global_step)
-        if trainer.should_stop:
+        reached = Reached.of(last)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if pruned := any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks):
             break
 
-    selection, best = build.selection(own.config, table), checkpoint(folder, "best")
-    if selection != "last" and best.exists() and (at_best := Reached.of(best)).stage == own.name:
-        last, at = best, at_best
-    load_model(model, last)
-    described = before | _place(images, at) | {"selection": selection}
-    if trainer.should_stop:
+    # a training that never validated has no best checkpoint, or one of another stage
+    has_best = best.exists() and Reached.of(best).stage == own.name
+    selection = build.selection(own.config, table) if has_best else "last"
+    tested = last if selection == "last" else best
+    load_model(model, tested)
+    described = before | _place(images, Reached.of(tested)) | {"selection": selection}
+    described[CONFIGURATION] = configuration_id(run["config"])
+    if pruned:
         described["pruned"] = True
-    fixed = fixed_neighbors(folder)
+    fixed = folder.fixed_neighbors_file
     return outcome.test(own.config, trainer, learner, images, folder, split="test", described=described, fixed=fixed)
 
 
@@ -79,25 +94,25 @@ def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> 
 
 
 def _fit(
-    own: Stage, images: DataModule, learner: MetricLearner, folder: Path, run: dict[str, Any], reached: Reached
+    own: Stage, images: DataModule, learner: MetricLearner, folder: RunFolder, run: dict[str, Any], reached: Reached
 ) -> Trainer:
     """A stage's training, from where it has got to."""
     trainer = build.trainer(
         own.config,
-        default_root_dir=folder,
-        logger=[History(folder / "metrics.csv", reached.all_steps), *build.loggers(own.config)],
+        default_root_dir=folder.path,
+        logger=[History(folder.history_file, reached.all_steps), *build.loggers(own.config)],
         callbacks=_callbacks(own.config, folder, run | reached.place, images.validated_on),
         plugins=[AtomicCheckpointIO()],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
     trainer.fit_loop.epoch_loop._batches_that_stepped = reached.first_step
     started = time.perf_counter()
-    trainer.fit(learner, datamodule=images, ckpt_path=checkpoint(folder, "last") if reached.step else None)
+    trainer.fit(learner, datamodule=images, ckpt_path=folder.last_checkpoint if reached.step else None)
     present.training(trainer, images, time.perf_counter() - started)
     return trainer
 
 
-def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
+def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Tests a checkpoint again -> the contents of metrics.json."""
     path = Path(config.checkpoint)
     parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
@@ -106,8 +121,9 @@ def evaluate(config: DictConfig, folder: Path, overrides: list[str]) -> Metrics:
     own = stage(config, reached.stage).config
     images, model, learner = _parts(own, build.table(own))
     load_model(model, path)
-    trainer = build.trainer(own, default_root_dir=folder, logger=False, enable_checkpointing=False)
-    described, fixed = _place(images, reached), fixed_neighbors(path.parents[1])
+    rank_zero_only(write_configuration)(folder, config)
+    trainer = build.trainer(own, default_root_dir=folder.path, logger=False, enable_checkpointing=False)
+    described, fixed = _place(images, reached), RunFolder(path.parents[1]).fixed_neighbors_file
     return outcome.test(own, trainer, learner, images, folder, split=own.split, described=described, fixed=fixed)
 
 
@@ -125,8 +141,8 @@ def _parts(config: DictConfig, table: ImageTable) -> tuple[DataModule, AnyModel,
     return images, model, build.learner(config, images, model)
 
 
-def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any], validated_on: str) -> list[Callback]:
-    best = checkpoint(folder, "best")
+def _callbacks(config: DictConfig, folder: RunFolder, stored: dict[str, Any], validated_on: str) -> list[Callback]:
+    best = folder.best_checkpoint
     keeps_best = BestCheckpoint(
         best.parent,
         filename=best.stem,
@@ -135,7 +151,7 @@ def _callbacks(config: DictConfig, folder: Path, stored: dict[str, Any], validat
         save_on_train_epoch_end=False,
         enable_version_counter=False,
     )
-    keeps_last = LastCheckpoint(checkpoint(folder, "last"), config.checkpoints.every_n_steps, stored)
+    keeps_last = LastCheckpoint(folder.last_checkpoint, config.checkpoints.every_n_steps, stored)
     moving = [LossSchedule(**config.scheduler.loss)] if config.scheduler.loss else []
     stores = StoredEmbeddings(config.stored.every_n_steps)
     pruned = pruning(config, folder)

@@ -14,6 +14,8 @@ from dml.ops.errors import InputError
 
 WITHIN = timedelta(seconds=120)
 KEY = "dml/folder"
+FOLLOWS = "hydra.output_subdir=null"
+"""What Lightning, and `follow`, put on the command line of all processes of a job but the first."""
 
 _store: Any = None  # it lives in the first process if the launcher keeps none, so it is held until the end
 
@@ -43,8 +45,13 @@ def follow(arguments: Sequence[str]) -> list[str]:
     except DistError as error:
         raise InputError(f"process {rank}: process 0 named no run folder within {WITHIN.seconds} s") from error
     folder = _store.get(KEY).decode()
-    # as Lightning does: the first process writes .hydra/, each one a log of its own
-    return [*arguments, f'hydra.run.dir="{folder}"', "hydra.output_subdir=null", f"hydra.job.name=process_{rank}"]
+    # as Lightning does: the folder is the first process's, which writes .hydra/; the log is its own
+    return [*arguments, f'hydra.run.dir="{folder}"', FOLLOWS, f"hydra.job.name=process_{rank}"]
+
+
+def is_follower(hydra_overrides: Sequence[str]) -> bool:
+    """Whether this process is another than the first of its job."""
+    return FOLLOWS in hydra_overrides
 
 
 def lead(folder: Path) -> None:

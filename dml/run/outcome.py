@@ -1,6 +1,5 @@
 """What a test gives, and what it leaves in the run's folder."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,10 @@ from dml.evaluation.queries import PerQuery
 from dml.evaluation.report import read_run, run_report, versions
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
+from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
 from dml.run import build, present
+from dml.run.stored import as_stored
 from dml.training.data import DataModule
 from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, RawFeatures, evaluate_heads
 from dml.training.module import MetricLearner
@@ -30,15 +31,29 @@ from dml.training.module import MetricLearner
 Metrics = dict[str, Any]
 
 
-def raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
-    """The test metrics of the backbone's own features, before any training."""
+RAW_PARTS = ("dataset", "transform", "data", "model", "recurrent", "evaluation", "seed")
+"""What the backbone's own features, and their metrics, depend on, beside the precision."""
+
+
+def raw(config: DictConfig, images: DataModule, model: AnyModel, folder: RunFolder) -> Metrics:
+    """The test metrics of the backbone's own features, before any training; a resumed run finds them in its folder."""
+    stored = as_stored(config)
+    parts = {part: stored[part] for part in RAW_PARTS}
+    configuration = configuration_id(parts | {"precision": config.trainer.precision})
+    metrics = folder.raw_metrics(configuration)
+    if metrics is None:
+        metrics = _raw(config, images, model)
+        rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
+    present.before(metrics)
+    return {f"raw/{name}": value for name, value in metrics.items()}
+
+
+def _raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
     trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     embedder = RawFeatures(model)
     trainer.test(embedder, images, verbose=False)
     features = embedder.embedded.embeddings["raw"].to(trainer.strategy.root_device)
-    metrics = build.judge(config, images.table.evaluated("test"))(features, embedder.embedded.rows)
-    present.before(metrics)
-    return {f"raw/{name}": value for name, value in metrics.items()}
+    return build.judge(config, images.table.evaluated("test"))(features, embedder.embedded.rows)
 
 
 def fix_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
@@ -84,7 +99,7 @@ def test(
     trainer: Trainer,
     learner: MetricLearner,
     images: DataModule,
-    folder: Path,
+    folder: RunFolder,
     *,
     split: str,
     described: Metrics,
@@ -97,7 +112,7 @@ def test(
         trainer: of the pass over the split.
         learner: the model.
         images: its data.
-        folder: for metrics.json, retrieval.png, per_query.parquet and report.html.
+        folder: for retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
         split: "test", or any other.
         described: what goes into metrics.json beside the split's metrics.
         fixed: where training has kept the test images' neighbours, if evaluation.fixed_neighbors asks for them.
@@ -119,27 +134,26 @@ def test(
         metrics["images_skipped"] = skipped
     metrics = described | metrics | {"split": split}
     _leave(config, metrics, judge, embedded, ranked, folder)
-    present.result(metrics, images.table, learner.model, folder)
+    present.result(metrics, images.table, learner.model, folder.path, asked=settings.selection)
     return metrics
 
 
 @rank_zero_only
 def _leave(
-    config: DictConfig, metrics: Metrics, judge: Judge, embedded: Embedded, ranked: list[PerQuery], folder: Path
+    config: DictConfig, metrics: Metrics, judge: Judge, embedded: Embedded, ranked: list[PerQuery], folder: RunFolder
 ) -> None:
     table, settings = judge.table.take(embedded.rows.numpy()), config.evaluation
     if settings.sheet:
-        present.sheet(table, ranked[0], folder / "retrieval.png", **settings.sheet)
-    with replacing(folder / "metrics.json") as partial:
-        partial.write_text(json.dumps(metrics, indent=2) + "\n")
+        present.sheet(table, ranked[0], folder.picture_file, **settings.sheet)
     if settings.report:
         queries = np.concatenate([part.queries for part in ranked])
         embeddings = embedded.embeddings[ALL_HEADS][queries]
         places = embedding_map(embeddings, seed=settings.report.seed) if settings.report.map else None
         described = {"levels": table.levels, "names": table.names, "positions": places, "made_with": versions()}
-        write_queries(folder / "per_query.parquet", _query_table(table, ranked, settings.report.neighbors, described))
-        with replacing(folder / "report.html") as partial:
-            partial.write_text(run_report(read_run(folder)), encoding="utf-8")
+        write_queries(folder.queries_file, _query_table(table, ranked, settings.report.neighbors, described))
+        with replacing(folder.report_file) as partial:
+            partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")
+    folder.write_metrics(metrics)
 
 
 def _query_table(table: ImageTable, ranked: list[PerQuery], neighbors: int, described: dict[str, Any]) -> QueryTable:

@@ -23,6 +23,7 @@ from dml.data.table import SPLITS, ImageTable
 from dml.data.transforms import Resize
 from dml.evaluation.pictures import contact_sheet
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 
 SHOWN = 5
 """Faults of a kind that are listed."""
@@ -30,7 +31,7 @@ SHOWN = 5
 console = Console(highlight=False, soft_wrap=True)
 
 
-def prepare(config: DictConfig, _folder: Path, _overrides: list[str]) -> dict[str, list[str]]:
+def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> dict[str, list[str]]:
     """Verifies a data set, draws its contact sheets, and writes its table and, if asked, its cache -> the faults.
 
     Raises:

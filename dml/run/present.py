@@ -53,7 +53,7 @@ def training(trainer: Trainer, images: DataModule, seconds: float) -> None:
 
 
 @rank_zero_only
-def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: Path) -> None:
+def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: Path, *, asked: str) -> None:
     """The table of the final metrics: before, each head alone, and all together; how the checkpoint was chosen."""
     rows = {"before": _part(metrics, "raw/")} if any(name.startswith("raw/") for name in metrics) else {}
     for head in model.embed_dims if len(model.embed_dims) > 1 else ():
@@ -66,6 +66,8 @@ def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: 
         "last": ", the last one",
         "val": ", the best on the validation split",
     }.get(metrics.get("selection", ""), "")
+    if metrics.get("selection") == "last" and asked != "last":
+        chosen += f"; no validation chose one, though evaluation.selection={asked}"
     console.print(f"[bold]{metrics['split']}[/] of step {metrics['step']:,}{chosen}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {folder}: {', '.join(files)}")

@@ -10,13 +10,14 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 
+from dml.ops.run_folder import RunFolder, folders_below
 from dml.run.present import console
-from dml.run.stored import is_finished
-from dml.run.sweeps import is_pruned, monitor, runs_below, validated
+from dml.run.sweeps import is_pruned, monitor
+from dml.training.checkpoints import RunEnder
 from dml.training.history import History
 
 
-def pruning(config: DictConfig, folder: Path) -> list[Callback]:
+def pruning(config: DictConfig, folder: RunFolder) -> list[Callback]:
     """The callback of ``sweep.pruner``, if there is one."""
     if config.sweep.pruner is None:
         return []
@@ -24,7 +25,7 @@ def pruning(config: DictConfig, folder: Path) -> list[Callback]:
     return [Pruning(instantiate(config.sweep.pruner), monitor(config), direction, folder, Path(config.sweep.folder))]
 
 
-class Pruning(Callback):
+class Pruning(RunEnder):
     """Ends a training after a validation, if an Optuna pruner says so.
 
     Hydra's sweepers hand no trial to the runs they start, in whatever process or machine. So the pruner is given a
@@ -39,7 +40,7 @@ class Pruning(Callback):
         sweep: of its sweep.
     """
 
-    def __init__(self, pruner: Any, metric: str, direction: str, folder: Path, sweep: Path) -> None:
+    def __init__(self, pruner: Any, metric: str, direction: str, folder: RunFolder, sweep: Path) -> None:
         self.pruner = pruner
         self.metric = metric
         self.direction = direction
@@ -59,17 +60,17 @@ class Pruning(Callback):
     def _judge(self, trainer: Trainer) -> None:
         if trainer.global_step < trainer.max_steps:  # else there is nothing left to end
             stop = trainer.is_global_zero and self._is_behind(trainer)
-            trainer.should_stop = trainer.strategy.broadcast(stop)
+            self.has_ended_run = trainer.should_stop = trainer.strategy.broadcast(stop)
 
     def _is_behind(self, trainer: Trainer) -> bool:
         for logger in trainer.loggers:
             if isinstance(logger, History):
                 logger.save()
-        own = validated(self.folder, self.metric)
+        own = self.folder.values(self.metric)
         others = [
-            validated(folder, self.metric)
-            for folder in runs_below(self.sweep)
-            if is_finished(folder) and not is_pruned(folder)
+            folder.values(self.metric)
+            for folder in folders_below(self.sweep)
+            if folder.is_finished and not is_pruned(folder)
         ]
         stop = is_behind(own, others, self.pruner, self.direction)
         if stop:

@@ -15,9 +15,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder, RunState
 from dml.run.cli import CONF
 from dml.run.experiments import compose, identity, smoke
-from dml.run.stored import checkpoint, is_finished, results
 from dml.run.tables import Table, Training
 
 FOLDERS = {
@@ -59,17 +59,17 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether it is finished."""
-        return is_finished(self.folder)
+        return RunFolder(self.folder).is_finished
 
     @property
     def started(self) -> bool:
         """Whether it has been interrupted, or is under way."""
-        return not self.done and (checkpoint(self.folder, "last").exists() or (self.folder / ".hydra").is_dir())
+        return RunFolder(self.folder).state in (RunState.INTERRUPTED, RunState.RUNNING)
 
     @cached_property
     def metrics(self) -> dict[str, float]:
         """The numbers of a finished run."""
-        return results(self.folder)
+        return RunFolder(self.folder).metrics()
 
     def arguments(self, data: Path) -> list[str]:
         """What ``train.py`` is to be given: to begin, or to go on with what was interrupted."""

@@ -1,17 +1,15 @@
 """What a run leaves behind to be taken up again: its overrides and its configuration."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
 from dml.ops.nested import flat, is_below
-
-RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher")
-"""Keys that say how to run, not what."""
+from dml.ops.run_folder import RUN_KEYS, RunFolder, without_run_keys
 
 
 @dataclass(frozen=True)
@@ -22,40 +20,17 @@ class Stored:
     config: dict[str, Any]
 
 
-def checkpoint(folder: Path, name: str) -> Path:
-    """Where a run keeps its "last" and its "best" checkpoint."""
-    return folder / "checkpoints" / f"{name}.ckpt"
-
-
-def fixed_neighbors(folder: Path) -> Path:
-    """Where a run keeps the test images' neighbours that evaluation.fixed_neighbors asks for."""
-    return folder / "fixed_neighbors.npz"
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the run in ``folder`` has come to its end."""
-    return (folder / "metrics.json").exists()
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """The contents of a finished run's metrics.json."""
-    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return metrics
-
-
-def of_run(folder: Path) -> Stored:
-    """What the run in ``folder`` stored.
+def of_run(folder: RunFolder) -> Stored:
+    """What the run in ``folder`` was last started with.
 
     Raises:
         InputError: if there is no run.
     """
-    last = checkpoint(folder, "last")
-    if last.exists():
-        return of_checkpoint(last)
-    overrides, config = folder / ".hydra" / "overrides.yaml", folder / ".hydra" / "config.yaml"
-    if not overrides.exists() or not config.exists():
-        raise InputError(f"resume={folder}: no run there; its folder has .hydra/ and checkpoints/")
-    return Stored(_task_overrides(OmegaConf.load(overrides)), as_stored(OmegaConf.load(config)))
+    if folder.has_configuration:
+        return Stored(_task_overrides(folder.overrides), folder.config)
+    if folder.last_checkpoint.exists():
+        return of_checkpoint(folder.last_checkpoint)
+    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/")
 
 
 def of_checkpoint(path: Path) -> Stored:
@@ -64,6 +39,13 @@ def of_checkpoint(path: Path) -> Stored:
 
     run = read_checkpoint(path)["run"]
     return Stored(_task_overrides(run["overrides"]), run["config"])
+
+
+def write_configuration(folder: RunFolder, config: DictConfig) -> None:
+    """Writes `.hydra/` of a run that begins or goes on, as Hydra does."""
+    hydra: Any = HydraConfig.instance().cfg
+    overrides = hydra.hydra.overrides.task
+    folder.write_configuration(*(OmegaConf.to_yaml(part) for part in (config, hydra, overrides)))
 
 
 def key_of(override: str) -> str:
@@ -78,7 +60,7 @@ def _task_overrides(overrides: Any) -> list[str]:
 def as_stored(config: Any) -> dict[str, Any]:
     """A configuration as plain values, interpolations unresolved."""
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    return {key: value for key, value in plain.items() if key not in RUN_KEYS}
+    return without_run_keys(plain)
 
 
 def check_unchanged(config: DictConfig, overrides: list[str], stored: Stored, parts: tuple[str, ...] = ()) -> None:

@@ -1,77 +1,93 @@
 """Sweeps: a run is found by its configuration, so that a sweep which is started again goes on where it stopped."""
 
-import csv
-import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from yaml import YAMLError
 
 from dml.ops.errors import InputError
-from dml.run.stored import as_stored, checkpoint, is_finished, of_run, results
+from dml.ops.run_folder import RunFolder, configuration_id, folders_below
+from dml.run.stored import as_stored, of_run, write_configuration
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 console = Console(highlight=False, soft_wrap=True)
 
 
-def runs_below(folder: Path) -> list[Path]:
-    """The folders of the runs in a folder, at any depth, finished or not."""
-    return [config.parents[1] for config in sorted(folder.rglob(".hydra/config.yaml"))]
+def is_pruned(folder: RunFolder) -> bool:
+    """Whether the finished run in ``folder`` was ended early by the sweep's pruner."""
+    return bool(folder.metrics().get("pruned", False))
 
 
-def is_pruned(folder: Path) -> bool:
-    """Whether the finished run in ``folder`` was ended early."""
-    return bool(results(folder).get("pruned", False))
-
-
-def run_folder(number: int, *, _root_: DictConfig) -> str:
+def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
     """The resolver behind ``hydra.sweep.subdir``: where in the sweep's folder a run is, or is going to be.
 
     A run of this configuration that is there already keeps its folder, whatever its number was. A new one gets its
-    number, with a hash of the configuration behind it if another configuration has that folder. Hydra asks before it
-    writes `.hydra/`; within the job it would be too late to choose.
+    number, with a hash of the configuration behind it if that folder is taken. Its folder is made here, with the
+    configuration in it, so that two sweeps never share one.
     """
     sweep = Path(str(_root_.hydra.sweep.dir))
-    own = _key({name: value for name, value in as_stored(_root_).items() if name != "hydra"})
-    for folder in runs_below(sweep):
-        if _key_of_run(folder, (folder / ".hydra" / "config.yaml").stat().st_mtime_ns) == own:
-            return str(folder.relative_to(sweep))
-    taken = (sweep / str(number) / ".hydra").exists()
-    return f"{number}-{sha256(own.encode()).hexdigest()[:8]}" if taken else str(number)
+    config = {name: value for name, value in as_stored(_root_).items() if name != "hydra"}
+    identity = configuration_id(config)
+    for folder in folders_below(sweep):
+        if _identity(folder.path, folder.config_file.stat().st_mtime_ns) == identity:
+            return str(folder.path.relative_to(sweep))
+    name = str(number)
+    if not _claim(sweep / name):
+        name = f"{number}-{identity[:8]}"
+        if not _claim(sweep / name):
+            raise InputError(f"{sweep / name}: holds no configuration; delete it")
+    hydra = OmegaConf.masked_copy(_root_, "hydra")
+    overrides = OmegaConf.select(_root_, "hydra.overrides.task", default=[])
+    RunFolder(sweep / name).write_configuration(*map(OmegaConf.to_yaml, (config, hydra, overrides)))
+    return name
 
 
-OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
+OmegaConf.register_new_resolver("sweep_subfolder", sweep_subfolder, replace=True)
+
+
+def new_folder(path: str) -> str:
+    """The resolver behind ``hydra.run.dir``: makes the folder ``path``, or path_2, path_3 and so on if it exists."""
+    name, number = path, 1
+    while not _claim(Path(name)):
+        number += 1
+        name = f"{path}_{number}"
+    return name
+
+
+# cached: Hydra asks several times for the folder of one run
+OmegaConf.register_new_resolver("new_folder", new_folder, replace=True, use_cache=True)
+
+
+def _claim(folder: Path) -> bool:
+    """Makes a folder -> whether this process did, and no other."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 @cache
-def _key_of_run(folder: Path, modified: int) -> str:  # noqa: ARG001 (a file that has changed is read again)
-    try:
-        return _key(as_stored(OmegaConf.load(folder / ".hydra" / "config.yaml")))
-    except YAMLError:  # a run that starts at this moment is writing it
-        return ""
+def _identity(folder: Path, modified: int) -> str:  # noqa: ARG001 (a file that has changed is read again)
+    return configuration_id(RunFolder(folder).config)
 
 
-def _key(plain: dict[str, Any]) -> str:
-    return json.dumps(plain, sort_keys=True)
-
-
-def one_run(config: DictConfig, folder: Path, overrides: list[str], train: Callable[[], Any]) -> float | None:
+def one_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: Callable[[], Any]) -> float | None:
     """Sees to it that a run of the sweep is finished: starts it, goes on with it, or finds that it is.
 
     Args:
-        config: of the run; ``resume`` is set if there is something to go on with.
-        folder: of the run.
-        overrides: of the run.
-        train: does the work.
+        config: the run's configuration; ``resume`` is set in it if there is a checkpoint to go on from.
+        folder: the run's folder, whose lock this process holds.
+        overrides: what the command line says of the run.
+        train: trains and tests the run in this process.
 
     Returns:
         The `objective`, if the sweeper asks for one.
@@ -79,62 +95,60 @@ def one_run(config: DictConfig, folder: Path, overrides: list[str], train: Calla
     Raises:
         InputError: if the folder holds a run of another configuration.
     """
-    from fcntl import LOCK_EX, flock  # Windows, which lacks it, can do all but sweep
-
-    # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-    with (folder / ".hydra" / "lock").open("w") as lock:
-        flock(lock, LOCK_EX)
-        started = checkpoint(folder, "last").exists()
-        if _given_folder() and (started or is_finished(folder)) and of_run(folder).config != as_stored(config):
-            raise InputError(f"hydra.sweep.subdir: {folder} holds a run of another configuration already")
-        if is_finished(folder):
-            console.print(f"[bold]skipped[/]  {folder}: finished already")
+    started = folder.last_checkpoint.exists()
+    if _is_folder_given() and (started or folder.is_finished) and of_run(folder).config != as_stored(config):
+        raise InputError(f"hydra.sweep.subdir: {folder.path} holds a run of another configuration already")
+    if folder.is_finished:
+        console.print(f"[bold]skipped[/]  {folder.path}: finished already")
+    else:
+        write_configuration(folder, config)
+        if started:
+            console.print(f"[bold]resumed[/]  {folder.path}")
+            config.resume = str(folder.path)
+        if config.trainer.devices == 1:
+            train()
         else:
-            if started:
-                console.print(f"[bold]resumed[/]  {folder}")
-                config.resume = str(folder)
-            if config.trainer.devices == 1:
-                train()
-            else:
-                _in_processes(folder, [*overrides, *([f"resume={folder}"] if started else [])], lock)
+            _train_in_processes(folder, [*overrides, *([f"resume={folder.path}"] if started else [])])
     optimises = HydraConfig.get().runtime.choices["hydra/sweeper"] != "basic"
     return objective(config, folder) if optimises else None
 
 
-def _given_folder() -> bool:
-    """Whether the user has said where the runs of the sweep are, instead of leaving it to `run_folder`."""
+def _is_folder_given() -> bool:
+    """Whether the user has said where the runs of the sweep are, instead of leaving it to `sweep_subfolder`."""
     sweep: Any = OmegaConf.to_container(HydraConfig.get().sweep, resolve=False)
-    return "run_folder" not in sweep["subdir"]
+    return "sweep_subfolder" not in sweep["subdir"]
 
 
-def _in_processes(folder: Path, overrides: list[str], lock: IO[str]) -> None:
+def _train_in_processes(folder: RunFolder, overrides: list[str]) -> None:
     """Trains on several devices, in processes of its own, as a single run does.
 
-    Lightning starts the others with the command line of the first, and what they share ends with them alone. They
-    hold the lock, too: should this process be killed, another sweep waits for them.
+    Lightning starts the others with the command line of the first, and what they share ends with them alone. The first
+    of them holds the folder's lock as well: should this process be killed, another sweep waits for it.
 
     Raises:
         InputError: if they fail; they have said why.
     """
-    places = [f'hydra.run.dir="{folder}"', f'hydra.sweep.dir="{HydraConfig.get().sweep.dir}"']
+    places = [f'hydra.run.dir="{folder.path}"', f'hydra.sweep.dir="{HydraConfig.get().sweep.dir}"']
     command = [sys.executable, str(TRAIN), *overrides, *places]
-    done = subprocess.run(command, pass_fds=[lock.fileno()], check=False)  # noqa: S603
+    lock = folder.lock
+    done = subprocess.run(command, pass_fds=[lock.descriptor], env=os.environ | lock.environment, check=False)  # noqa: S603
     if done.returncode:
         raise InputError(f"its processes ended with exit code {done.returncode}; the lines above say why")
 
 
-def objective(config: DictConfig, folder: Path) -> float:
+def objective(config: DictConfig, folder: RunFolder) -> float:
     """What a sweeper optimises: the metric ``checkpoints.monitor`` of the checkpoint that was tested, as validated.
 
     Raises:
         InputError: if there was no validation.
     """
-    values = validated(folder, monitor(config))
-    tested = results(folder)["step"]
+    values = folder.values(monitor(config))
+    tested = folder.metrics()["step"]
     steps = [step for step in values if step <= tested]
     if not steps:
         raise InputError(
-            f"no {monitor(config)} to optimise in {folder}: it takes a validation split and trainer.val_check_interval"
+            f"no {monitor(config)} to optimise in {folder.path}: it takes a validation split and "
+            "trainer.val_check_interval"
         )
     return values[max(steps)]
 
@@ -142,12 +156,3 @@ def objective(config: DictConfig, folder: Path) -> float:
 def monitor(config: DictConfig) -> str:
     """The name in metrics.csv of the validated metric that chooses the checkpoint."""
     return f"{'test' if config.evaluation.selection == 'test' else 'val'}/{config.checkpoints.monitor}"
-
-
-def validated(folder: Path, metric: str) -> dict[int, float]:
-    """{step: value} of a metric in the run's history."""
-    history = folder / "metrics.csv"
-    if not history.exists():
-        return {}
-    with history.open(newline="") as file:
-        return {int(row["step"]): float(row[metric]) for row in csv.DictReader(file) if row.get(metric)}

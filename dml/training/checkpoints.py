@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -152,10 +152,25 @@ class BestCheckpoint(ModelCheckpoint):
         self.current_score = state_dict["current_score"]
 
 
-class LastCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` every n steps, after each validation and at the last step.
+class RunEnder(Callback):
+    """A callback that may end a run for good, its later stages too, and decides anew when the run is resumed.
 
-    Where a validation is due it waits for its end, so that a resumed run neither repeats nor loses one.
+    Attributes:
+        has_ended_run: whether it has.
+    """
+
+    has_ended_run = False
+
+
+class LastCheckpoint(Checkpoint):
+    """Writes ``last.ckpt`` every n steps, after each validation and where the training ends, after whole steps only.
+
+    Where a validation is due it waits for its end, so that a resumed run neither repeats nor loses one. Between the
+    batches of one step (``accumulate_grad_batches``) there are gradients that no checkpoint holds: a training that is
+    to end there ends after the step.
+
+    A training that ended before ``max_steps``, by ``max_time`` or an early stop, ends there again if the run is
+    resumed with the same configuration.
 
     Args:
         path: the file.
@@ -167,6 +182,13 @@ class LastCheckpoint(Checkpoint):
         self.path = path
         self.every_n_steps = every_n_steps
         self.run = run
+        self._should_stop = False
+        self._ended_with: dict[str, Any] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Ends a training that had ended early."""
+        if self._ended_with is not None and self._ended_with == self.run.get("config"):
+            trainer.should_stop = True
 
     def on_train_batch_end(
         self,
@@ -177,18 +199,38 @@ class LastCheckpoint(Checkpoint):
         batch_idx: int,
     ) -> None:
         """Writes the checkpoint if it is due and no validation is."""
-        due = trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps
+        is_whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        self._should_stop |= trainer.should_stop
+        trainer.should_stop = self._should_stop and is_whole_step
+        if not is_whole_step:
+            return
+        is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
         every = trainer.val_check_batch
-        validates = trainer.enable_validation and every is not None and (batch_idx + 1) % every == 0
-        if due and not validates:
+        validates = every is not None and ((batch_idx + 1) % every == 0 or trainer.should_stop)
+        if (is_last or trainer.global_step % self.every_n_steps == 0) and not (trainer.enable_validation and validates):
             for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
                 history.write_ahead(trainer)
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Writes the checkpoint."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            trainer.save_checkpoint(self.path)
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        is_decided_anew = any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
+        if trainer.should_stop and trainer.global_step < trainer.max_steps and not is_decided_anew:
+            self._ended_with = self.run.get("config")
+        trainer.save_checkpoint(self.path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The configuration with which the training ended early, if it did."""
+        return {"ended_with": self._ended_with}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        self._ended_with = state_dict["ended_with"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Adds the description of the run."""

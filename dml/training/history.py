@@ -10,6 +10,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.ops.files import replacing
+from dml.ops.run_folder import read_history
 
 
 class History(Logger):
@@ -28,10 +29,8 @@ class History(Logger):
         self.path = path
         self.rows: dict[int, dict[str, Any]] = {}
         if resumed_at and path.exists():
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    if int(row["step"]) <= resumed_at:
-                        self.rows[int(row["step"])] = {key: value for key, value in row.items() if value != ""}
+            rows = {int(row["step"]): row for row in read_history(path)}
+            self.rows |= {step: dict(row) for step, row in rows.items() if step <= resumed_at}
 
     @property
     def name(self) -> str:
@@ -70,7 +69,8 @@ class History(Logger):
         """
         connector = trainer._logger_connector  # Lightning has no other way to tell what it is about to log
         if connector.should_update_logs:
-            row = {**convert_tensors_to_scalars(connector.metrics["log"]), "epoch": trainer.current_epoch}
+            row: dict[str, Any] = convert_tensors_to_scalars(connector.metrics["log"])
+            row.setdefault("epoch", trainer.current_epoch)  # as Lightning does, where the module doesn't log it
             self.log_metrics(row, trainer.fit_loop.epoch_loop._batches_that_stepped)
             self.save()
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import multiprocessing
 import runpy
 import shutil
 import statistics
@@ -19,13 +20,14 @@ from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from runs import kill_once, last, metrics
+from runs import kill_at, last, metrics
 
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 from dml.run.cli import CONF, explain
 from dml.run.compare import compare, find_runs, find_unfinished
 from dml.run.pruning import is_behind
-from dml.run.sweeps import objective, run_folder, validated
+from dml.run.sweeps import objective, sweep_subfolder
 
 TINY = [
     *SMALL,
@@ -79,7 +81,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 def kill_in_the_second_run(sweep: Path, *arguments: str) -> None:
     """Starts a sweep, and kills it once its second run has written a checkpoint."""
-    kill_once((sweep / "1" / "checkpoints" / "last.ckpt").exists, "-m", *arguments, f"hydra.sweep.dir={sweep}")
+    kill_at("after last.ckpt is replaced", 1, "-m", *arguments, f"hydra.sweep.dir={sweep}", within=str(sweep / "1"))
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(
@@ -100,8 +102,19 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     assert (sweep / "0" / "metrics.json").stat().st_mtime_ns == finished
     whole, resumed = last(sweep / "0")["state_dict"], last(sweep / "1")["state_dict"]
     assert all(torch.equal(whole[name], resumed[name]) for name in whole | resumed)
-    for file in ("metrics.json", "metrics.csv"):
-        assert (sweep / "1" / file).read_bytes() == (sweep / "0" / file).read_bytes()
+    assert (sweep / "1" / "metrics.csv").read_bytes() == (sweep / "0" / "metrics.csv").read_bytes()
+    same = [name for name in metrics(sweep / "0") if name != "configuration"]
+    assert [metrics(sweep / "1")[name] for name in same] == [metrics(sweep / "0")[name] for name in same]
+
+    # while another process works in the folder of a run, a sweep waits for its end
+    with RunFolder(sweep / "0").hold():
+        waiting = multiprocessing.get_context("fork").Process(target=here, args=("train", *again))
+        waiting.start()
+        waiting.join(4)
+        assert waiting.is_alive()
+    waiting.join(60)
+    assert waiting.exitcode == 0
+    assert sorted(told()) == [f"skipped  {sweep / run}: finished already" for run in "01"]
 
     # in processes of their own
     here("train", *again, "launcher=joblib")
@@ -135,11 +148,8 @@ def test_a_folder_that_the_user_chose_is_not_trained_over(failed: Failed, tmp_pa
 
 
 def placed(below: Path, number: int, **config: Any) -> str:
-    """The folder that a run gets, with what Hydra then writes into it."""
-    folder = run_folder(number, _root_=OmegaConf.create({**config, "hydra": {"sweep": {"dir": str(below)}}}))
-    (below / folder / ".hydra").mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(config), below / folder / ".hydra" / "config.yaml")
-    return folder
+    """The folder that a run gets."""
+    return sweep_subfolder(number, _root_=OmegaConf.create({**config, "hydra": {"sweep": {"dir": str(below)}}}))
 
 
 def test_a_configuration_keeps_its_folder_whatever_its_number(tmp_path: Path) -> None:
@@ -188,8 +198,8 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
         config: Any = OmegaConf.load(tmp_path / run / ".hydra" / "config.yaml")
         trial = study.ask()
         assert config.optimizer.lr == trial.suggest_float("optimizer.lr", 1e-4, 2e-3, log=True)
-        values = validated(tmp_path / run, "val/level0/recall@1")
-        assert objective(config, tmp_path / run) == max(values.values())
+        values = RunFolder(tmp_path / run).values("val/level0/recall@1")
+        assert objective(config, RunFolder(tmp_path / run)) == max(values.values())
         study.tell(trial, max(values.values()))
     found: Any = OmegaConf.load(tmp_path / "optimization_results.yaml")
     assert found.best_value == study.best_value
@@ -204,10 +214,10 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,loss,val/h_ap\n1,2.0,\n2,1.0,0.25\n3,1.0,\n4,0.5,0.125\n")
     for step, value in ((2, 0.25), (3, 0.25), (4, 0.125)):
         (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
-        assert objective(config, tmp_path) == value
+        assert objective(config, RunFolder(tmp_path)) == value
     config.checkpoints.monitor = "ndcg"
     with pytest.raises(InputError, match=r"no val/ndcg to optimise in .*: it takes a validation split"):
-        objective(config, tmp_path)
+        objective(config, RunFolder(tmp_path))
 
 
 HISTORY = st.lists(st.integers(0, 8), min_size=1, max_size=4).map(

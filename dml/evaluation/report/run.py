@@ -1,7 +1,5 @@
 """What a run's folder says about it."""
 
-import csv
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +11,13 @@ import yaml
 
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 
 SELECTIONS = {
     "val": "the best on the validation split",
     "test": "the best on the test split",
     "last": "the last one",
 }
-METRICS, HISTORY, QUERIES, CONFIG = "metrics.json", "metrics.csv", "per_query.parquet", ".hydra/config.yaml"
 
 
 @dataclass(frozen=True)
@@ -86,46 +84,28 @@ def _named(choice: str | None, name: str | None) -> str | None:
     return choice or name
 
 
-def read_run(folder: Path) -> Run:
+def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> Run:
     """The run in a folder, from its metrics.json, per_query.parquet and .hydra/config.yaml, and metrics.csv if any.
+
+    Args:
+        path: the folder.
+        metrics: what metrics.json is going to hold, if it isn't written yet.
 
     Raises:
         InputError: if one of these is missing or is no such file.
     """
-    if missing := [name for name in (METRICS, QUERIES, CONFIG) if not (folder / name).is_file()]:
-        raise InputError(f"{folder}: {', '.join(missing)} missing; a report needs what a run writes when it is tested")
+    folder = RunFolder(path)
+    wanted = [*([folder.metrics_file] if metrics is None else []), folder.queries_file, folder.config_file]
+    if missing := [str(file.relative_to(path)) for file in wanted if not file.is_file()]:
+        raise InputError(f"{path}: {', '.join(missing)} missing; a report needs what a run writes when it is tested")
     return Run(
-        name="/".join(folder.resolve().parts[-2:]),
-        metrics=_read_metrics(folder / METRICS),
-        queries=read_queries(folder / QUERIES),
-        config=(folder / CONFIG).read_text(encoding="utf-8"),
-        history=_read_history(folder / HISTORY),
-        choices=_read_choices(folder / ".hydra/hydra.yaml"),
+        name="/".join(path.resolve().parts[-2:]),
+        metrics=folder.metrics() if metrics is None else metrics,
+        queries=read_queries(folder.queries_file),
+        config=folder.config_file.read_text(encoding="utf-8"),
+        history=[{name: float(value) for name, value in row.items()} for row in folder.history()],
+        choices={group: choice for group, choice in folder.choices.items() if choice},
     )
-
-
-def _read_metrics(path: Path) -> dict[str, Any]:
-    try:
-        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: no JSON ({error})") from error
-    return metrics
-
-
-def _read_history(path: Path) -> list[dict[str, float]]:
-    """The rows of metrics.csv, without the columns that a row leaves empty; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-
-
-def _read_choices(path: Path) -> dict[str, str]:
-    """The groups' choices, Hydra's own and those of nothing left out; none if there is no file."""
-    if not path.exists():
-        return {}
-    choices = yaml.safe_load(path.read_text(encoding="utf-8"))["hydra"]["runtime"]["choices"]
-    return {group: choice for group, choice in choices.items() if choice and "hydra/" not in group}
 
 
 def versions() -> dict[str, str]:

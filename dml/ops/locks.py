@@ -1,0 +1,124 @@
+"""A lock on a file that one process holds until it ends, however it ends."""
+
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from weakref import WeakSet
+
+INHERITED = "DML_INHERITED_LOCK"
+"""The environment variable that names the file descriptor of a lock which the parent process passed on."""
+GRACE_PERIOD = 0.5
+"""Seconds in which a lock becomes free that is only looked at, or whose holder is just ending."""
+
+
+class FileLock:
+    """An exclusive lock (``flock``) on a file; the kernel frees it when its holder ends.
+
+    A forked child, such as a loader's worker, doesn't hold it: otherwise a killed process's lock would live as long as
+    its workers. A program started with `descriptor` and `environment` holds it together with this process.
+
+    Windows, and file systems that have no such locks, are not protected.
+
+    Args:
+        path: the file; it is created, and stays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor of the held lock, for `subprocess.run(..., pass_fds=[...])`."""
+        assert self._file is not None
+        return self._file.fileno()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a started program that it holds the lock already."""
+        return {INHERITED: str(self.descriptor)}
+
+    @contextmanager
+    def hold(self, *, wait: bool = False) -> Iterator[None]:
+        """Holds the lock; if another process has it, ``wait`` waits for that process's end.
+
+        Raises:
+            BlockingIOError: if another process has it; ``strerror`` names the process.
+        """
+        if self._is_inherited():
+            yield
+            return
+        self._file = self.path.open("a+")
+        _held.add(self)
+        try:
+            self._acquire(wait)
+            yield
+        finally:
+            self.close()
+
+    def is_held(self) -> bool:
+        """Whether a process holds the lock, this one or another."""
+        if self._file is not None:
+            return True
+        if not self.path.exists():
+            return False
+        with self.path.open() as file:
+            return not _flock(file, exclusive=False)
+
+    def close(self) -> None:
+        """Lets go of the lock in this process."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _acquire(self, wait: bool) -> None:
+        assert self._file is not None
+        until = time.monotonic() + GRACE_PERIOD
+        while not _flock(self._file, exclusive=True):
+            if not wait and time.monotonic() > until:
+                self._file.seek(0)
+                raise BlockingIOError(errno.EWOULDBLOCK, self._file.read().strip() or "another process")
+            time.sleep(0.02)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
+
+    def _is_inherited(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(int(os.environ[INHERITED])), self.path.stat())
+        except (KeyError, OSError):
+            return False
+
+
+_held: WeakSet[FileLock] = WeakSet()
+
+
+def _let_go() -> None:
+    for lock in _held:
+        lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _flock(file: IO[str], *, exclusive: bool) -> bool:
+    """Locks an open file without waiting -> whether that was possible."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+    return True

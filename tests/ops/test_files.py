@@ -1,0 +1,49 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from dml.ops.files import remove_partial_files, replacing
+
+
+def test_a_whole_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replacing(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_two_writers_of_one_file_never_share_a_partial_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as one, replacing(path) as other:
+        assert one != other
+        assert f".{os.getpid()}-" in one.name
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one"  # whose block ended last
+
+
+def test_what_killed_processes_were_writing_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in (".metrics.json.1-ab.partial", "checkpoints/.last.ckpt.1-cd.partial", "kept.partial", "checkpoints/a"):
+        (tmp_path / name).touch()
+    remove_partial_files(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a", "kept.partial"]

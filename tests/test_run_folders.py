@@ -1,0 +1,162 @@
+"""What runs leave in their folders, and whose they are, through the command line."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, SMALL, Here, Refused
+from pytorch_lightning.callbacks import Timer
+from runs import assert_same_run, kill_at, last, metrics
+
+from dml.ops.run_folder import RunFolder, RunState
+from dml.run import main
+from dml.run.compare import find_unfinished
+from dml.training.embedding import RawFeatures
+
+QUICK = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.heads=false", "model.heads=[H]"]
+QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]"]
+
+
+def test_runs_begun_in_the_same_second_have_a_folder_each(small_emoji: Path, tmp_path: Path) -> None:
+    same = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
+    same += [f"hydra.run.dir='${{new_folder:{tmp_path}/runs/now}}'"]
+    command = [sys.executable, str(ROOT / "train.py"), *same]
+    started = [subprocess.Popen([*command, f"seed={seed}"], cwd=ROOT) for seed in range(3)]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    folders = [RunFolder(path) for path in sorted((tmp_path / "runs").iterdir())]
+    assert [folder.path.name for folder in folders] == ["now", "now_2", "now_3"]
+    assert {folder.config["seed"] for folder in folders} == {0, 1, 2}
+    assert all(folder.state == RunState.FINISHED for folder in folders)
+
+
+def test_a_run_under_way_is_not_trained_twice(refused: Refused, here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=2"]
+    here("train", *arguments, f"hydra.run.dir={tmp_path}")
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    with RunFolder(tmp_path).hold():
+        for given in ([f"resume={tmp_path}", "trainer.max_steps=4"], [*arguments, f"hydra.run.dir={tmp_path}"]):
+            line = refused(*given)
+            assert line.startswith(f"error: {tmp_path}: process ")
+            assert "is training this run" in line
+    assert {path: path.read_bytes() for path in written} == written
+
+
+def test_a_folder_that_holds_a_run_is_not_begun_anew(
+    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    here("train", *arguments)
+    assert f"resume={tmp_path} goes on with it" in refused(*arguments)
+
+
+def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
+    here: Here, small_emoji: Path, tmp_path: Path
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "scheduler=constant"]
+    whole, folder = tmp_path / "whole", tmp_path / "folder"
+    here("train", *arguments, "trainer.max_steps=4", f"hydra.run.dir={whole}")
+    here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={folder}")
+    assert RunFolder(folder).state == RunState.FINISHED
+    kill_at("before last.ckpt is written", 1, f"resume={folder}", "trainer.max_steps=4")
+    assert RunFolder(folder).state == RunState.INTERRUPTED
+    assert find_unfinished([folder]) == [folder]
+    here("train", f"resume={folder}")  # with the new values
+    assert_same_run(whole, folder)
+    assert metrics(folder) == metrics(whole)
+
+
+def test_resuming_finds_the_raw_metrics_that_it_had(
+    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "evaluation.raw=true", "scheduler=constant"]
+    here("train", *arguments, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
+    before = metrics(tmp_path)["raw/level0/recall@1"]
+    monkeypatch.delattr(RawFeatures, "of_images")
+    here("train", f"resume={tmp_path}", "trainer.max_steps=2")
+    assert metrics(tmp_path)["raw/level0/recall@1"] == before
+
+
+@pytest.mark.parametrize("interval", ["null", "100"])
+def test_without_a_validation_the_last_checkpoint_is_tested_and_named(
+    here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], interval: str
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
+    here("train", *arguments, f"trainer.val_check_interval={interval}", f"hydra.run.dir={tmp_path}")
+    assert metrics(tmp_path)["selection"] == "last"
+    said = " ".join(capfd.readouterr().out.split())
+    assert "test of step 1, the last one; no validation chose one, though evaluation.selection=val" in said
+
+
+ACCUMULATED = [*QUICK, "trainer.accumulate_grad_batches=3", "trainer.max_steps=5", "trainer.val_check_interval=2"]
+ACCUMULATED += ["checkpoints.every_n_steps=1"]
+
+
+@pytest.fixture(scope="module")
+def accumulated(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("accumulated") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            sys, "argv", ["train.py", f"dataset.root={small_emoji}", *ACCUMULATED, f"hydra.run.dir={folder}"]
+        )
+        main("train")
+    return folder
+
+
+def test_intervals_are_in_steps_under_accumulation(accumulated: Path) -> None:
+    values = RunFolder(accumulated).values("val/level0/recall@1")
+    assert sorted(values) == [2, 4]
+    assert sorted(RunFolder(accumulated).values("loss")) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("point", "occurrence"),
+    [
+        ("after last.ckpt is replaced", 1),
+        ("after last.ckpt is replaced", 3),
+        ("before last.ckpt is written", 4),
+        ("after best.ckpt is replaced", 1),
+        ("after a validation is judged", 2),
+    ],
+)
+def test_killed_under_accumulation_and_resumed_ends_bit_for_bit_the_same(
+    here: Here, accumulated: Path, small_emoji: Path, tmp_path: Path, point: str, occurrence: int
+) -> None:
+    kill_at(point, occurrence, f"dataset.root={small_emoji}", *ACCUMULATED, f"hydra.run.dir={tmp_path}")
+    here("train", f"resume={tmp_path}")
+    assert_same_run(accumulated, tmp_path)
+
+
+def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
+    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_in_the_middle_of_a_step(monkeypatch, Timer)
+    arguments = [f"dataset.root={small_emoji}", *ACCUMULATED, "trainer.val_check_interval=null"]
+    arguments += ["checkpoints.every_n_steps=100", "+trainer.max_time=00:01:00:00", f"hydra.run.dir={tmp_path}"]
+    here("train", *arguments)
+    assert last(tmp_path)["global_step"] == 2
+    found = metrics(tmp_path)
+    assert found["step"] == 2
+    assert found["selection"] == "last"
+    assert "pruned" not in found
+    weights = last(tmp_path)["state_dict"]
+    # the same configuration ends there again; more time goes on
+    here("train", f"resume={tmp_path}")
+    assert all(torch.equal(weights[name], value) for name, value in last(tmp_path)["state_dict"].items())
+    monkeypatch.undo()
+    here("train", f"resume={tmp_path}", "+trainer.max_time=00:02:00:00")
+    assert metrics(tmp_path)["step"] == 5
+
+
+def end_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch, timer: type) -> None:
+    """Lets the time be over after the fourth batch, the first of the second step's three."""
+    original: Callable[..., None] = timer.on_train_batch_end  # type: ignore[attr-defined]
+
+    def on_train_batch_end(self: object, trainer: object, *arguments: object) -> None:
+        original(self, trainer, *arguments)
+        if arguments[-1] == 3:
+            trainer.should_stop = True  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(timer, "on_train_batch_end", on_train_batch_end)
