@@ -1,5 +1,4 @@
 import inspect
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,17 +140,6 @@ def test_every_parameter_has_a_gradient_without_positives(name: str) -> None:
     for parameter in loss.parameters():
         assert parameter.grad is not None
         assert (parameter.grad == 0).all()
-
-
-def test_n_pair_by_hand() -> None:
-    embeddings, terms = rows() / 2, []
-    for i, anchor in enumerate(embeddings):
-        for j, positive in enumerate(embeddings):
-            if i != j and LABELS[i] == LABELS[j]:
-                negatives = [row for row, label in zip(embeddings, LABELS, strict=True) if label != LABELS[i]]
-                terms.append(math.log(1 + sum(math.exp(anchor @ row - anchor @ positive) for row in negatives)))
-    norms = sum(float(row @ row) for row in embeddings) / len(embeddings)
-    assert build("n_pair")(embeddings, LABELS).item() == pytest.approx(sum(terms) / len(terms) + 1e-3 * norms)
 
 
 def test_semi_hard_triplets_by_hand() -> None:
