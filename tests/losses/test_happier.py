@@ -274,10 +274,11 @@ def test_proxies_start_within_their_bound() -> None:
     assert proxies.mean().abs() < 0.002
 
 
-def test_happier_f_differs_from_happier_as_the_paper_says() -> None:
+def test_happier_f_differs_from_happier_as_the_paper_says_and_its_release_in_lambda() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        plain, fine = (OmegaConf.to_container(compose(name)) for name in ("happier", "happier_f"))
-    assert plain["weights"] == {"h_ap": 0.9, "cluster": 0.1}
-    plain["weights"] = {"h_ap": 0.5, "cluster": 0.5}
+        names = ("happier", "happier_f", "happier_f_release")
+        plain, fine, release = (OmegaConf.to_container(compose(name)) for name in names)
+    assert plain["weights"] == fine["weights"] == {"h_ap": 0.9, "cluster": 0.1}
     plain["terms"]["h_ap"] |= {"alpha": 5.0, "smooth_h_rank": True}
     assert fine == plain
+    assert release == plain | {"weights": {"h_ap": 0.5, "cluster": 0.5}}

@@ -16,7 +16,8 @@ from dml.run.cli import CONF
 
 CLASSES, SIZE = 6, 5
 LABELS = torch.stack([torch.arange(24) % CLASSES, torch.arange(24) % 2], dim=1)
-WITH_PROXIES = {"arcface", "cluster", "csl", "happier", "happier_f", "normalized_softmax", "proxy_anchor", "proxy_nca"}
+HAPPIER = {"happier", "happier_f", "happier_f_release"}
+WITH_PROXIES = {"arcface", "cluster", "csl", "normalized_softmax", "proxy_anchor", "proxy_nca"} | HAPPIER
 
 
 def embeddings(seed: int = 0) -> torch.Tensor:
