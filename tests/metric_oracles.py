@@ -4,6 +4,7 @@ A ranking is a list of relevant or not, or of how many levels each item shares w
 """
 
 import math
+from collections.abc import Sequence
 
 
 def recall(relevant: list[bool], k: int) -> float:
@@ -40,6 +41,13 @@ def h_ap(relevance: list[float]) -> float:
 def power_relevance(levels: list[int], depth: int, alpha: float, count_query: bool = False) -> list[float]:
     number = {level: levels.count(level) + (count_query and level == depth) for level in range(1, depth + 1)}
     return [(level / depth) ** alpha / number[level] if level else 0.0 for level in levels]
+
+
+def weighted_ap_relevance(levels: list[int], weights: Sequence[float], count_query: bool) -> list[float]:
+    """weights of APs, the finest first: the AP over items of p shared levels or more has weights[L - p]."""
+    depth = len(weights)
+    positives = {p: sum(level >= p for level in levels) + count_query for p in range(1, depth + 1)}
+    return [sum(weights[depth - p] / positives[p] for p in range(1, level + 1)) for level in levels]
 
 
 def ndcg(levels: list[int]) -> float:

@@ -22,7 +22,8 @@ class Judge:
         metrics: of `dml.evaluation.evaluate`.
         recall_at: the k of recall@k.
         alpha: of H-AP.
-        count_query: of H-AP.
+        count_query: of H-AP and sum_wap.
+        level_weights: of sum_wap, a weight for each level, the finest first; None weighs all levels alike.
         clustering: whether nmi, ami and f1, if they are among the metrics, are computed.
         seed: of k-means.
     """
@@ -32,6 +33,7 @@ class Judge:
     recall_at: Sequence[int]
     alpha: float = 1.0
     count_query: bool = False
+    level_weights: Sequence[float] | None = None
     clustering: bool = True
     seed: int = 0
 
@@ -46,6 +48,7 @@ class Judge:
             "recall_at": self.recall_at,
             "alpha": self.alpha,
             "count_query": self.count_query,
+            "level_weights": self.level_weights,
             "neighbors": neighbors,
         }
         part = self.table.take(rows.numpy())

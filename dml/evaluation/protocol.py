@@ -20,6 +20,7 @@ def evaluate(
     recall_at: Sequence[int] = (1, 2, 4, 8),
     alpha: float = 1.0,
     count_query: bool = False,
+    level_weights: Sequence[float] | None = None,
     clustering: bool = True,
     nmi_average: Average = "arithmetic",
     seed: int = 0,
@@ -35,8 +36,8 @@ def evaluate(
 
     - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
-    - sum_wap, if asked for: the mean of the levels' AP of each query (HAPPIER's weighted sum, all levels alike), as the
-      H-AP that it is.
+    - sum_wap, if asked for: the sum of the levels' AP of each query with `level_weights` (HAPPIER's weighted sum), as
+      the H-AP that it is.
     - level{i}/queries_without_positives: how many were left out at the level; without "level{i}/", those left out
       of the graded metrics, which share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
@@ -53,8 +54,9 @@ def evaluate(
         metrics: of `METRICS`; "recall" is all of recall@k.
         recall_at: the k of recall@k.
         alpha: exponent of a level's weight in H-AP, (level / L)^alpha.
-        count_query: H-AP shares its finest level's weight among the query and its positives, as HAPPIER's release
-            does, and not among the positives alone, as its Eq. 4.
+        count_query: H-AP and sum_wap count the query among its positives when they share a level's weight among
+            them, as HAPPIER's release does; its Eq. 4 counts the positives alone.
+        level_weights: of sum_wap, a weight for each level of the labels, the finest first; None weighs each 1 / L.
         clustering: False leaves out nmi, ami and f1.
         nmi_average: the mean of the two entropies that NMI and AMI divide by; "geometric" is the other.
         seed: of k-means.
@@ -66,7 +68,7 @@ def evaluate(
             embeddings that are not finite, a gallery without its labels or they without it, one item with no other,
             or a level at which no query has a positive: a mean over nothing is no result.
     """
-    wanted = Wanted(metrics, recall_at, alpha, count_query)
+    wanted = Wanted(metrics, recall_at, alpha, count_query, level_weights)
     queries, others = checked_items(query, query_labels, gallery, gallery_labels)
     found = rank_items(queries, others, wanted, memory=memory).means()
     if clustering:

@@ -70,6 +70,7 @@ def rank_queries(
     recall_at: Sequence[int] = (1, 2, 4, 8),
     alpha: float = 1.0,
     count_query: bool = False,
+    level_weights: Sequence[float] | None = None,
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     memory: int = MEMORY,
@@ -84,7 +85,8 @@ def rank_queries(
         metrics: those of clusters have no value for a query and are passed over.
         recall_at: the k of recall@k.
         alpha: of H-AP.
-        count_query: of H-AP.
+        count_query: of H-AP and sum_wap.
+        level_weights: of sum_wap.
         neighbors: how many of the nearest items to give; there are as many as the gallery has.
         share: (rank, world): the queries that this process of several ranks, as `query_share` says.
         memory: bytes that the distances of a block of queries may take.
@@ -92,7 +94,7 @@ def rank_queries(
     Raises:
         InputError: as `evaluate`, but not for queries without positives.
     """
-    wanted = Wanted(metrics, recall_at, alpha, count_query)
+    wanted = Wanted(metrics, recall_at, alpha, count_query, level_weights)
     items = checked_items(query, query_labels, gallery, gallery_labels)
     return rank_items(*items, wanted, neighbors=neighbors, share=share, memory=memory)
 

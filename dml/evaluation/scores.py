@@ -30,6 +30,7 @@ class Wanted:
         alpha: of H-AP's relevance, `power_relevance`.
         count_query: a query is one of its own items when the relevance shares a level's weight among them. So
             HAPPIER's release counts; its Eq. 4 doesn't.
+        level_weights: of sum_wap, a weight for each level, the finest first; None weighs all levels alike.
 
     Raises:
         InputError: for an unknown metric or a k below 1.
@@ -39,6 +40,7 @@ class Wanted:
     recall_at: Sequence[int]
     alpha: float
     count_query: bool
+    level_weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         known = (*METRICS, *ON_REQUEST)
@@ -84,12 +86,12 @@ def _binary(ranked: Ranked, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
 
 
 def _graded(ranked: Ranked, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
+    counts = numbers_of(ranked.sharing).double()
+    counts[:, -1] += wanted.count_query
     if "h_ap" in wanted.metrics:
-        counts = numbers_of(ranked.sharing).double()
-        counts[:, -1] += wanted.count_query
         yield "h_ap", h_ap(ranked.sharing, power_relevance(counts, wanted.alpha))
-    if "sum_wap" in wanted.metrics:  # all levels' APs weighed alike
-        yield "sum_wap", h_ap(ranked.sharing, weighted_ap_relevance(numbers_of(ranked.sharing).double()))
+    if "sum_wap" in wanted.metrics:
+        yield "sum_wap", h_ap(ranked.sharing, weighted_ap_relevance(counts, wanted.level_weights))
     if "ndcg" in wanted.metrics:
         yield "ndcg", ndcg(ranked.sharing)
     if "asi" in wanted.metrics:

@@ -167,14 +167,25 @@ def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> No
 
 
 def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> Judge:
-    """What computes the metrics of the table's part: those of the test, or for a validation recall@K alone."""
+    """What computes the metrics of the table's part: those of the test, or for a validation recall@K alone.
+
+    Raises:
+        InputError: if ``evaluation.level_weights`` lacks a level.
+    """
     settings = config.evaluation
+    weights = settings.level_weights
+    if weights is not None and len(weights) != len(part.levels):
+        raise InputError(
+            f"evaluation.level_weights={list(weights)}: {len(weights)} weights for the {len(part.levels)} levels "
+            f"{', '.join(part.levels)}"
+        )
     return Judge(
         part,
         metrics=("recall",) if validation else tuple(settings.metrics),
         recall_at=tuple(settings.recall_at),
         alpha=settings.alpha,
         count_query=settings.count_query,
+        level_weights=weights,
         clustering=settings.clustering,
     )
 

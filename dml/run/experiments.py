@@ -93,6 +93,8 @@ def _smoke(config: DictConfig) -> Iterator[tuple[str, Any]]:
         yield "scheduler.warmup_steps", 1
     yield from _small_batches("sampler", config.sampler)
     yield from _fewer_levels(config.loss)
+    if weights := config.evaluation.level_weights:
+        yield "evaluation.level_weights", [*weights, 0.0, 0.0][:3]
     for name, own in config.stages.items():
         if length := OmegaConf.select(own, "trainer.max_steps"):
             yield f"stages.{name}.trainer.max_steps", max(2, length // 1000)

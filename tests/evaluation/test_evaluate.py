@@ -242,9 +242,11 @@ def test_a_judge_counts_the_query_if_it_is_asked_to(hundred: Any) -> None:
     paths, split = np.array([f"{row}.jpg" for row in range(100)]), np.array(["test"] * 100)
     table = ImageTable(paths, labels.numpy(), split, ("class", "super-class"))
     for count_query in (False, True):
-        judge = Judge(table, metrics=["h_ap"], recall_at=(1,), count_query=count_query)
-        expected = evaluate(embeddings, labels, metrics=["h_ap"], count_query=count_query)
-        assert judge(embeddings, torch.arange(100))["h_ap"] == expected["h_ap"]
+        settings: dict[str, Any] = {"metrics": ["h_ap", "sum_wap"], "recall_at": (1,), "level_weights": (0.9, 0.1)}
+        judge = Judge(table, count_query=count_query, **settings)
+        expected = evaluate(embeddings, labels, count_query=count_query, **settings)
+        found = judge(embeddings, torch.arange(100))
+        assert (found["h_ap"], found["sum_wap"]) == (expected["h_ap"], expected["sum_wap"])
 
 
 def test_the_sum_of_waps_is_the_mean_of_the_levels_ap(hundred: Any) -> None:
@@ -253,7 +255,24 @@ def test_the_sum_of_waps_is_the_mean_of_the_levels_ap(hundred: Any) -> None:
     found = evaluate(embeddings, levels, metrics=["ap", "sum_wap"])
     assert found["queries_without_positives"] == 0
     assert found["sum_wap"] == pytest.approx(np.mean([found[f"level{level}/ap"] for level in range(3)]), abs=1e-9)
+    weights = (0.6, 0.3, 0.1)
+    weighted = evaluate(embeddings, levels, metrics=["sum_wap"], level_weights=weights)["sum_wap"]
+    expected = sum(weight * found[f"level{level}/ap"] for level, weight in enumerate(weights))
+    assert weighted == pytest.approx(expected, abs=1e-9)
     assert "sum_wap" not in evaluate(embeddings, levels, clustering=False)
+
+
+@pytest.mark.parametrize("count_query", [False, True])
+def test_the_sum_of_waps_counts_the_query_if_it_is_asked_to(hundred: Any, count_query: bool) -> None:
+    embeddings, labels = hundred
+    weights, values = (0.94, 0.06), []
+    similarity = cosines(embeddings, embeddings)
+    for query in range(100):
+        order = [j for j in np.argsort(-similarity[query], kind="stable") if j != query]
+        levels = [int((labels[j] == labels[query]).sum()) for j in order]
+        values.append(oracles.h_ap(oracles.weighted_ap_relevance(levels, weights, count_query)))
+    found = evaluate(embeddings, labels, metrics=["sum_wap"], count_query=count_query, level_weights=weights)
+    assert found["sum_wap"] == pytest.approx(np.mean(values), abs=1e-9)
 
 
 FOUR = torch.eye(4)

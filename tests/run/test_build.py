@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.run import build
 from dml.run.cli import CONF
@@ -56,6 +57,14 @@ def test_a_loss_knows_the_number_of_classes_and_their_hierarchy() -> None:
     assert build.losses(composed("loss=cluster"), {"H": 8}, LABELS)["H"].proxies.shape == (3, 8)
     csl: Any = build.losses(composed("loss=csl"), {"H": 8}, LABELS)["H"]
     assert csl.hierarchy.tolist() == [[0, 1], [1, 0], [2, 1]]
+
+
+def test_level_weights_are_of_the_tables_levels() -> None:
+    table = ImageTable(np.array(["a", "b", "c", "d"]), LABELS, np.array(["test"] * 4), ("class", "super-class"))
+    assert build.judge(composed("evaluation.level_weights=[0.9,0.1]"), table).level_weights == [0.9, 0.1]
+    message = r"evaluation\.level_weights=\[1\.0\]: 1 weights for the 2 levels class, super-class"
+    with pytest.raises(InputError, match=message):
+        build.judge(composed("evaluation.level_weights=[1.0]"), table)
 
 
 def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

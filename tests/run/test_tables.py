@@ -21,12 +21,14 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
 from dml.ops.errors import InputError
+from dml.ops.nested import flat
 from dml.run.cli import CONF
 from dml.run.cost import gpu_hours, steps
 from dml.run.experiments import compose, identity, smoke
 from dml.run.reproduce import Plan, check_data
 from dml.run.results import csv_lines, lines, markdown
 from dml.run.stages import Stage, stages
+from dml.run.stored import as_stored
 from dml.run.tables import Cell, Table, Training, cells, chosen, index, tables
 
 PAPERS = ("rll", "nra", "lns", "happier")
@@ -148,9 +150,6 @@ def _check_stated(cell: Cell, trained: list[Stage]) -> None:
     assert ORDERS[order] in cell.settings, cell
 
 
-RELEASED = {("2", "happier", "dyml_animal"), ("3", "happier_f", "sop")}  # lambda is 0.5 there
-
-
 def test_happiers_configurations_hold_what_the_paper_states() -> None:
     for table in chosen("happier"):
         for row, dataset in table.rows():
@@ -160,12 +159,42 @@ def test_happiers_configurations_hold_what_the_paper_states() -> None:
             assert (config.model.backbone.weights is None) == (dataset in ("dyml_vehicle", "dyml_animal")), cell
             stated = dict(pair.split("=") for pair in cell.settings.split(";") if pair)
             assert ("h_ap" in config.loss.get("terms", {})) == ("lambda" in stated), cell
+            if row == "csl" and dataset == "dyml_product":
+                assert config.optimizer.loss.lr == 0.01  # the release; HAPPIER's own proxies have 0.02
             if "alpha" in stated:
                 h_ap = config.loss.terms.h_ap if "lambda" in stated else config.loss
                 assert h_ap.alpha == float(stated["alpha"]), cell
             if "lambda" in stated:
-                cluster = 0.5 if (table.name, row, dataset) in RELEASED else float(stated["lambda"])
+                cluster = float(stated["lambda"])
                 assert config.loss.weights == {"h_ap": 1 - cluster, "cluster": cluster}, cell
+
+
+VARIANTS = {
+    "happier/2/happier_dyml_animal_release": "happier/2/happier_dyml_animal",
+    "happier/3/happier_f_sop_release": "happier/3/happier_f_sop",
+}
+
+
+@pytest.mark.parametrize(("variant", "experiment"), VARIANTS.items())
+def test_the_releases_lambda_is_a_variant_of_its_own(variant: str, experiment: str) -> None:
+    release, paper = (flat(as_stored(compose(Training(name)))) for name in (variant, experiment))
+    differing = {key: value for key, value in release.items() if paper[key] != value}
+    assert differing == {"loss.weights.h_ap": 0.5, "loss.weights.cluster": 0.5}
+    assert variant not in {one.experiment for table in chosen("happier") for one in table.trainings()}
+
+
+def test_the_weights_of_the_levels_are_those_that_table_3_implies() -> None:
+    printed = {
+        (cell.table, cell.row, cell.dataset, cell.metric): cell.value for cell in cells() if cell.paper == "happier"
+    }
+    (table,) = chosen("happier-6")
+    for training in table.trainings():
+        config = compose(training)
+        aps = [printed["3", "happier", "inat_base", f"ap/{level}"] or 0.0 for level in ("fine", "coarse")]
+        weighted = sum(weight * ap for weight, ap in zip(config.evaluation.level_weights, aps, strict=True))
+        assert round(weighted, 1) == printed["6", "train_h_ap", "inat_base", "sum_wap"]
+        assert sum(config.evaluation.level_weights) == pytest.approx(1.0)
+    assert config.loss.relevance.weights == config.evaluation.level_weights == [0.94, 0.06]
 
 
 EXPERIMENTS = [
