@@ -32,7 +32,10 @@ CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2
 
 def table(config: DictConfig) -> ImageTable:
     """The data set, its counts checked, the asked fold of its training classes held out as ``val``."""
-    dataset = config.dataset
+    return _read(config.dataset)
+
+
+def _read(dataset: DictConfig) -> ImageTable:
     whole = load(
         instantiate(dataset.reader),
         dataset.root,
@@ -42,6 +45,25 @@ def table(config: DictConfig) -> ImageTable:
         verify=dataset.verify,
     )
     return hold_out_classes(whole, folds=dataset.folds, fold=dataset.fold) if dataset.folds else whole
+
+
+def other_labels(config: DictConfig, images: ImageTable) -> dict[str, ImageTable]:
+    """The test images with the labels that ``evaluation.other_labels`` gives them, by its names.
+
+    Raises:
+        InputError: if a data set there has other test images.
+    """
+    tested, tables = images.evaluated("test"), {}
+    for name, dataset in config.evaluation.other_labels.items():
+        if dataset is None:
+            continue
+        tables[name] = _read(dataset).evaluated("test")
+        if not np.array_equal(tables[name].paths, tested.paths):
+            raise InputError(
+                f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
+                f"{len(tested)} of {config.dataset.name}"
+            )
+    return tables
 
 
 def data(config: DictConfig, images: ImageTable) -> DataModule:

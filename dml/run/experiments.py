@@ -93,6 +93,8 @@ def _smoke(config: DictConfig) -> Iterator[tuple[str, Any]]:
         yield "scheduler.warmup_steps", 1
     yield from _small_batches("sampler", config.sampler)
     yield from _fewer_levels(config.loss)
+    for name in config.evaluation.other_labels:  # those of images that aren't there
+        yield f"evaluation.other_labels.{name}", "null"
     if weights := config.evaluation.level_weights:
         yield "evaluation.level_weights", [*weights, 0.0, 0.0][:3]
     for name, own in config.stages.items():

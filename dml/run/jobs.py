@@ -51,6 +51,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     composed = config.copy()  # what follows turns epochs into steps
 
     table, stages = build.table(config), all_stages(config)
+    build.other_labels(config, table)  # what they lack is told before the training
     images, model, learner = _parts(stages[0].config, table)
     reached = Reached.of(last) if last.exists() else None
     rank_zero_only(write_configuration)(folder, composed)

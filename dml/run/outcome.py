@@ -130,6 +130,10 @@ def test(
         metrics |= evaluate_heads(embedded, lambda own, rows: judge(own.to(device), rows))
     if settings.fixed_neighbors and split == "test":
         metrics |= _among_fixed(config, embedded, judge, fixed)
+    if split == "test":
+        for name, table in build.other_labels(config, images.table).items():
+            found = build.judge(config, table)(embeddings, embedded.rows)
+            metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
     if skipped := len(judge.table) - len(embedded.rows):
         metrics["images_skipped"] = skipped
     metrics = described | metrics | {"split": split}

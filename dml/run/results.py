@@ -50,7 +50,7 @@ def lines(table: Table, plan: Plan) -> list[Line]:
 def _line(cell: Cell, source: Source, plan: Plan) -> Line:
     by_seed = list(zip(*(plan.runs(training) for training in source.trainings), strict=True))
     done = [runs for runs in by_seed if all(run.done for run in runs)]
-    if cell.value is None:  # a dash: what may not exist
+    if cell.value is None or plan.small:  # a dash, or a level that the embedded data lacks: what may not exist
         done = [runs for runs in done if all(source.key(cell) in run.metrics for run in runs)]
     values = [STATISTICS[cell.statistic]([_value(run, source.key(cell)) for run in runs]) for runs in done]
     return Line(cell, tuple(values), tuple(run for runs in by_seed for run in runs))

@@ -67,7 +67,8 @@ def test_every_own_cell_has_an_experiment_that_gives_its_number(paper: str) -> N
 
 def _faults(cell: Cell, config: DictConfig, part: str) -> list[str]:
     named = f"{cell.paper} {cell.table} {cell.row} {cell.dataset} {cell.metric}"
-    found = [] if config.dataset.name == cell.dataset else [f"{named}: on {config.dataset.name}"]
+    dataset = config.evaluation.other_labels.get(part, config.dataset).name
+    found = [] if dataset == cell.dataset else [f"{named}: on {dataset}"]
     metric, _, k = cell.key.rpartition("/")[2].partition("@")
     if metric not in config.evaluation.metrics:
         found.append(f"{named}: evaluation.metrics has no {metric}")
@@ -181,6 +182,23 @@ def test_the_releases_lambda_is_a_variant_of_its_own(variant: str, experiment: s
     differing = {key: value for key, value in release.items() if paper[key] != value}
     assert differing == {"loss.weights.h_ap": 0.5, "loss.weights.cluster": 0.5}
     assert variant not in {one.experiment for table in chosen("happier") for one in table.trainings()}
+
+
+def test_losses_of_the_species_are_trained_once_for_both_data_sets(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=1)
+    of_happier = [cell for cell in cells() if cell.paper == "happier"]
+    printed = {(cell.table, cell.row, cell.dataset, cell.metric): cell.value for cell in of_happier}
+    base, full = chosen("happier-3")[0], chosen("happier-4")[0]
+    for row in ("tl_sh", "nsm", "nca_pp", "smooth_ap", "roadmap", "csl", "happier"):
+        folders = [
+            plan.runs(table.source(row, dataset).trainings[0])[0].folder
+            for table, dataset in ((base, "inat_base"), (full, "inat_full"))
+        ]
+        same = all(
+            printed["3", row, "inat_base", one] == printed["4", row, "inat_full", other]
+            for one, other in (("recall@1", "recall@1"), ("ap/fine", "ap/species"))
+        )
+        assert same == (folders[0] == folders[1]), row
 
 
 def test_the_weights_of_the_levels_are_those_that_table_3_implies() -> None:
@@ -396,6 +414,17 @@ def test_a_finished_run_without_the_metric_is_named(tmp_path: Path) -> None:
     (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.7}))
     with pytest.raises(InputError, match=r"metrics\.json: no level0/recall@10, which the table wants"):
         lines(table, plan)
+
+
+def test_a_level_that_the_embedded_data_lacks_stays_empty(tmp_path: Path) -> None:
+    (table,) = chosen("happier-4")
+    plan = Plan(tmp_path, seeds=1, small=True)
+    (run,) = plan.runs(table.source("happier", "inat_full").trainings[0])
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.5}))
+    ours = {line.cell.metric: line.values for line in lines(table, plan) if line.cell.row == "happier"}
+    assert ours["recall@1"] == (50.0,)
+    assert ours["ap/kingdom"] == ()
 
 
 def test_the_embedded_data_has_runs_of_its_own(tmp_path: Path) -> None:
