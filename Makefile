@@ -5,6 +5,7 @@
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
+# make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims tested on the embedded data, in a few hours: writes docs/claims.md; JOBS=2 runs at a time
 # make figures   runs what the papers' figures take and draws them to docs/images/figures; DATA, SEEDS, JOBS and -n as above
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
@@ -13,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test check format bench tables tables-list claims figures emoji clean
+.PHONY: demo setup test check format bench tables tables-list reproducibility claims figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -59,6 +60,9 @@ tables: setup
 
 tables-list: setup
 	$(BIN)/python scripts/table.py --list $(addprefix --seeds ,$(SEEDS))
+
+reproducibility: setup
+	$(BIN)/python scripts/reproducibility.py
 
 claims: setup
 	$(BIN)/python scripts/claims.py $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY))

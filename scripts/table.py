@@ -21,9 +21,7 @@ from dml.run.cli import one_line_errors, say
 from dml.run.cost import gpu_hours
 from dml.run.experiments import compose
 from dml.run.reproduce import Plan, check_data, commands, train
-from dml.run.tables import Table, chosen
-
-PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
+from dml.run.tables import PAPERS, Table, chosen
 
 
 def main() -> None:

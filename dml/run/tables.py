@@ -15,6 +15,9 @@ import yaml
 from dml.ops.errors import InputError
 
 REFERENCE = Path(__file__).parent / "reference"
+PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
+"""The papers' names, for people."""
+
 DATASETS = {"cub": "cub200"}  # names that conf/dataset spells otherwise
 LEVELS = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVEL = {name: level for level, name in enumerate(LEVELS)} | {"fine": 0, "coarse": 1}
@@ -100,10 +103,12 @@ class Source:
     Args:
         trainings: one, or those whose mean and spread the row is.
         part: of their metrics.json, such as "heads/H" or "fixed"; "" is the whole embedding.
+        differs: where the row differs from the paper's protocol, besides what its experiment says; a sentence each.
     """
 
     trainings: tuple[Training, ...]
     part: str = ""
+    differs: tuple[str, ...] = ()
 
     def key(self, cell: Cell) -> str:
         """The name of a cell's metric in metrics.json."""
@@ -143,12 +148,14 @@ class Table:
             raise InputError(f"table {self}: row {row} on {dataset} has no experiment in {_path(self.paper)}")
         if isinstance(entry, list):
             summed = [self.source(other, dataset) for other in entry]
-            return Source(tuple(one for other in summed for one in other.trainings), summed[0].part)
+            trainings = tuple(one for other in summed for one in other.trainings)
+            return Source(trainings, summed[0].part, tuple(line for other in summed for line in other.differs))
         return self._single(entry)
 
     def _single(self, entry: str | Mapping[str, str]) -> Source:
-        run, part = (entry, "") if isinstance(entry, str) else (entry["run"], entry.get("part", ""))
-        return Source((Training.parse(f"{self.paper}/{run}"),), part)
+        settings = {"run": entry} if isinstance(entry, str) else entry
+        differs = (settings["differs"],) if "differs" in settings else ()
+        return Source((Training.parse(f"{self.paper}/{settings['run']}"),), settings.get("part", ""), differs)
 
     def trainings(self) -> list[Training]:
         """Those of all rows, each once."""
