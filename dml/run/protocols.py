@@ -17,7 +17,7 @@ from dml.run.tables import Cell, Table, Training
 DIFFERS = re.compile(r"differs(?: \((?P<metrics>[^)]*)\))?: (?P<text>.*)")
 """A comment that says where an experiment differs from its paper's protocol, and why; of some metrics or of all."""
 
-UNSAID = re.compile(r"\bstated\b|^the release\b")
+UNSAID = re.compile(r"\bstated\b|\bthe release\b")
 """What a comment holds if the paper doesn't state the value, or not for all that the file is of."""
 
 
