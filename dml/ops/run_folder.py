@@ -147,6 +147,11 @@ class RunFolder:
         """The configuration without `RUN_KEYS`."""
         return without_run_keys(_read_yaml(self.config_file) or {})
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether ``evaluate.py`` has tested a checkpoint in the folder: no run was trained there."""
+        return self.config_file.is_file() and "checkpoint" in (_read_yaml(self.config_file) or {})
+
     @cached_property
     def overrides(self) -> list[str]:
         """What the command line said."""

@@ -72,9 +72,13 @@ def _job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], Any]:
         from dml.run.prepare_job import prepare
 
         return prepare
-    from dml.run import jobs
+    if command == "evaluate":
+        from dml.run.evaluate_job import evaluate
 
-    return {"train": jobs.train, "evaluate": jobs.evaluate}[command]
+        return evaluate
+    from dml.run.jobs import train
+
+    return train
 
 
 @contextmanager
