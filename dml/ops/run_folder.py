@@ -19,7 +19,7 @@ from dml.ops.locks import FileLock
 CONFIGURATION = "configuration"
 """The key of metrics.json that names the configuration whose metrics they are, see `configuration_id`."""
 
-RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher")
+RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher", "trust")
 """Keys of a configuration that say how to run, not what."""
 
 
