@@ -19,7 +19,7 @@ from dml.ops.locks import FileLock
 CONFIGURATION = "configuration"
 """The key of metrics.json that names the configuration whose metrics they are, see `configuration_id`."""
 
-RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher")
+RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher", "trust")
 """Keys of a configuration that say how to run, not what."""
 
 
@@ -146,6 +146,11 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The configuration without `RUN_KEYS`."""
         return without_run_keys(_read_yaml(self.config_file) or {})
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether ``evaluate.py`` has tested a checkpoint in the folder: no run was trained there."""
+        return self.config_file.is_file() and "checkpoint" in (_read_yaml(self.config_file) or {})
 
     @cached_property
     def overrides(self) -> list[str]:

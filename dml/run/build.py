@@ -20,12 +20,12 @@ from dml.losses.csl import CSLLoss
 from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
-from dml.training.data import DataModule, LoaderSettings
-from dml.training.embedding import AnyModel
+from dml.training.data import DataModule, EvaluationData, LoaderSettings
+from dml.training.embedding import AnyModel, ModelEmbedder
 from dml.training.gradient_cache import check_chunks
 from dml.training.module import MetricLearner
 from dml.training.processes import Together
-from dml.training.recurrent import RecurrentLearner
+from dml.training.recurrent import RecurrentEmbedder, RecurrentLearner
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
@@ -71,14 +71,26 @@ def data(config: DictConfig, images: ImageTable) -> DataModule:
     return DataModule(
         images,
         train_transform=instantiate(config.transform.train),
-        test_transform=instantiate(config.transform.test),
-        crops_transform=crops_transform(config),
         sampler=instantiate(config.sampler),
-        settings=LoaderSettings(**{key: value for key, value in config.data.items() if key != "cache"}),
-        cache=CacheFolder.of(config.data.cache, config.dataset.root, config.dataset.name),
         validated_on="test" if selection(config, images) == "test" else "val",
         seed=config.seed,
+        **_evaluated(config),
     )
+
+
+def evaluation_data(config: DictConfig, images: ImageTable) -> EvaluationData:
+    """The loader of a table's test, which takes no training images and no sampler."""
+    return EvaluationData(images, **_evaluated(config))
+
+
+def _evaluated(config: DictConfig) -> dict[str, Any]:
+    """What training and testing have in common of a table's loaders."""
+    return {
+        "test_transform": instantiate(config.transform.test),
+        "crops_transform": crops_transform(config),
+        "settings": LoaderSettings(**{key: value for key, value in config.data.items() if key != "cache"}),
+        "cache": CacheFolder.of(config.data.cache, config.dataset.root, config.dataset.name),
+    }
 
 
 def crops_transform(config: DictConfig) -> Pipeline | None:
@@ -125,6 +137,12 @@ def model(config: DictConfig) -> AnyModel:
     if config.recurrent is not None:
         built = instantiate(config.recurrent)(built, instantiate(config.model))
     return built
+
+
+def embedder(embedding_model: AnyModel) -> ModelEmbedder:
+    """What embeds a split with a model, without a loss or an optimizer."""
+    kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
+    return kind(embedding_model)
 
 
 def losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:

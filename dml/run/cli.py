@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
-from dml.run import launched, sweeps
+from dml.run import launched, sweeps, trust
 from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
 from dml.training import watch
@@ -47,6 +47,7 @@ def main(command: str) -> None:
         def run() -> Any:
             function = _job(command)
             quiet()  # Lightning sets its own level when it is imported
+            trust.check_targets(command, config, given)
             found = function(config, folder, overrides)
             watch.leave()
             return found
@@ -62,7 +63,8 @@ def main(command: str) -> None:
 
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
-        sys.argv[1:] = launched.follow(_with_stored_overrides(sys.argv[1:]))
+        given = sys.argv[1:]
+        sys.argv[1:] = launched.follow(_with_stored_overrides(given))
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
 
 
@@ -72,9 +74,13 @@ def _job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], Any]:
         from dml.run.prepare_job import prepare
 
         return prepare
-    from dml.run import jobs
+    if command == "evaluate":
+        from dml.run.evaluate_job import evaluate
 
-    return {"train": jobs.train, "evaluate": jobs.evaluate}[command]
+        return evaluate
+    from dml.run.jobs import train
+
+    return train
 
 
 @contextmanager
@@ -142,9 +148,15 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def _merge(stored: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Stored overrides, those that ``arguments`` give anew aside, then ``arguments``."""
+    """Stored overrides, those that ``arguments`` give anew aside, then ``arguments``.
+
+    Raises:
+        InputError: if a stored one may do harm, and ``arguments`` don't trust the file.
+    """
     keys = {key_of(argument) for argument in arguments}
-    return [override for override in stored if key_of(override) not in keys] + list(arguments)
+    remaining = [override for override in stored if key_of(override) not in keys]
+    trust.check_overrides(remaining, arguments)
+    return remaining + list(arguments)
 
 
 def explain(error: BaseException) -> str | None:

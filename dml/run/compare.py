@@ -56,7 +56,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     """
     runs = []
     for folder in folders:
-        found = [run for run in folders_below(folder) if run.is_finished]
+        found = [run for run in _runs_in(folder) if run.is_finished]
         if not found:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
         runs += [_read(run) for run in found]
@@ -65,7 +65,12 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 def find_unfinished(folders: Iterable[Path]) -> list[Path]:
     """The runs in the folders, at any depth, that have not come to their end: they run, failed or were interrupted."""
-    return [run.path for folder in folders for run in folders_below(folder) if not run.is_finished]
+    return [run.path for folder in folders for run in _runs_in(folder) if not run.is_finished]
+
+
+def _runs_in(folder: Path) -> list[RunFolder]:
+    """The runs in a folder; an evaluation of one of their checkpoints is no run, unless the folder itself is one."""
+    return [run for run in folders_below(folder) if run.path == folder or not run.is_evaluation]
 
 
 def _read(folder: RunFolder) -> Run:

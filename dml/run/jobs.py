@@ -1,4 +1,4 @@
-"""What ``train.py`` and ``evaluate.py`` do."""
+"""What ``train.py`` does."""
 
 import time
 from pathlib import Path
@@ -13,9 +13,9 @@ from dml.ops.errors import InputError
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import build, outcome, present
 from dml.run.pruning import pruning
-from dml.run.stages import Stage, stage
+from dml.run.stages import Stage
 from dml.run.stages import stages as all_stages
-from dml.run.stored import as_stored, check_unchanged, of_checkpoint, of_run, write_configuration
+from dml.run.stored import as_stored, check_unchanged, of_run, write_configuration
 from dml.training.averaging import Averaging
 from dml.training.checkpoints import (
     AtomicCheckpointIO,
@@ -76,7 +76,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     selection = build.selection(own.config, table) if has_best else "last"
     tested = last if selection == "last" else best
     load_model(model, tested)
-    described = before | _place(images, Reached.of(tested)) | {"selection": selection}
+    described = before | Reached.of(tested).described(_epoch(own.config, images)) | {"selection": selection}
     described[CONFIGURATION] = configuration_id(run["config"])
     if pruned:
         described["pruned"] = True
@@ -102,7 +102,7 @@ def _fit(
         own.config,
         default_root_dir=folder.path,
         logger=[History(folder.history_file, reached.all_steps), *build.loggers(own.config)],
-        callbacks=_callbacks(own.config, folder, run | reached.place, images.validated_on),
+        callbacks=_callbacks(own.config, folder, run | reached.place | _epoch(own.config, images), images.validated_on),
         plugins=[AtomicCheckpointIO()],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
@@ -113,24 +113,9 @@ def _fit(
     return trainer
 
 
-def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
-    """Tests a checkpoint again -> the contents of metrics.json."""
-    path = Path(config.checkpoint)
-    parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
-    check_unchanged(config, overrides, of_checkpoint(path), parts=parts)
-    reached = Reached.of(path)
-    own = stage(config, reached.stage).config
-    images, model, learner = _parts(own, build.table(own))
-    load_model(model, path)
-    rank_zero_only(write_configuration)(folder, config)
-    trainer = build.trainer(own, default_root_dir=folder.path, logger=False, enable_checkpointing=False)
-    described, fixed = _place(images, reached), RunFolder(path.parents[1]).fixed_neighbors_file
-    return outcome.test(own, trainer, learner, images, folder, split=own.split, described=described, fixed=fixed)
-
-
-def _place(images: DataModule, reached: Reached) -> Metrics:
-    """Where a checkpoint was written: epochs are those of its stage, steps those of the run."""
-    return {"epoch": reached.step // len(images.sampler), "step": reached.all_steps}
+def _epoch(config: DictConfig, images: DataModule) -> dict[str, int]:
+    """The length of an epoch, which a checkpoint tells to whoever tests it without a sampler."""
+    return {"batches_per_epoch": len(images.sampler), "batches_per_step": config.trainer.accumulate_grad_batches}
 
 
 def _parts(config: DictConfig, table: ImageTable) -> tuple[DataModule, AnyModel, MetricLearner]:

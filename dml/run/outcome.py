@@ -24,8 +24,8 @@ from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
 from dml.run import build, present
 from dml.run.stored import as_stored
-from dml.training.data import DataModule
-from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, RawFeatures, evaluate_heads
+from dml.training.data import DataModule, EvaluationData
+from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, ModelEmbedder, RawFeatures, evaluate_heads
 from dml.training.module import MetricLearner
 
 Metrics = dict[str, Any]
@@ -97,8 +97,8 @@ def _among_fixed(config: DictConfig, embedded: Embedded, judge: Judge, path: Pat
 def test(
     config: DictConfig,
     trainer: Trainer,
-    learner: MetricLearner,
-    images: DataModule,
+    embedder: ModelEmbedder,
+    images: EvaluationData,
     folder: RunFolder,
     *,
     split: str,
@@ -110,7 +110,7 @@ def test(
     Args:
         config: the configuration.
         trainer: of the pass over the split.
-        learner: the model.
+        embedder: embeds the split with the model.
         images: its data.
         folder: for retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
         split: "test", or any other.
@@ -118,8 +118,8 @@ def test(
         fixed: where training has kept the test images' neighbours, if evaluation.fixed_neighbors asks for them.
     """
     images.tested_on = split
-    trainer.test(learner, images, verbose=False)
-    embedded, device = learner.embedded, trainer.strategy.root_device
+    trainer.test(embedder, images, verbose=False)
+    embedded, device = embedder.embedded, trainer.strategy.root_device
     judge = build.judge(config, images.table.evaluated(split))
     settings = config.evaluation
     kept = max(settings.report.neighbors if settings.report else 0, settings.sheet.neighbors if settings.sheet else 0)
@@ -138,7 +138,7 @@ def test(
         metrics["images_skipped"] = skipped
     metrics = described | metrics | {"split": split}
     _leave(config, metrics, judge, embedded, ranked, folder)
-    present.result(metrics, images.table, learner.model, folder.path, asked=settings.selection)
+    present.result(metrics, images.table, embedder.model, folder.path, asked=settings.selection)
     return metrics
 
 

@@ -1,12 +1,26 @@
 """The stages of a run: trainings one after the other, each of which goes on with the weights of the one before."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.ops.errors import InputError
+
+TRAINING_ONLY = (
+    "sampler",
+    "loss",
+    "proxies",
+    "stored",
+    "optimizer",
+    "scheduler",
+    "gradient_cache",
+    "checkpoints",
+    "logger",
+    "sweep",
+)
+"""The parts of a configuration that an evaluation neither needs nor builds."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +76,40 @@ def _leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, content
+
+
+def evaluation_config(config: DictConfig) -> DictConfig:
+    """The configuration of a stage as a test of its checkpoint needs it.
+
+    The parts that only training uses are not in it, and the model begins without pretrained weights, since the
+    checkpoint holds all of them.
+    """
+    parts = resolved_parts(config, TRAINING_ONLY)
+    parts["trainer"] |= {
+        "max_epochs": None,
+        "max_steps": 1,
+        "check_val_every_n_epoch": None,
+        "val_check_interval": None,
+    }
+    backbone = parts["model"].get("backbone")
+    if isinstance(backbone, dict) and "weights" in backbone:
+        backbone["weights"] = None
+    if parts["split"] not in ("train", "val"):
+        parts["dataset"]["folds"] = None  # nothing of the training classes is looked at
+    return OmegaConf.create(parts)
+
+
+def resolved_parts(config: DictConfig, unused: Collection[str] = ()) -> dict[str, Any]:
+    """The parts of a configuration as plain values, their interpolations resolved.
+
+    Args:
+        config: the configuration.
+        unused: top-level keys to skip; an interpolation in them needn't have a value.
+    """
+    parts: dict[str, Any] = {}
+    for key in config:
+        if key not in unused:
+            value = "???" if OmegaConf.is_missing(config, key) else config[key]
+            is_plain = not OmegaConf.is_config(value)
+            parts[str(key)] = value if is_plain else OmegaConf.to_container(value, resolve=True)
+    return parts

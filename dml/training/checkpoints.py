@@ -1,4 +1,5 @@
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ class Reached:
     def all_steps(self) -> int:
         """Steps of the run."""
         return self.first_step + self.step
+
+    def described(self, run: Mapping[str, Any]) -> dict[str, int]:
+        """How far a test says that its checkpoint got: epochs are those of the stage, steps those of the run.
+
+        Args:
+            run: what the checkpoint says of its run: "batches_per_epoch" and "batches_per_step". Checkpoints of before
+                these lack them, and the epoch is left out.
+        """
+        if "batches_per_epoch" not in run:
+            return {"step": self.all_steps}
+        epoch = self.step * run["batches_per_step"] // run["batches_per_epoch"]
+        return {"epoch": epoch, "step": self.all_steps}
 
     @property
     def place(self) -> dict[str, Any]:

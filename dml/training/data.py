@@ -39,21 +39,71 @@ class LoaderSettings:
             raise InputError(f"data.on_corrupt={self.on_corrupt}: raise or skip")
 
 
-class DataModule(LightningDataModule):
+class EvaluationData(LightningDataModule):
+    """A plain pass over a table's test rows, or those of another split.
+
+    Args:
+        table: the data set.
+        test_transform: (3, H, W) uint8 -> (3, h, w) uint8.
+        crops_transform: what a test takes instead of test_transform, if several views of each image -> (V, 3, h, w).
+        settings: how images are loaded.
+        cache: where the data set's decoded images are, if anywhere.
+
+    Attributes:
+        tested_on: the split that a test passes over.
+    """
+
+    def __init__(
+        self,
+        table: ImageTable,
+        *,
+        test_transform: Transform,
+        crops_transform: Transform | None = None,
+        settings: LoaderSettings,
+        cache: CacheFolder | None = None,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.test_transform = test_transform
+        self.crops_transform = crops_transform or test_transform
+        self.settings = settings
+        self.cache = cache
+        self.tested_on = "test"
+
+    def test_dataloader(self) -> DataLoader[Item | None]:
+        """The test rows, in order."""
+        return self._once(self.table.evaluated(self.tested_on), self.crops_transform)
+
+    def _once(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
+        """Each row; under DDP every rank takes each world_size-th, in at least one batch, if an empty one."""
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
+        rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
+        return DataLoader(
+            self._dataset(table, transform, on_corrupt),
+            # Lightning passes over a loop without batches, and what its end shares with the other processes
+            batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
+            collate_fn=collate,
+            num_workers=self.settings.num_workers,
+            pin_memory=self.settings.pin_memory,
+        )
+
+    def _dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> ImageDataset:
+        first = transform.resize if isinstance(transform, Pipeline) else None
+        found = self.cache.find(table, first) if self.cache else None
+        return ImageDataset(table, transform, on_corrupt, found)
+
+
+class DataModule(EvaluationData):
     """A table's training stream, and a plain pass over its validation or test rows.
 
     Args:
         table: the data set.
-        train_transform, test_transform: (3, H, W) uint8 -> (3, h, w) uint8.
-        crops_transform: what a test takes instead of test_transform, if several views of each image -> (V, 3, h, w).
+        train_transform: (3, H, W) uint8 -> (3, h, w) uint8, of the training rows.
         sampler: makes the batch sampler from the training labels (N, L).
-        settings: how images are loaded.
-        cache: where the data set's decoded images are, if anywhere.
         validated_on: the split that a validation passes over, "val" or "test".
         seed: of the training transforms' draws.
-
-    Attributes:
-        tested_on: the split that a test passes over.
+        **evaluated: of `EvaluationData`.
     """
 
     stream: BatchStream
@@ -63,22 +113,13 @@ class DataModule(LightningDataModule):
         table: ImageTable,
         *,
         train_transform: Transform,
-        test_transform: Transform,
-        crops_transform: Transform | None = None,
         sampler: Callable[[NDArray[Any]], BatchSampler],
-        settings: LoaderSettings,
-        cache: CacheFolder | None = None,
         validated_on: str = "val",
         seed: int = 0,
+        **evaluated: Any,
     ) -> None:
-        super().__init__()
-        self.table = table
-        self.test_transform = test_transform
-        self.crops_transform = crops_transform or test_transform
-        self.settings = settings
-        self.cache = cache
+        super().__init__(table, **evaluated)
         self.validated_on = validated_on
-        self.tested_on = "test"
         self.seed = seed
         self.train_table = table.subset("train").renumbered()
         if not len(self.train_table):
@@ -107,26 +148,3 @@ class DataModule(LightningDataModule):
     def val_dataloader(self) -> DataLoader[Item | None]:
         """The validation rows, in order."""
         return self._once(self.table.evaluated(self.validated_on), self.test_transform)
-
-    def test_dataloader(self) -> DataLoader[Item | None]:
-        """The test rows, in order."""
-        return self._once(self.table.evaluated(self.tested_on), self.crops_transform)
-
-    def _once(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
-        """Each row; under DDP every rank takes each world_size-th, in at least one batch, if an empty one."""
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
-        rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
-        return DataLoader(
-            self._dataset(table, transform, on_corrupt),
-            # Lightning passes over a loop without batches, and what its end shares with the other processes
-            batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
-            collate_fn=collate,
-            num_workers=self.settings.num_workers,
-            pin_memory=self.settings.pin_memory,
-        )
-
-    def _dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> ImageDataset:
-        first = transform.resize if isinstance(transform, Pipeline) else None
-        found = self.cache.find(table, first) if self.cache else None
-        return ImageDataset(table, transform, on_corrupt, found)

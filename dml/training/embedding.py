@@ -130,6 +130,32 @@ class RawFeatures(Embedder):
         return {name: F.normalize(rows, dim=1) for name, rows in parts.embeddings.items()}
 
 
+class ModelEmbedder(Embedder):
+    """Embeds a split with an embedding model: all that a test of a checkpoint takes.
+
+    Args:
+        model: gives an embedding a head.
+    """
+
+    def __init__(self, model: AnyModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def to_store(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> each head's embeddings (B, D) that neighbours are found among."""
+        found: dict[str, Tensor] = self.model(images)
+        return found
+
+    def of_images(self, images: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W) -> each head's embeddings (B, D)."""
+        return self.to_store(images)
+
+    def of_split(self, parts: Embedded) -> dict[str, Tensor]:
+        """L2-normalised embeddings of each head, and "all" of them concatenated."""
+        heads = {name: F.normalize(rows, dim=1) for name, rows in parts.embeddings.items()}
+        return {ALL_HEADS: self.model.concatenate(parts.embeddings)} | heads
+
+
 def evaluate_heads(embedded: Embedded, evaluate: Evaluate) -> Metrics:
     """The metrics of each head alone as ``heads/NAME/...``."""
     return {

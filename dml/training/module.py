@@ -2,7 +2,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,12 +10,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from dml.data.dataset import Batch
 from dml.losses.compose import loss_value
 from dml.ops.errors import InputError
-from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, Embedder, Evaluate
+from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder
 from dml.training.gradient_cache import in_chunks
 from dml.training.optimizers import Roles
 
 
-class MetricLearner(Embedder):
+class MetricLearner(ModelEmbedder):
     """Wires a model, a loss for each of its heads, and an optimizer.
 
     Args:
@@ -46,8 +45,7 @@ class MetricLearner(Embedder):
         warmup_steps: int = 0,
         gradient_cache: int | None = None,
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.losses = nn.ModuleDict(losses)
         self.optimizer = optimizer
         self.schedule = schedule
@@ -100,11 +98,6 @@ class MetricLearner(Embedder):
         """images (B, 3, H, W), their rows (B,) of the training table -> each head's embeddings (B, D) for its loss."""
         return in_chunks(self.model, images, self.gradient_cache)
 
-    def to_store(self, images: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W) -> each head's embeddings (B, D) that neighbours are found among."""
-        found: dict[str, Tensor] = self.model(images)
-        return found
-
     def gather_batch(self, rows: Tensor) -> Tensor:
         """Rows of one process -> those of all, with gradients.
 
@@ -130,15 +123,6 @@ class MetricLearner(Embedder):
         if self.global_step < self.warmup_steps:
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
-
-    def of_images(self, images: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W) -> each head's embeddings (B, D)."""
-        return self.to_store(images)
-
-    def of_split(self, parts: Embedded) -> dict[str, Tensor]:
-        """L2-normalised embeddings of each head, and "all" of them concatenated."""
-        heads = {name: F.normalize(rows, dim=1) for name, rows in parts.embeddings.items()}
-        return {ALL_HEADS: self.model.concatenate(parts.embeddings)} | heads
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         """Embeds a batch."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dml.models.recurrent import RecurrentModel
 from dml.retrieval.search import nearest_neighbors
-from dml.training.embedding import Embedded
+from dml.training.embedding import Embedded, ModelEmbedder
 from dml.training.gradient_cache import in_chunks
 from dml.training.module import MetricLearner
 from dml.training.stored import Stored
@@ -16,23 +16,10 @@ AT_ONCE = 4096  # rows whose neighbourhoods are read together
 STORED = "stored/"  # before a head's name: what the pre-trained network makes of an image
 
 
-class RecurrentLearner(MetricLearner):
-    """A `MetricLearner` of a `RecurrentModel`: chapter 4 of the thesis on local neighbourhood sampling.
-
-    In training an image's neighbours are `stored`, of the training set; in a validation or a test they come from
-    the images of the image's own split.
-    """
+class RecurrentEmbedder(ModelEmbedder):
+    """Embeds a split with a `RecurrentModel`: an image's neighbours come from the images of its own split."""
 
     model: RecurrentModel
-    stored: Stored | None = None
-
-    def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W), their rows (B,) of the training table -> each head's g (B, D), Eq. 4.3."""
-        if self.stored is None:
-            raise RuntimeError("no embeddings of the training set were stored")
-        generator = torch.Generator().manual_seed(torch.initial_seed())  # the step's, by `StepSeed`
-        centres = in_chunks(self.model.cnn, images, self.gradient_cache)
-        return self.model.read(centres, self.stored.around(rows, images.device), generator)
 
     def to_store(self, images: Tensor) -> dict[str, Tensor]:
         """images (B, 3, H, W) -> each head's embeddings (B, D) by the pre-trained network."""
@@ -64,6 +51,24 @@ class RecurrentLearner(MetricLearner):
         images: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         passed_over = images.tested_on if self.trainer.testing else images.validated_on
         return images.table.evaluated(passed_over).split[rows.numpy()]
+
+
+class RecurrentLearner(RecurrentEmbedder, MetricLearner):
+    """A `MetricLearner` of a `RecurrentModel`: chapter 4 of the thesis on local neighbourhood sampling.
+
+    In training an image's neighbours are `stored`, of the training set.
+    """
+
+    model: RecurrentModel
+    stored: Stored | None = None
+
+    def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """images (B, 3, H, W), their rows (B,) of the training table -> each head's g (B, D), Eq. 4.3."""
+        if self.stored is None:
+            raise RuntimeError("no embeddings of the training set were stored")
+        generator = torch.Generator().manual_seed(torch.initial_seed())  # the step's, by `StepSeed`
+        centres = in_chunks(self.model.cnn, images, self.gradient_cache)
+        return self.model.read(centres, self.stored.around(rows, images.device), generator)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import pytest
 from conftest import SMALL, Here, in_a_process
 
 from dml.ops.errors import InputError
-from dml.run.compare import compare, csv_lines, find_runs, markdown
+from dml.run.compare import compare, csv_lines, find_runs, find_unfinished, markdown
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,18 @@ def test_no_run_and_the_same_run_twice(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep / "0", tmp_path / "again")
     with pytest.raises(InputError, match=r"again: the same configuration and seed=1 as .*0; give one of them"):
         compare(find_runs([sweep, tmp_path]))
+
+
+def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path, here: Here) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sweep / "0", run)
+    for folder in (run / "val", tmp_path / "again"):
+        here("evaluate", f"checkpoint={run / 'checkpoints' / 'last.ckpt'}", f"hydra.run.dir={folder}")
+    assert [found.folder for found in find_runs([tmp_path])] == [run]
+    assert [found.folder for found in find_runs([tmp_path / "again"])] == [tmp_path / "again"]
+    for folder in (run, run / "val"):
+        (folder / "metrics.json").unlink()
+    assert find_unfinished([tmp_path]) == [run]
 
 
 def test_the_command(sweep: Path, tmp_path: Path) -> None:

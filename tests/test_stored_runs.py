@@ -1,0 +1,189 @@
+"""What evaluate.py and resume= take out of a checkpoint or a run's folder: what they need, and no code to run."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import yaml
+from conftest import ROOT, SMALL, Here, Refused
+from runs import last, metrics
+
+SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.sheet=null"]
+
+OWN_LOSS = """
+import torch
+
+class OwnLoss(torch.nn.Module):
+    def forward(self, embeddings, labels):
+        return embeddings.square().mean()
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that began with a file of weights which is gone, with more classes a batch than other data sets have."""
+    from dml.run import main
+
+    folder = tmp_path_factory.mktemp("stored")
+    weights = folder / "weights.pth"
+    torch.save(timm.create_model("tf_efficientnet_lite0").state_dict(), weights)
+    with pytest.MonkeyPatch.context() as patched:
+        run = [f"dataset.root={small_emoji}", *SHORT, f"hydra.run.dir={folder / 'run'}"]
+        patched.setattr("sys.argv", ["train.py", *run, f"model.backbone.weights={weights}"])
+        main("train")
+    weights.unlink()
+    return folder / "run"
+
+
+def best(run: Path) -> str:
+    return f"checkpoint={run / 'checkpoints' / 'best.ckpt'}"
+
+
+def copy_with(run: Path, copy: Path, *overrides: str, test_transform: dict[str, Any] | None = None) -> Path:
+    """A copy of a run whose files hold more, as whoever passes them on might have written them."""
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints").iterdir():
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
+        checkpoint["run"]["overrides"] += overrides
+        checkpoint["run"]["config"]["transform"]["test"] |= test_transform or {}
+        torch.save(checkpoint, path)
+    hydra = copy / ".hydra"
+    (hydra / "overrides.yaml").write_text(yaml.safe_dump(checkpoint["run"]["overrides"]))
+    (hydra / "config.yaml").write_text(yaml.safe_dump(checkpoint["run"]["config"]))
+    return copy
+
+
+def test_a_test_needs_no_pretrained_weights(here: Here, finished: Path, tmp_path: Path) -> None:
+    here("evaluate", best(finished), f"hydra.run.dir={tmp_path}")
+    trained = {name: value for name, value in metrics(finished).items() if name not in ("selection", "configuration")}
+    assert metrics(tmp_path) == trained
+
+
+def test_a_test_needs_no_training_classes(
+    here: Here, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "data"))
+    from trees.tree import write_images
+
+    names = [
+        f"{split}/{name}/{i}.png" for split, name in (("train", "a"), ("test", "b"), ("test", "c")) for i in (0, 1)
+    ]
+    write_images(tmp_path / "images", names)
+    other = [
+        "dataset=folder",
+        f"dataset.root={tmp_path / 'images'}",
+        "dataset.reader.val_fraction=0",
+        "dataset.folds=5",
+    ]
+    here("evaluate", best(finished), *other, f"hydra.run.dir={tmp_path / 'test'}")
+    found = metrics(tmp_path / "test")
+    assert 0 <= found["level0/recall@1"] <= 1
+    assert found["step"] == 2
+
+
+def test_a_test_builds_no_loss_sampler_or_optimizer(here: Here, finished: Path, tmp_path: Path) -> None:
+    missing = [f"{part}._target_=not_installed.Anything" for part in ("loss", "sampler", "optimizer")]
+    run = copy_with(finished, tmp_path / "run", *missing)
+    here("evaluate", best(run), f"hydra.run.dir={tmp_path / 'test'}")
+    assert metrics(tmp_path / "test")["level0/recall@1"] == metrics(finished)["level0/recall@1"]
+
+
+def test_a_checkpoint_of_before_epochs_were_told_is_tested_without(here: Here, finished: Path, tmp_path: Path) -> None:
+    checkpoint = last(finished)
+    checkpoint["run"] = {key: checkpoint["run"][key] for key in ("overrides", "config", "stage", "first_step")}
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    here("evaluate", f"checkpoint={tmp_path / 'old.ckpt'}", f"hydra.run.dir={tmp_path / 'test'}")
+    found = metrics(tmp_path / "test")
+    assert "epoch" not in found
+    assert found["step"] == 2
+
+
+class Evil:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train"])
+def test_a_checkpoint_runs_no_code(refused: Refused, finished: Path, tmp_path: Path, command: str) -> None:
+    made = tmp_path / "made"
+    (tmp_path / "evil.pickle").write_bytes(pickle.dumps(Evil(made)))
+    load = {"_target_": "torch.load", "weights_only": False, "f": str(tmp_path / "evil.pickle")}
+    text = ", ".join(f"{key}: {value}" for key, value in load.items())
+    run = copy_with(finished, tmp_path / "run", f"+transform.test.x={{{text}}}", test_transform={"x": load})
+    source = best(run) if command == "evaluate" else f"resume={run}"
+    try:
+        line = refused(source, f"hydra.run.dir={tmp_path / 'test'}", command=command)
+    finally:
+        assert not made.exists()
+    assert f"{source}: transform.test.x._target_=torch.load comes from this file" in line
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "--experimental-rerun={evil}",
+        "--config-dir={evil}",
+        "hydra.searchpath=[file://{evil}]",
+        "+hydra.callbacks.x={{_target_: os.mkdir, path: {evil}}}",
+        "dataset=../../../../../../../..{evil}",
+    ],
+)
+def test_neither_does_hydra_for_it(refused: Refused, finished: Path, tmp_path: Path, override: str) -> None:
+    run = copy_with(finished, tmp_path / "run", override.format(evil=tmp_path / "evil"))
+    line = refused(best(run), f"hydra.run.dir={tmp_path / 'test'}", command="evaluate")
+    assert "its override " in line
+    assert line.endswith("trust=true if you trust this file")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_folder_does_not_read_the_environment(
+    refused: Refused, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DML_TEST_SECRET", "hunter2")
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "checkpoints")
+    with (run / ".hydra" / "overrides.yaml").open("a") as file:
+        file.write("- +loss.x=${oc.env:DML_TEST_SECRET}\n")
+    line = refused(f"resume={run}")
+    assert "${oc.env:DML_TEST_SECRET}" in line
+    assert "hunter2" not in line
+
+
+def test_a_loss_of_ones_own_is_resumed_if_the_run_is_trusted(
+    here: Here,
+    refused: Refused,
+    small_emoji: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "own_package.py").write_text(OWN_LOSS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run, own = tmp_path / "run", ["~loss", "+loss._target_=own_package.OwnLoss"]
+    here("train", f"dataset.root={small_emoji}", *SHORT, *own, f"hydra.run.dir={run}")
+    assert last(run)["global_step"] == 2
+
+    line = refused(f"resume={run}", "trainer.max_steps=4")
+    assert line.startswith(f"error: resume={run}: loss._target_=own_package.OwnLoss comes from this file")
+    assert line.endswith("trust=true if you trust this file")
+    assert last(run)["global_step"] == 2
+
+    capfd.readouterr()
+    here("train", f"resume={run}", "trainer.max_steps=4", "trust=true")
+    assert f"trusted  resume={run}: loss._target_=own_package.OwnLoss" in capfd.readouterr().out
+    assert last(run)["global_step"] == 4
+
+    # the command line names it, so nothing of the file's is left to trust
+    here("train", f"resume={run}", "trainer.max_steps=6", "+loss._target_=own_package.OwnLoss")
+    assert last(run)["global_step"] == 6
