@@ -9,6 +9,15 @@ from torch.utils.hooks import RemovableHandle
 
 from dml.ops.errors import InputError
 
+FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
+    "statistics": "statistics",
+    "all": "all",
+    None: None,
+    True: "all",
+    False: None,
+}
+"""The values of `Backbone`'s ``freeze_batchnorm`` and what each means."""
+
 
 class Backbone(nn.Module):
     """A network without its classifier, whose maps can be tapped at named depths.
@@ -21,7 +30,9 @@ class Backbone(nn.Module):
         mean, std: of each channel, in the units of ``scale`` and in the order of ``channels``.
         scale: pixel values 0-255 are divided by it first: 255 for PyTorch's weights, 1 for Caffe's.
         channels: "rgb" or "bgr", the order that the weights expect.
-        freeze_batchnorm: batch normalisation keeps its statistics, scale and shift.
+        freeze_batchnorm: what batch normalisation keeps: "statistics" (running mean and variance stay, scale and shift
+            are trained), "all" (scale and shift stay too), or None (everything is trained). True and False, which
+            runs of earlier versions stored, mean "all" and None.
         channels_last: memory format; halves the time of a step on CPU.
         stages: names of the submodules that end the network's stages, shallowest first.
     """
@@ -37,16 +48,18 @@ class Backbone(nn.Module):
         std: Sequence[float],
         scale: float = 255.0,
         channels: str = "rgb",
-        freeze_batchnorm: bool = False,
+        freeze_batchnorm: str | bool | None = None,
         channels_last: bool = True,
         stages: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if channels not in ("rgb", "bgr"):
             raise InputError(f"backbone channels={channels!r}: rgb or bgr")
+        if freeze_batchnorm not in [*FREEZE_BATCHNORM]:
+            raise InputError(f"model.backbone.freeze_batchnorm={freeze_batchnorm}: must be statistics, all or null")
         self.network = network
         self.channels = channels
-        self.freeze_batchnorm = freeze_batchnorm
+        self.freeze_batchnorm = FREEZE_BATCHNORM[freeze_batchnorm]
         self.stages = tuple(stages)
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
@@ -54,7 +67,7 @@ class Backbone(nn.Module):
         self._tapped: dict[str, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
         self.to(memory_format=self.memory_format)
-        if freeze_batchnorm:
+        if self.freeze_batchnorm == "all":
             for module in _batchnorms(network):
                 module.requires_grad_(False)
         self.train()
@@ -86,7 +99,7 @@ class Backbone(nn.Module):
         return features, maps
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Keeps frozen batch normalisation in evaluation mode."""
+        """Keep frozen batch normalisation in evaluation mode, in which it uses its running statistics."""
         super().train(mode)
         if self.freeze_batchnorm:
             for module in _batchnorms(self.network):

@@ -118,7 +118,7 @@ def check_chunks(model: nn.Module, size: int | None) -> None:
         raise InputError(f"gradient_cache={size}: a number of images, at least 1, or null")
     for name, module in model.named_modules():
         if module.training and _normalizes_over_batch(module):
-            frozen, none = "model.backbone.freeze_batchnorm=true freezes it", "a PoolHead in model.head has none"
+            frozen, none = "model.backbone.freeze_batchnorm=all freezes it", "a PoolHead in model.head has none"
             remedy = frozen if "backbone." in name else none
             raise InputError(
                 f"gradient_cache={size}: {name} ({type(module).__name__}) normalises over the images that it gets at "

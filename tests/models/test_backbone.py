@@ -113,7 +113,7 @@ def train_steps(network: Backbone) -> None:
 
 
 def test_frozen_batchnorm_stays_over_training_steps() -> None:
-    network = backbone(freeze_batchnorm=True)
+    network = backbone(freeze_batchnorm="all")
     before, weights = norms(network), network.network.first[0].weight.detach().clone()
     train_steps(network)
     assert len(before) == 15
@@ -124,27 +124,48 @@ def test_frozen_batchnorm_stays_over_training_steps() -> None:
     assert network.network.first.training
 
 
+def test_with_frozen_statistics_scale_and_shift_are_trained() -> None:
+    network = backbone(freeze_batchnorm="statistics")
+    before = norms(network)
+    train_steps(network)
+    changed = {key for key, value in norms(network).items() if not torch.equal(value, before[key])}
+    assert changed == {key for key in before if key.endswith(("weight", "bias"))}
+    assert len(changed) == 6
+
+
+@pytest.mark.parametrize(("stored", "meaning"), [(True, "all"), (False, None)])
+def test_the_values_of_earlier_versions_keep_their_meaning(stored: bool, meaning: str | None) -> None:
+    assert backbone(freeze_batchnorm=stored).freeze_batchnorm == meaning
+
+
+@pytest.mark.parametrize("value", ["scale", "none", ["all"]])
+def test_an_unknown_way_to_freeze_batchnorm_is_named(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^model\.backbone\.freeze_batchnorm=.*: must be statistics, all or null$"):
+        backbone(freeze_batchnorm=value)
+
+
 def test_unfrozen_batchnorm_changes_over_training_steps() -> None:
-    network = backbone(freeze_batchnorm=False)
+    network = backbone(freeze_batchnorm=None)
     before = norms(network)
     train_steps(network)
     assert all(not torch.equal(value, before[key]) for key, value in norms(network).items())
 
 
 def test_frozen_from_the_start() -> None:
-    network = backbone(freeze_batchnorm=True)
+    network = backbone(freeze_batchnorm="all")
     before = norms(network)
     network(images())  # nobody called train()
     torch.testing.assert_close(norms(network), before, rtol=0, atol=0)
 
 
-def test_frozen_batchnorm_trains_as_it_evaluates() -> None:
-    network = backbone(freeze_batchnorm=True)
+@pytest.mark.parametrize("frozen", ["all", "statistics"])
+def test_frozen_batchnorm_trains_as_it_evaluates(frozen: str) -> None:
+    network = backbone(freeze_batchnorm=frozen)
     torch.testing.assert_close(network.train()(images())[0], network.eval()(images())[0], rtol=0, atol=0)
 
 
 def test_timms_own_batchnorm_is_frozen_too() -> None:
-    network = timm_backbone("tf_efficientnet_lite0", freeze_batchnorm=True)
+    network = timm_backbone("tf_efficientnet_lite0", freeze_batchnorm="all")
     before = {key: value.clone() for key, value in network.state_dict().items() if "running" in key}
     network.train()(images(size=32))
     assert len(before) > 50
@@ -227,7 +248,7 @@ def test_no_map_of_a_failed_call_reaches_the_next() -> None:
 
 
 def test_a_copy_is_independent() -> None:
-    network = backbone(freeze_batchnorm=True)
+    network = backbone(freeze_batchnorm="all")
     network.tap({"H": "second.0"})
     copy = deepcopy(network)
     with torch.no_grad():

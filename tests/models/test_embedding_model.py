@@ -81,7 +81,7 @@ def test_exactly_what_the_heads_reach_is_trained(heads: list[str]) -> None:
 @pytest.mark.parametrize("heads", [["L"], ["M", "H"]])
 def test_exactly_what_the_heads_reach_is_trained_of_a_real_network(heads: list[str]) -> None:
     built = EmbeddingModel(
-        timm_backbone("tf_efficientnet_lite0", freeze_batchnorm=True),
+        timm_backbone("tf_efficientnet_lite0", freeze_batchnorm="all"),
         taps={"L": "blocks.2", "M": "blocks.4", "H": "blocks.6"},
         head=POOL,
         heads=heads,
@@ -125,7 +125,7 @@ def test_the_backbone_is_in_training_mode_afterwards() -> None:
     fresh = backbone()
     assert all(module.training for module in built.modules())
     torch.testing.assert_close(built.backbone.state_dict(), fresh.state_dict(), rtol=0, atol=0)
-    frozen = model(backbone=backbone(freeze_batchnorm=True))
+    frozen = model(backbone=backbone(freeze_batchnorm="all"))
     assert not frozen.backbone.network.stages[0][1].training
 
 

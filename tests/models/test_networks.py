@@ -153,11 +153,11 @@ def test_settings_reach_the_backbone(name: str) -> None:
         std=(1, 1, 1),
         scale=1,
         channels="rgb",
-        freeze_batchnorm=True,
+        freeze_batchnorm="all",
         channels_last=False,
     )
     assert backbone.mean.flatten().tolist() == [1, 2, 3]
-    assert backbone.freeze_batchnorm
+    assert backbone.freeze_batchnorm == "all"
     assert backbone.memory_format == torch.contiguous_format
 
 

@@ -127,7 +127,8 @@ def test_configurations_hold_what_the_papers_state(paper: str) -> None:
             plain = "aug=simple" in cell.settings
             assert plain == ("RandomCrop" in str(config.transform.train) and paper == "rll"), cell
             if paper == "rll":
-                assert config.model.backbone.freeze_batchnorm == (dataset in ("cub200", "cars196")), cell
+                frozen = "all" if dataset in ("cub200", "cars196") else None
+                assert config.model.backbone.freeze_batchnorm == frozen, cell
                 assert ("version=simpler" in cell.settings) <= (config.loss.alpha is None), cell
 
 
@@ -157,7 +158,9 @@ def test_happiers_configurations_hold_what_the_paper_states() -> None:
             cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
             config = compose(table.source(row, dataset).trainings[0])
             assert config.model.backbone.name == cell.backbone, cell
-            assert (config.model.backbone.weights is None) == (dataset in ("dyml_vehicle", "dyml_animal")), cell
+            from_scratch = dataset in ("dyml_vehicle", "dyml_animal")
+            assert (config.model.backbone.weights is None) == from_scratch, cell
+            assert config.model.backbone.freeze_batchnorm == (None if from_scratch else "statistics"), cell
             stated = dict(pair.split("=") for pair in cell.settings.split(";") if pair)
             assert ("h_ap" in config.loss.get("terms", {})) == ("lambda" in stated), cell
             if row == "csl" and dataset == "dyml_product":

@@ -195,7 +195,7 @@ def test_two_processes_share_the_gradients_of_their_chunks(tmp_path: Path) -> No
             assert torch.equal(cached[name], other[name])
 
 
-def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: bool = False) -> EmbeddingModel:
+def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: str | None = None) -> EmbeddingModel:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     backbone = Backbone(network, mean=(0.5,) * 3, std=(0.5,) * 3, freeze_batchnorm=freeze)
     tap = str(len(layers) + 1)
@@ -210,7 +210,7 @@ def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: bool = F
         (
             lambda: model(nn.BatchNorm2d(4)),
             4,
-            r"gradient_cache=4: backbone\.network\.1 \(BatchNorm2d\) .* model\.backbone\.freeze_batchnorm=true",
+            r"gradient_cache=4: backbone\.network\.1 \(BatchNorm2d\) .* model\.backbone\.freeze_batchnorm=all",
         ),
         (lambda: model(nn.BatchNorm2d(4, track_running_stats=False)), 4, r"\(BatchNorm2d\)"),
         (lambda: model(nn.InstanceNorm2d(4, track_running_stats=True)), 4, r"\(InstanceNorm2d\)"),
@@ -225,7 +225,8 @@ def test_what_mixes_the_images_of_a_batch_is_refused(built: Any, size: int, expe
 @pytest.mark.parametrize(
     ("built", "size"),
     [
-        (lambda: model(nn.BatchNorm2d(4), freeze=True), 4),
+        (lambda: model(nn.BatchNorm2d(4), freeze="all"), 4),
+        (lambda: model(nn.BatchNorm2d(4), freeze="statistics"), 4),
         (lambda: model(nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)), 4),
         (lambda: model(nn.BatchNorm2d(4)), None),
     ],
@@ -236,6 +237,6 @@ def test_other_models_are_not(built: Any, size: int | None) -> None:
 
 def test_the_command_line_says_what_is_in_the_way(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     arguments = [*SMALL, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", "gradient_cache=4"]
-    line = refused(*arguments, "model.backbone.freeze_batchnorm=false")
+    line = refused(*arguments, "model.backbone.freeze_batchnorm=null")
     assert "gradient_cache=4: backbone.network.bn1 (BatchNormAct2d) normalises" in line
-    assert line.endswith("model.backbone.freeze_batchnorm=true freezes it")
+    assert line.endswith("model.backbone.freeze_batchnorm=all freezes it")
