@@ -234,9 +234,17 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
     """Turns epochs into steps, which is all that the training loop counts.
 
     Raises:
-        InputError: if no length is given.
+        InputError: if no length is given, or the warm-up's is given twice.
     """
-    trainer = config.trainer
+    trainer, scheduler = config.trainer, config.scheduler
+    if (warmup_epochs := scheduler.get("warmup_epochs")) is not None:
+        if scheduler.warmup_steps:
+            raise InputError(
+                f"scheduler.warmup_epochs={warmup_epochs} and scheduler.warmup_steps={scheduler.warmup_steps}: "
+                "only one of them may be given"
+            )
+        scheduler.warmup_steps = warmup_epochs * batches_per_epoch // trainer.accumulate_grad_batches
+        scheduler.warmup_epochs = None
     with open_dict(trainer):
         epochs, every = trainer.pop("max_epochs"), trainer.pop("check_val_every_n_epoch")
         # an epoch that ends within a step ends with it

@@ -57,7 +57,7 @@ def _batches_per_epoch(config: DictConfig) -> int:
         counts = [count for level, count in config.dataset.counts.train.items() if level != "images"]
         super_classes = counts[sampler.super_level]
         return int(super_classes * (super_classes - 1) // 2 * sampler.batches_per_pair)
-    return int(sampler.batches_per_epoch or -(-_trained(config) // _batch(config)))
+    return int(sampler.get("batches_per_epoch") or -(-_trained(config) // _batch(config)))
 
 
 def _trained(config: DictConfig) -> int:

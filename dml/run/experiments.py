@@ -89,8 +89,9 @@ def _smoke(config: DictConfig) -> Iterator[tuple[str, Any]]:
     yield from SMALL.items()
     yield "model.embed_dim", _shrunk(config.model.embed_dim)
     yield "trainer.max_steps", max(2, steps(config) // 1000)
-    if config.scheduler.warmup_steps:
+    if config.scheduler.warmup_steps or config.scheduler.warmup_epochs:
         yield "scheduler.warmup_steps", 1
+        yield "scheduler.warmup_epochs", "null"
     yield from _small_batches("sampler", config.sampler)
     yield from _fewer_levels(config.loss)
     for name in config.evaluation.other_labels:  # those of images that aren't there

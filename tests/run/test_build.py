@@ -35,6 +35,26 @@ def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
 
 
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], 7),
+        (["scheduler.warmup_steps=0", "scheduler.warmup_epochs=5"], 200),
+        (["scheduler.warmup_steps=0", "scheduler.warmup_epochs=5", "trainer.accumulate_grad_batches=8"], 25),
+    ],
+)
+def test_a_warm_up_may_be_given_in_epochs(overrides: list[str], steps: int) -> None:
+    config = composed("scheduler.warmup_steps=7", *overrides)
+    build.count_in_steps(config, batches_per_epoch=40)
+    assert config.scheduler.warmup_steps == steps
+
+
+def test_a_warm_up_is_given_once() -> None:
+    config = composed("scheduler.warmup_steps=7", "scheduler.warmup_epochs=5")
+    with pytest.raises(InputError, match=r"^scheduler\.warmup_epochs=5 and scheduler\.warmup_steps=7: only one"):
+        build.count_in_steps(config, batches_per_epoch=40)
+
+
 def test_a_cosine_ends_with_the_run() -> None:
     config = composed("scheduler=cosine", "trainer.max_epochs=2")
     build.count_in_steps(config, batches_per_epoch=40)

@@ -161,6 +161,8 @@ def test_happiers_configurations_hold_what_the_paper_states() -> None:
             from_scratch = dataset in ("dyml_vehicle", "dyml_animal")
             assert (config.model.backbone.weights is None) == from_scratch, cell
             assert config.model.backbone.freeze_batchnorm == (None if from_scratch else "statistics"), cell
+            released = "hierarchical.HierarchicalSampler" if dataset == "sop" else "image_balanced.ImageBalancedSampler"
+            assert config.sampler._target_ == f"dml.samplers.{released}", cell
             stated = dict(pair.split("=") for pair in cell.settings.split(";") if pair)
             assert ("h_ap" in config.loss.get("terms", {})) == ("lambda" in stated), cell
             if row == "csl" and dataset == "dyml_product":
