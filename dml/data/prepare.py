@@ -58,7 +58,7 @@ def check_images(
     """
     paths = [*dict.fromkeys(table.paths.tolist())]
     stamps = [tuple(stamp) for stamp in stamps_of(paths).tolist()]
-    before = _found_before(folder)
+    before = read_verified(folder)
     found = {}
     for path, name, stamp in zip(paths, folder.names(paths), stamps, strict=True):
         image = before.get(name)
@@ -97,8 +97,8 @@ def _journal(folder: CacheFolder) -> Path:
     return folder.path / "verified.jsonl"
 
 
-def _found_before(folder: CacheFolder) -> dict[str, CheckedImage]:
-    """By name, out of the table of the last verification and the journal of one that was cut short."""
+def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
+    """Read what the last verification found, and one that was cut short after it. -> by the images' names"""
     found = {}
     names = [field.name for field in fields(CheckedImage)]
     if (path := folder.path / "table.parquet").exists():

@@ -29,6 +29,8 @@ class ImageTable:
         benchmark: (N,) int64, the one level that the row's list is judged at (DyML), or `EVERY_LEVEL`; left empty,
             all rows are of every level's list.
         source: the lists that it was read from, for messages.
+        content: (N,) int64, a number that rows of the same image file's content share, under whatever name, or
+            `UNKNOWN` for a row that is compared with none; left empty, it is unknown of all rows.
 
     Raises:
         InputError: if the columns disagree in length, a split or a level is unknown, a label is negative or has no
@@ -42,8 +44,11 @@ class ImageTable:
     names: tuple[tuple[str, ...], ...] = ()
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
+    content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
+        if not len(self.content):
+            object.__setattr__(self, "content", np.full(len(self.paths), UNKNOWN, dtype=np.int64))
         if not len(self.benchmark):
             object.__setattr__(self, "benchmark", np.full(len(self.paths), EVERY_LEVEL, dtype=np.int64))
         lengths = {
@@ -51,6 +56,7 @@ class ImageTable:
             "labels": len(self.labels),
             "splits": len(self.split),
             "benchmarks": len(self.benchmark),
+            "contents": len(self.content),
         }
         if len({*lengths.values()}) > 1:
             raise InputError(f"image table: {', '.join(f'{number} {what}' for what, number in lengths.items())}")
@@ -103,7 +109,7 @@ class ImageTable:
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
         """The table of the given rows alone, in their order; labels keep their meaning."""
-        columns = {name: getattr(self, name)[rows] for name in ("paths", "labels", "split", "benchmark")}
+        columns = {name: getattr(self, name)[rows] for name in ("paths", "labels", "split", "benchmark", "content")}
         return replace(self, **columns)
 
     def renumbered(self) -> "ImageTable":

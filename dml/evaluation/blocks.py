@@ -64,11 +64,19 @@ class Ranking:
         """
         if self.queries.embeddings.is_cuda:
             return self._by_device(rows, size)
-        return self._by_search(rows, size) if self.wanted.recall_alone else self._by_threads(rows, size)
+        return self._by_search(rows, size) if self._takes_few_items else self._by_threads(rows, size)
+
+    @property
+    def _takes_few_items(self) -> bool:
+        """Whether lists of the nearest items are enough, and of the same length for all queries."""
+        excluded = self.positives.excluded
+        longest = max((*self.wanted.recalls, self.neighbors))
+        same_length = longest <= len(self.gallery.labels) - excluded.shape[1] or bool((excluded >= 0).all())
+        return self.wanted.recall_alone and same_length
 
     def _by_search(self, rows: range, size: int) -> Iterator[Block]:
         longest = max((*self.wanted.recalls, self.neighbors))
-        search = Search(self.gallery.embeddings, longest, own=self.positives.own)
+        search = Search(self.gallery.embeddings, longest, self.positives.excluded)
         for block in _parts(rows, size):
             similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
             values: dict[str, Tensor] = {}
@@ -103,8 +111,8 @@ class Ranking:
 
     def _distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
         queries = self.queries.embeddings[block.start : block.stop]
-        own = torch.arange(block.start, block.stop, device=queries.device) if self.positives.own else None
-        return gallery.distances(queries, own, out)
+        excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
+        return gallery.distances(queries, excluded, out)
 
     def _scored(self, queries: range, distances: Tensor, ranked: Ranked) -> Block:
         similarities = 0 - distances.gather(1, ranked.nearest)  # 0 - 0 is 0, where -0 is another number

@@ -24,6 +24,7 @@ class Judge:
         alpha: of H-AP.
         count_query: of H-AP and sum_wap.
         level_weights: of sum_wap, a weight for each level, the finest first; None weighs all levels alike.
+        exclude_nearest: each query excludes its nearest item, whatever that is, instead of itself.
         clustering: whether nmi, ami and f1, if they are among the metrics, are computed.
         seed: of k-means.
     """
@@ -34,6 +35,7 @@ class Judge:
     alpha: float = 1.0
     count_query: bool = False
     level_weights: Sequence[float] | None = None
+    exclude_nearest: bool = False
     clustering: bool = True
     seed: int = 0
 
@@ -49,6 +51,7 @@ class Judge:
             "alpha": self.alpha,
             "count_query": self.count_query,
             "level_weights": self.level_weights,
+            "exclude_nearest": self.exclude_nearest,
             "neighbors": neighbors,
         }
         part = self.table.take(rows.numpy())

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.evaluation.exclusions import same_contents
 from dml.evaluation.protocol import evaluate
 from dml.evaluation.queries import PerQuery, rank_queries
 from dml.evaluation.scores import CLUSTERING, METRICS
@@ -31,7 +32,8 @@ def evaluate_table(
     """The metrics of `dml.evaluation.evaluate` of a table whose rows are one evaluation. (N, D) -> {metric: fraction}
 
     - rows of one split are their own gallery;
-    - rows of "query" look for those of "gallery";
+    - rows of "query" look for those of "gallery", of which a query excludes the rows with its own `ImageTable.content`:
+      itself under other names;
     - rows judged at level b alone (`ImageTable.benchmark`) are a list of their own, in either way, in which an item is
       a positive or not: all its metrics are level{b}/..., the graded ones too, and mean/... is the plain mean of each
       over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.
@@ -131,6 +133,7 @@ def _ranked(embeddings: Embeddings, table: ImageTable, part: _Part, settings: di
     given = [embeddings[part.queries], part.labels(table, part.queries)]
     if part.gallery is not None:
         given += [embeddings[part.gallery], part.labels(table, part.gallery)]
+        settings = settings | {"excluded": same_contents(table.content[part.queries], table.content[part.gallery])}
     ranked = rank_queries(*given, **settings)
     gallery = part.queries if part.gallery is None else part.gallery
     return replace(

@@ -3,6 +3,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dml.evaluation.exclusions import queries_themselves
+
 Integers = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -27,10 +29,16 @@ class Positives:
     Args:
         queries: labels (Q, L).
         gallery: labels (G, L).
+        excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
+            the query itself from a gallery of the queries, and nothing from another one.
     """
 
-    def __init__(self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None) -> None:
-        self.own = gallery is None
+    def __init__(
+        self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None, excluded: Integers | None = None
+    ) -> None:
+        if excluded is None:
+            excluded = queries_themselves(len(queries))[:, : 1 if gallery is None else 0]
+        self.excluded = excluded
         self.depth = queries.shape[1]
         labels = queries if gallery is None else gallery
         self._length = len(labels)
@@ -39,12 +47,18 @@ class Positives:
             [np.searchsorted(column[order], wanted, side) for side in ("left", "right")]
             for column, order, wanted in zip(labels.T, self._order, queries.T, strict=True)
         ]
+        has_item, items = excluded >= 0, np.maximum(excluded, 0)
+        self._excluded = [[item for item in row if item >= 0] for row in excluded.tolist()]
+        self._excluded_positives = [
+            ((column[items] == wanted[:, None]) & has_item).sum(axis=1)
+            for column, wanted in zip(labels.T, queries.T, strict=True)
+        ]
         self._nested = _coarsest_holds_all(queries if gallery is None else np.concatenate([queries, gallery]))
 
     def number(self, level: int) -> Integers:
         """How many positives each query has at the level. -> (Q,)"""
         first, last = self._bounds[level]
-        number: Integers = last - first - self.own
+        number: Integers = last - first - self._excluded_positives[level]
         return number
 
     def marks(self) -> Bits:
@@ -52,7 +66,7 @@ class Positives:
         return np.zeros(self._length, dtype=np.min_scalar_type(2**self.depth - 1))
 
     def of(self, queries: range, marks: Bits) -> Shared:
-        """The items that share a level with the queries, each query left out of its own.
+        """The items that share a level with the queries, without those that a query excludes.
 
         Args:
             queries: their indices.
@@ -66,13 +80,14 @@ class Positives:
         marked = sets[:-1] if self._nested else sets
         for level, own in enumerate(marked):
             marks[own] |= 1 << level
-        if self.own:
-            marks[query] = 0
+        excluded = self._excluded[query]
+        marks[excluded] = 0
         if self._nested:
             items = sets[-1]
-            if self.own:
-                place = np.searchsorted(items, query)
-                items = np.concatenate([items[:place], items[place + 1 :]])
+            for item in excluded:
+                place = np.searchsorted(items, item)
+                if place < len(items) and items[place] == item:
+                    items = np.concatenate([items[:place], items[place + 1 :]])
             bits = marks[items] | 1 << self.depth - 1
         else:
             items = np.flatnonzero(marks)
@@ -82,7 +97,7 @@ class Positives:
         return items, bits
 
     def _at(self, query: int, level: int) -> Integers:
-        """The gallery items with the query's label at the level, rising; the query itself among them."""
+        """The gallery items with the query's label at the level, rising; those that it excludes among them."""
         first, last = self._bounds[level]
         return self._order[level][first[query] : last[query]]
 

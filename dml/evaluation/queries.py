@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.evaluation.blocks import Ranking, group_size
+from dml.evaluation.exclusions import nearest_items
 from dml.evaluation.items import Items, Labels, checked_items
 from dml.evaluation.positives import Positives
 from dml.evaluation.scores import METRICS, Wanted
@@ -74,6 +75,8 @@ def rank_queries(
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     memory: int = MEMORY,
+    excluded: npt.NDArray[np.int64] | None = None,
+    exclude_nearest: bool = False,
 ) -> PerQuery:
     """The ranking metrics of `dml.evaluation.evaluate` query by query, and each query's nearest neighbours.
 
@@ -90,13 +93,22 @@ def rank_queries(
         neighbors: how many of the nearest items to give; there are as many as the gallery has.
         share: (rank, world): the queries that this process of several ranks, as `query_share` says.
         memory: bytes that the distances of a block of queries may take.
+        excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
+            the query itself from a gallery of the queries, and nothing from another one.
+        exclude_nearest: each query excludes its nearest item instead, whatever that is, as HAPPIER's release does.
 
     Raises:
-        InputError: as `evaluate`, but not for queries without positives.
+        InputError: as `evaluate`, but not for queries without positives; if a query excludes the whole gallery.
     """
     wanted = Wanted(metrics, recall_at, alpha, count_query, level_weights)
-    items = checked_items(query, query_labels, gallery, gallery_labels)
-    return rank_items(*items, wanted, neighbors=neighbors, share=share, memory=memory)
+    queries, others = checked_items(query, query_labels, gallery, gallery_labels)
+    if exclude_nearest:
+        others = queries if others is None else others
+        at_once = _at_once(len(others.labels), memory)
+        excluded = nearest_items(
+            queries, others, query_share(len(queries.labels), len(others.labels), share, memory), at_once
+        )
+    return rank_items(queries, others, wanted, neighbors=neighbors, share=share, memory=memory, excluded=excluded)
 
 
 def query_share(queries: int, gallery: int, share: tuple[int, int], memory: int = MEMORY) -> range:
@@ -123,13 +135,17 @@ def rank_items(
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     memory: int = MEMORY,
+    excluded: npt.NDArray[np.int64] | None = None,
 ) -> PerQuery:
     """`rank_queries` of checked items."""
     others = queries if gallery is None else gallery
     size = len(others.labels)
     rows = query_share(len(queries.labels), size, share, memory)
-    positives = Positives(queries.labels, None if gallery is None else gallery.labels)
-    result = _empty(rows, positives, wanted, min(neighbors, size - positives.own))
+    positives = Positives(queries.labels, None if gallery is None else gallery.labels, excluded)
+    most = positives.excluded.shape[1]
+    if most >= size:
+        raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
+    result = _empty(rows, positives, wanted, min(neighbors, size - most))
     if result.values or neighbors:
         ranking = Ranking(queries, others, positives, wanted, result.neighbors.shape[1])
         for block in ranking.blocks(rows, _at_once(size, memory)):

@@ -41,7 +41,7 @@ def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ra
         part = distances[start : start + rows].numpy()
         queries = range(first + start, first + start + len(part))
         items, bits, numbers = positives.of(queries, marks)
-        order, places = ranker(part, items, numbers, np.array(queries) if positives.own else None)
+        order, places = ranker(part, items, numbers, positives.excluded[queries.start : queries.stop])
         bits, ranks, stops = bits[order], places.astype(np.float64), np.cumsum(numbers)
         levels = np.bitwise_count(bits)
         for level in range(depth):

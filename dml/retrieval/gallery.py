@@ -36,13 +36,13 @@ class Gallery:
         repeated[self._originals.cpu().numpy()] = True
         return repeated
 
-    def distances(self, queries: Tensor, own: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def distances(self, queries: Tensor, excluded: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Negative dot products with all items, so that the nearest is the smallest. (B, D) -> (B, G) float32
 
         Args:
             queries: on the gallery's device.
-            own: (B,) if the queries are items of the gallery, their indices: each is at distance infinity from
-                itself.
+            excluded: (B, M) the items that each query excludes, such as itself, which are at distance infinity
+                from it; -1 fills the rows of queries that exclude fewer.
             out: (B, G) memory for the result.
         """
         distances = queries.new_empty(len(queries), len(self)) if out is None else out
@@ -53,8 +53,9 @@ class Gallery:
             np.matmul((-queries).numpy(), self.rows.numpy().T, out=distances.numpy())
         if len(self._copies):
             distances[:, self._copies] = distances[:, self._originals]
-        if own is not None:
-            distances[torch.arange(len(own), device=own.device), own] = torch.inf
+        if excluded is not None:
+            rows, columns = (excluded >= 0).nonzero(as_tuple=True)
+            distances[rows, excluded[rows, columns]] = torch.inf
         return distances
 
 

@@ -11,7 +11,7 @@ Keys = npt.NDArray[np.int32]
 
 FEW = 12  # items that are quicker counted one by one than found in a sorted row
 DENSE = 10  # numpy finds the true ones of marks twice as fast if more than one in so many is true
-LAST = 2**31 - 2  # the key of an item that is left out: behind all others, not chosen
+LAST = 2**31 - 2  # the key of an excluded item: behind all others, not chosen
 
 
 class Places(NamedTuple):
@@ -43,7 +43,7 @@ class Ranker:
         self._table = np.zeros(2**16, dtype=np.bool_)
 
     def __call__(
-        self, distances: Floats, chosen: Integers, numbers: Integers, left_out: Integers | None = None
+        self, distances: Floats, chosen: Integers, numbers: Integers, excluded: Integers | None = None
     ) -> Places:
         """distances (R, N), the items to rank (P,), row after row and rising in each, how many each row has (R,).
 
@@ -54,13 +54,15 @@ class Ranker:
             distances: between -2 and 2.
             chosen: indices.
             numbers: their sum is P.
-            left_out: (R,) an item of each row at distance infinity, behind all others and not chosen.
+            excluded: (R, M) items of each row at distance infinity, behind all others and not chosen; -1 fills
+                rows that have fewer.
         """
         if numbers.max() <= FEW:
             return _counted(distances, chosen, numbers)
         keys = _even_keys(distances, self._keys[: len(distances)])
-        if left_out is not None:
-            keys[np.arange(len(keys)), left_out] = LAST
+        if excluded is not None:
+            has_item = np.nonzero(excluded >= 0)
+            keys[has_item[0], excluded[has_item]] = LAST
         rows, flat = np.repeat(np.arange(len(keys)), numbers), keys.reshape(-1)
         starts = rows * keys.shape[1]
         places = starts + chosen

@@ -44,7 +44,8 @@ def nearest_neighbors(
         raise InputError(f"k = {k}: at least 1 neighbour must be asked for")
     if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
-    search = Search(others, k, own=gallery is None)
+    own = np.arange(len(queries), dtype=np.int64)[:, None]
+    search = Search(others, k, own if gallery is None else None)
     scores = np.empty((len(queries), search.k), dtype=np.float32)
     indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):
@@ -59,22 +60,25 @@ class Search:
     Args:
         rows: (G, D) float32, on CPU.
         k: the neighbours asked for; there are as many as there are items.
-        own: the queries are the gallery's own items, each left out of its list.
+        excluded: (Q, M) the items that each of all queries excludes, such as itself; -1 fills the rows of queries
+            that exclude fewer. None excludes nothing.
     """
 
-    def __init__(self, rows: Tensor, k: int, *, own: bool) -> None:
-        self.gallery, self.own = Gallery(rows), own
-        self.k = min(k, len(rows) - own)
+    def __init__(self, rows: Tensor, k: int, excluded: Integers | None = None) -> None:
+        self.gallery = Gallery(rows)
+        self.excluded = excluded
+        most = 0 if excluded is None else excluded.shape[1]
+        self.k = min(k, len(rows) - most)
         self._repeated = self.gallery.repeated
-        self._asked = min(self.k + own + 1, len(rows))  # one more shows whether there is a tie over the end
+        self._asked = min(self.k + most + 1, len(rows))  # one more shows whether there is a tie over the end
         self._search = _searcher(rows.numpy(), self._asked)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
         """(B, D), the first one's place among all queries -> scores (B, k), indices (B, k)."""
         scores, indices = _in_order(*self._search(queries.numpy(), k=self._asked))
         unsure = self._repeated[indices].any(axis=1)
-        if self.own:
-            scores, indices = _without_own(scores, indices, first)
+        if self.excluded is not None:
+            scores, indices = _without(scores, indices, self.excluded[first : first + len(queries)])
         if scores.shape[1] > self.k:
             unsure |= scores[:, self.k - 1] == scores[:, self.k]
         scores, indices = scores[:, : self.k], indices[:, : self.k]
@@ -85,7 +89,8 @@ class Search:
         return scores, indices
 
     def _ranked(self, queries: Tensor, places: Integers) -> tuple[Floats, Integers]:
-        distances = self.gallery.distances(queries, torch.from_numpy(places) if self.own else None).numpy()
+        excluded = None if self.excluded is None else torch.from_numpy(self.excluded[places])
+        distances = self.gallery.distances(queries, excluded).numpy()
         indices = np.stack([nearest(row, self.k) for row in distances])
         return 0 - np.take_along_axis(distances, indices, axis=1), indices  # 0 - 0 is 0, where -0 is another number
 
@@ -115,12 +120,16 @@ def _in_order(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
     return scores, indices
 
 
-def _without_own(scores: Floats, indices: Integers, first: int) -> tuple[Floats, Integers]:
-    """(Q, k + 1) -> (Q, k): row i loses the index first + i, or its last place where that is not in the list.
+def _without(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
+    """(Q, k + M) -> (Q, k): each row loses the indices that it excludes, and places at its end if they are fewer.
 
     A query with as many others as near as itself (duplicates) is not in its list, which the best others lead.
+
+    Args:
+        scores: of the indices.
+        indices: (Q, k + M), best first.
+        excluded: (Q, M), padded with -1.
     """
-    own = indices == np.arange(first, first + len(indices))[:, None]
-    place = np.where(own.any(axis=1), own.argmax(axis=1), indices.shape[1] - 1)
-    before = np.arange(indices.shape[1] - 1) < place[:, None]
-    return np.where(before, scores[:, :-1], scores[:, 1:]), np.where(before, indices[:, :-1], indices[:, 1:])
+    gone = (indices[:, :, None] == excluded[:, None]).any(axis=2)
+    kept = np.argsort(gone, axis=1, kind="stable")[:, : indices.shape[1] - excluded.shape[1]]
+    return np.take_along_axis(scores, kept, axis=1), np.take_along_axis(indices, kept, axis=1)

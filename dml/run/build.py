@@ -13,6 +13,7 @@ from pytorch_lightning import Callback, Trainer
 from torch import nn
 
 from dml.data.cache import CacheFolder
+from dml.data.copies import number_contents
 from dml.data.table import ImageTable, hold_out_classes, load
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.evaluation.judge import Judge
@@ -32,7 +33,8 @@ CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2
 
 def table(config: DictConfig) -> ImageTable:
     """The data set, its counts checked, the asked fold of its training classes held out as ``val``."""
-    return _read(config.dataset)
+    images = _read(config.dataset)
+    return number_contents(images, cache_folder(config)) if compares_contents(config) else images
 
 
 def _read(dataset: DictConfig) -> ImageTable:
@@ -66,6 +68,16 @@ def other_labels(config: DictConfig, images: ImageTable) -> dict[str, ImageTable
     return tables
 
 
+def cache_folder(config: DictConfig) -> CacheFolder | None:
+    """Where the data set's caches are, if anywhere."""
+    return CacheFolder.of(config.data.cache, config.dataset.root, config.dataset.name)
+
+
+def compares_contents(config: DictConfig) -> bool:
+    """Whether queries are found in their gallery by their files' contents."""
+    return bool(config.dataset.get("queries_in_gallery")) and config.evaluation.exclude is None
+
+
 def data(config: DictConfig, images: ImageTable) -> DataModule:
     """The loaders of a table."""
     return DataModule(
@@ -89,7 +101,7 @@ def _evaluated(config: DictConfig) -> dict[str, Any]:
         "test_transform": instantiate(config.transform.test),
         "crops_transform": crops_transform(config),
         "settings": LoaderSettings(**{key: value for key, value in config.data.items() if key != "cache"}),
-        "cache": CacheFolder.of(config.data.cache, config.dataset.root, config.dataset.name),
+        "cache": cache_folder(config),
     }
 
 
@@ -219,6 +231,9 @@ def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> 
             f"evaluation.level_weights={list(weights)}: {len(weights)} weights for the {len(part.levels)} levels "
             f"{', '.join(part.levels)}"
         )
+    if settings.exclude not in (None, "nearest"):
+        raise InputError(f"evaluation.exclude={settings.exclude}: must be nearest or null")
+    has_gallery = bool(len(part.rows("gallery")))
     return Judge(
         part,
         metrics=("recall",) if validation else tuple(settings.metrics),
@@ -226,6 +241,8 @@ def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> 
         alpha=settings.alpha,
         count_query=settings.count_query,
         level_weights=weights,
+        # a gallery that doesn't hold the queries keeps all its items
+        exclude_nearest=bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery"))),
         clustering=settings.clustering,
     )
 

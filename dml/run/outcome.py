@@ -11,6 +11,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
+from dml.data.copies import number_in_gallery
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.fixed import recall_among
 from dml.evaluation.judge import Judge
@@ -136,6 +137,8 @@ def test(
             metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
     if skipped := len(judge.table) - len(embedded.rows):
         metrics["images_skipped"] = skipped
+    if build.compares_contents(config) and (in_gallery := number_in_gallery(judge.table))[1]:
+        metrics["queries_in_gallery"] = in_gallery[0]
     metrics = described | metrics | {"split": split}
     _leave(config, metrics, judge, embedded, ranked, folder)
     present.result(metrics, images.table, embedder.model, folder.path, asked=settings.selection)

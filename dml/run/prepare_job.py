@@ -16,6 +16,7 @@ from rich.table import Table
 
 from dml.data.cache import CacheFolder
 from dml.data.cache_build import build_cache
+from dml.data.copies import number_contents, number_in_gallery
 from dml.data.images import read_image
 from dml.data.pngs import cache_folder
 from dml.data.prepare import CheckedImage, all_faults, check_images, write_table
@@ -51,6 +52,9 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
         _cache(folder, resize, images, processes)
     faults = all_faults(table, images, dataset.counts, disjoint=dataset.disjoint)
     _list(faults)
+    if dataset.get("queries_in_gallery"):
+        found, queries = number_in_gallery(number_contents(table, folder))
+        console.print(f"[bold]queries[/]  {found:,} of {queries:,} are in their gallery as files of the same content")
     console.print(f"[bold]written[/]  {folder.path}")
     if faults and dataset.verify:
         number = sum(len(lines) for lines in faults.values())

@@ -8,6 +8,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 
+from dml.data.copies import number_in_gallery
 from dml.data.images import read_image
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.pictures import choose_queries, retrieval_sheet
@@ -31,6 +32,11 @@ def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path,
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     console.print(f"[bold]data[/]     {config.dataset.name}: images of {level} classes: {splits}")
+    if (found := number_in_gallery(images.table))[0]:
+        console.print(
+            f"[bold]queries[/]  {found[0]:,} of {found[1]:,} are in their gallery as files of the same content, which "
+            "are excluded from their rankings"
+        )
     console.print(f"[bold]model[/]    {parameters / 1e6:.1f} M trainable parameters; heads {heads}")
     console.print(f"[bold]loss[/]     {config.loss._target_.rpartition('.')[2]}, {config.trainer.max_steps:,} steps")
     console.print(f"[bold]folder[/]   {folder}")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import torch
 
 from dml.data.table import ImageTable
-from dml.evaluation import PerQuery, evaluate, evaluate_table, rank_table
+from dml.evaluation import PerQuery, evaluate, evaluate_table, rank_queries, rank_table
 from dml.ops.errors import InputError
 
 LEVELS = ("fine", "middle", "coarse")
@@ -51,6 +52,37 @@ def test_queries_look_for_the_gallery(embeddings: Any, labels: Any, settings: di
 def judged(labels: Any, level: Any) -> Any:
     """Labels of one level alone."""
     return np.where(np.arange(3) == np.asarray(level)[:, None], labels, -1)
+
+
+def with_content(whole: ImageTable, content: Any) -> ImageTable:
+    return replace(whole, content=np.asarray(content))
+
+
+@pytest.mark.parametrize("settings", [FAST, {"metrics": ["recall"], "recall_at": (1, 3)}])
+def test_a_query_excludes_itself_under_another_name(embeddings: Any, labels: Any, settings: dict[str, Any]) -> None:
+    """Queries that are copies of every second gallery image -> as if these were a gallery without the query."""
+    split = np.repeat(["gallery", "query"], [80, 40])
+    embeddings, labels = embeddings.copy(), labels.copy()
+    embeddings[80:], labels[80:] = embeddings[:80:2], labels[:80:2]
+    content = np.concatenate([np.arange(80), np.arange(0, 80, 2)])
+    found = evaluate_table(embeddings, with_content(table(labels, split), content), **settings)
+    plain = evaluate_table(embeddings, table(labels, split), **settings)
+    assert plain["level0/recall@1"] == 1  # each query finds itself
+    own = rank_queries(embeddings[:80], labels[:80], **{k: v for k, v in settings.items() if k != "clustering"})
+    for name, values in own.values.items():
+        assert found[name] == pytest.approx(np.nanmean(values[::2])), name
+    assert found["level0/recall@1"] < 0.9
+    dropped = evaluate_table(embeddings, table(labels, split), exclude_nearest=True, **settings)
+    assert {name: value for name, value in dropped.items() if "nmi" not in name} == pytest.approx(found)
+
+
+def test_copies_count_in_their_own_list_alone(embeddings: Any, labels: Any) -> None:
+    level, split = np.arange(120) % 3, np.where(np.arange(120) % 5 < 2, "query", "gallery")
+    lists = table(judged(labels, level), split, level)
+    content = np.full(120, -1)
+    query, other = (np.flatnonzero((level == b) & (split == name))[0] for b, name in ((0, "query"), (1, "gallery")))
+    content[[query, other]] = 5
+    assert evaluate_table(embeddings, with_content(lists, content), **FAST) == evaluate_table(embeddings, lists, **FAST)
 
 
 def renamed(found: dict[str, float], level: int) -> dict[str, float]:

@@ -34,7 +34,7 @@ def test_copies_tie_wherever_they_stand(queries: int) -> None:
 def test_a_query_is_infinitely_far_from_itself_alone() -> None:
     rows = unit(9, 4)
     rows[8] = rows[2]
-    distances = Gallery(rows).distances(rows[[2, 5]], torch.tensor([2, 5]))
+    distances = Gallery(rows).distances(rows[[2, 5]], torch.tensor([[2], [5]]))
     assert torch.equal(distances == torch.inf, torch.eye(9, dtype=torch.bool)[[2, 5]])
     assert distances[0, 8] == pytest.approx(-1)
 
@@ -55,6 +55,6 @@ def test_inputs_stay_as_they_were() -> None:
     rows, some = unit(6, 4), unit(3, 4, seed=1)
     rows[4] = rows[1]
     before = rows.clone(), some.clone()
-    Gallery(rows).distances(some, torch.tensor([0, 1, 2]))
+    Gallery(rows).distances(some, torch.tensor([[0], [1], [2]]))
     assert torch.equal(rows, before[0])
     assert torch.equal(some, before[1])

@@ -19,9 +19,9 @@ def expected_places(distances: Any, chosen: Any) -> tuple[list[int], list[int]]:
     return [chosen.tolist().index(item) for _, item in found], [rank for rank, _ in found]
 
 
-def assert_ranked(ranker: Ranker, distances: Sequence[Any], chosen: Sequence[Any], left_out: Any = None) -> None:
+def assert_ranked(ranker: Ranker, distances: Sequence[Any], chosen: Sequence[Any], excluded: Any = None) -> None:
     numbers = np.array([len(items) for items in chosen])
-    order, ranks = ranker(np.stack(distances), np.concatenate(chosen), numbers, left_out)
+    order, ranks = ranker(np.stack(distances), np.concatenate(chosen), numbers, excluded)
     expected = [expected_places(row, items) for row, items in zip(distances, chosen, strict=True)]
     starts = np.cumsum(numbers) - numbers
     assert order.tolist() == [start + place for start, own in zip(starts, expected, strict=True) for place in own[0]]
@@ -35,20 +35,21 @@ COARSE = [-1.0, -0.5, -0.0, 0.0, 1e-30, -1e-30, 0.25, 1.0]  # ties, both zeros, 
     st.integers(1, 150),
     st.integers(1, len(COARSE)),
     st.lists(st.floats(0, 1), min_size=1, max_size=3),
-    st.booleans(),
+    st.integers(0, 3),
     st.integers(0, 2**32 - 1),
 )
 @settings(deadline=None, max_examples=150)
-def test_ranks_agree_with_a_plain_sort(items: int, values: int, shares: list[float], own: bool, seed: int) -> None:
-    """Many ties and few, with a query of its own at infinity and without."""
+def test_ranks_agree_with_a_plain_sort(items: int, values: int, shares: list[float], most: int, seed: int) -> None:
+    """Many ties and few, with excluded items at infinity and without."""
     rng = np.random.default_rng(seed)
     distances = rng.choice(COARSE[:values], (len(shares), items)).astype(np.float32)
-    left_out = rng.integers(items, size=len(shares)) if own else None
+    excluded = rng.integers(-1, items, size=(len(shares), most)) if most else None
     chosen = rng.random((len(shares), items)) < np.array(shares)[:, None]
-    if left_out is not None:
-        distances[np.arange(len(shares)), left_out] = np.inf
-        chosen[np.arange(len(shares)), left_out] = False
-    assert_ranked(Ranker(3, items), distances, [np.flatnonzero(row) for row in chosen], left_out)
+    for row in range(len(shares)) if excluded is not None else ():
+        gone = excluded[row][excluded[row] >= 0]
+        distances[row, gone] = np.inf
+        chosen[row, gone] = False
+    assert_ranked(Ranker(3, items), distances, [np.flatnonzero(row) for row in chosen], excluded)
 
 
 @pytest.mark.parametrize("number", [0, 1, FEW, FEW + 1, 60, 399])
@@ -61,7 +62,9 @@ def test_one_ranker_ranks_rows_after_rows(number: int, digits: int) -> None:
         distances = rng.uniform(-1, 1, (rows, 400)).round(digits).astype(np.float32)
         distances[np.arange(rows), own] = np.inf
         others = [np.delete(np.arange(400), item) for item in own]
-        assert_ranked(ranker, distances, [np.sort(rng.choice(some, number, replace=False)) for some in others], own)
+        assert_ranked(
+            ranker, distances, [np.sort(rng.choice(some, number, replace=False)) for some in others], own[:, None]
+        )
 
 
 def test_neighbouring_floats_do_not_tie() -> None:

@@ -1,11 +1,15 @@
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from dml.data.copies import number_in_gallery
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.run import build
@@ -65,6 +69,67 @@ def test_without_validation_there_is_none() -> None:
     config = composed("trainer.val_check_interval=null", "trainer.accelerator=cpu")
     build.count_in_steps(config, batches_per_epoch=40)
     assert build.trainer(config, logger=False, enable_checkpointing=False).limit_val_batches == 0
+
+
+@pytest.fixture
+def vehicle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A miniature of DyML-Vehicle whose queries are in their galleries too, under other names."""
+    monkeypatch.syspath_prepend(str(CONF.parent / "tests" / "data"))
+    import_module("trees.dyml_vehicle").build(tmp_path)
+    for level in ("fine", "middle", "coarse"):
+        for split in ("query", "gallery"):
+            for path in (tmp_path / f"bmk_{level}" / split).iterdir():
+                path.write_bytes(f"{level} {split} {path.name}".encode())
+    for level, query, item in (("fine", 0, 1), ("fine", 2, 2), ("middle", 0, 1), ("coarse", 0, 1)):
+        content = (tmp_path / f"bmk_{level}" / "query" / f"{query}.jpg").read_bytes()
+        (tmp_path / f"bmk_{level}" / "gallery" / f"{item}.jpg").write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("exclude", "in_gallery", "without", "recall"),
+    [
+        (["evaluation.exclude=null"], 4, 1, 0.5),
+        (["evaluation.exclude=null", "dataset.queries_in_gallery=false"], 0, 0, 1.0),
+        (["evaluation.exclude=nearest"], 0, 2, 1.0),
+    ],
+)
+def test_dymls_queries_are_excluded_from_their_galleries(
+    exclude: list[str], in_gallery: int, without: int, recall: float, vehicle: Path
+) -> None:
+    """Fine queries 100, 200 and 201, gallery 200, 100, 201, 202 and 100: its second and third items are queries.
+
+    Without them no item is of class 201, and the nearest of the first query is of class 202. Without the nearest item
+    of each query classes 200 and 201 have none, and the first query finds the other item of class 100.
+    """
+    config = composed("dataset=dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null", *exclude)
+    part = build.table(config).evaluated("test")
+    assert number_in_gallery(part) == (in_gallery, 8)
+    assert (vehicle / ".dml" / "dyml_vehicle" / "digests.parquet").exists() == (in_gallery > 0)
+    angles = torch.rand(len(part), generator=torch.Generator().manual_seed(0))
+    fine = part.benchmark == 0
+    nearest_of_100 = [0.3, 0.2] if "nearest" not in exclude[0] else [0.2, 0.3]
+    angles[fine] = torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0, 2.0, nearest_of_100[1], nearest_of_100[0]])
+    found = build.judge(config, part)(torch.stack([angles.cos(), angles.sin()], 1), torch.arange(len(part)))
+    assert found["level0/queries_without_positives"] == without
+    assert found["level0/recall@1"] == recall
+
+
+def test_what_a_ranking_excludes_is_one_of_two_things(vehicle: Path) -> None:
+    config = composed("dataset=dyml_vehicle", f"dataset.root={vehicle}", "evaluation.exclude=first")
+    with pytest.raises(InputError, match=r"^evaluation\.exclude=first: must be nearest or null$"):
+        build.judge(config, build.table(composed("dataset=digits")))
+
+
+def test_a_gallery_without_the_queries_keeps_its_nearest_items(vehicle: Path) -> None:
+    overrides = ["dataset=dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null", "evaluation.exclude=nearest"]
+    table = build.table(composed(*overrides))
+    for part, of_another_set, expected in (
+        ("test", [], True),
+        ("test", ["~dataset.queries_in_gallery"], False),
+        ("train", [], True),
+    ):
+        assert build.judge(composed(*overrides, *of_another_set), table.evaluated(part)).exclude_nearest == expected
 
 
 def test_each_head_has_a_loss_of_its_own() -> None:

@@ -1,0 +1,123 @@
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dml.data import copies
+from dml.data.cache import CacheFolder
+from dml.data.contents import stamps_of
+from dml.data.copies import number_contents, number_in_gallery
+from dml.data.prepare import CheckedImage, write_table
+from dml.data.table import ImageTable
+
+FILES = {
+    "train/a.jpg": b"one",
+    "query/0.jpg": b"one",
+    "query/1.jpg": b"two",
+    "query/2.jpg": b"three",
+    "gallery/x.jpg": b"two",  # query 1
+    "gallery/y.jpg": b"owt",  # as long as two queries, and neither
+    "gallery/z.jpg": b"one",  # query 0
+    "gallery/w.jpg": b"two",  # query 1 again
+    "gallery/v.jpg": b"longer than any query",
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return ImageTable(
+        paths=np.array([f"{tmp_path}/{name}" for name in FILES]),
+        labels=np.zeros((len(FILES), 1), dtype=np.int64),
+        split=np.array([name.partition("/")[0] for name in FILES]),
+        levels=("class",),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path / ".dml", str(tmp_path))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the files that were read."""
+    names: list[str] = []
+    content_of = copies.content_of
+    monkeypatch.setattr(copies, "content_of", lambda path: names.append(Path(path).name) or content_of(path))
+    return names
+
+
+def groups(table: ImageTable) -> list[list[str]]:
+    """The names of the files that are known to have one content."""
+    names = np.array([Path(path).name for path in table.paths])
+    return sorted(names[table.content == number].tolist() for number in set(table.content.tolist()) - {-1})
+
+
+SAME = [["0.jpg", "z.jpg"], ["1.jpg", "x.jpg", "w.jpg"], ["y.jpg"]]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_queries_are_found_by_the_content_of_their_files(table: ImageTable, folder: CacheFolder, kept: bool) -> None:
+    numbered = number_contents(table, folder if kept else None)
+    assert [group for group in groups(numbered) if group != ["2.jpg"]] == SAME
+    assert number_in_gallery(numbered) == (2, 3)
+    assert number_in_gallery(table) == (0, 3)
+    assert folder.path.exists() == kept
+
+
+def test_files_of_another_size_are_not_read(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
+    number_contents(table, folder)
+    assert sorted(read) == ["0.jpg", "1.jpg", "2.jpg", "w.jpg", "x.jpg", "y.jpg", "z.jpg"]
+
+
+def test_unchanged_files_are_read_once(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
+    first = number_contents(table, folder)
+    read.clear()
+    assert np.array_equal(number_contents(table, folder).content, first.content)
+    assert read == []
+    changed = Path(table.paths[4])
+    changed.write_bytes(b"own")
+    os.utime(changed, ns=(1, 1))
+    assert number_in_gallery(number_contents(table, folder)) == (2, 3)  # w.jpg is query 1, too
+    assert read == ["x.jpg"]
+
+
+def test_what_prepare_found_is_not_read_again(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
+    paths = table.paths.tolist()
+    digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
+    found = zip(paths, stamps_of(paths).tolist(), digests, strict=True)
+    folder.path.mkdir()
+    write_table(folder, table, {path: CheckedImage(*stamp, 1, 1, digest, "") for path, stamp, digest in found})
+    assert number_in_gallery(number_contents(table, folder)) == (2, 3)
+    assert read == []
+
+
+def test_a_folder_that_may_only_be_read_is_no_obstacle(table: ImageTable, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert number_in_gallery(number_contents(table, CacheFolder(tmp_path / "file", str(tmp_path)))) == (2, 3)
+
+
+def test_a_missing_file_has_no_copy(table: ImageTable, folder: CacheFolder) -> None:
+    for row in (1, 6):
+        Path(table.paths[row]).unlink()
+    assert number_in_gallery(number_contents(table, folder)) == (1, 3)
+
+
+def test_copies_count_in_the_list_that_they_are_in(table: ImageTable) -> None:
+    """Query 1's copies are in the gallery of another level."""
+    benchmark = np.array([-1, 0, 0, 0, 1, 0, 0, 1, 0])
+    listed: Any = {name: getattr(table, name) for name in ("paths", "split", "content")}
+    two = ImageTable(labels=np.zeros((len(table), 2), dtype=np.int64), levels=("a", "b"), benchmark=benchmark, **listed)
+    assert number_in_gallery(number_contents(two, None)) == (1, 3)
+
+
+def test_a_part_of_a_table_keeps_its_contents(table: ImageTable) -> None:
+    numbered = number_contents(table, None)
+    assert np.array_equal(numbered.evaluated("test").content, numbered.content[1:])
