@@ -4,6 +4,7 @@
 cached by it), the path of a state_dict file, or None for random ones.
 """
 
+import logging
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,8 +14,11 @@ from torch import nn
 
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
-from dml.models.weights import load_file, load_packaged
+from dml.models.googlenet import BRANCH_WEIGHTS, LAST_LAYERS, BranchedGoogLeNet
+from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
 from dml.ops.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -62,6 +66,29 @@ def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     network = _torchvision("googlenet", weights, transform_input=False, **options)
     _load(network, "googlenet", weights, ignore=("fc.", "aux1.", "aux2."))
     network.fc = nn.Identity()
+    return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
+
+
+def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
+    """torchvision's GoogLeNet with its auxiliary branches, which "aux1" and "aux2" tap; see `BranchedGoogLeNet`.
+
+    A file's branches are loaded where it has them. Those of torchvision's own file, which ``download`` takes too, were
+    never trained: a warning says so, and they begin at random.
+    """
+    network = BranchedGoogLeNet()
+    if weights == "download":
+        whole = _torchvision("googlenet", weights, transform_input=False)
+        load_state_dict(network, whole.state_dict(), source="download", ignore=(*LAST_LAYERS, *BRANCH_WEIGHTS))
+    elif weights == "packaged":
+        load_packaged(network, "googlenet")
+    elif weights is not None:
+        has_branches = any(key.startswith(BRANCH_WEIGHTS) for key in read_state_dict(weights))
+        load_file(network, weights, ignore=LAST_LAYERS if has_branches else (*LAST_LAYERS, *BRANCH_WEIGHTS))
+    if weights is not None and not network.has_trained_branches:
+        logger.warning(
+            "model.backbone.weights=%s: its auxiliary branches were never trained; heads L and M begin at random",
+            weights,
+        )
     return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
 
 

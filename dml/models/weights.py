@@ -19,12 +19,21 @@ def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) 
     Raises:
         InputError: if there is no such file, it holds no state_dict, or it belongs to another network.
     """
+    load_state_dict(network, read_state_dict(path), source=str(Path(path).expanduser()), ignore=ignore)
+
+
+def read_state_dict(path: str | Path) -> StateDict:
+    """The weights that a state_dict file holds, also under the key "state_dict".
+
+    Raises:
+        InputError: if there is no such file, or it holds no state_dict.
+    """
     path = Path(path).expanduser()
     if not path.is_file():
         raise InputError(
             f"model.backbone.weights={path}: no such file; give a state_dict file, packaged, download or null"
         )
-    load_state_dict(network, _read(path), source=str(path), ignore=ignore)
+    return _read(path)
 
 
 def load_packaged(network: nn.Module, name: str) -> None:
