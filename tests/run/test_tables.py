@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 from dml.ops.nested import flat
 from dml.run.cli import CONF
 from dml.run.cost import gpu_hours, steps
@@ -297,7 +298,7 @@ def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:
     here = ["dataset.root=/d/Stanford_Online_Products", "model.backbone.weights=/d/weights/bn_inception-52deb4733.pth"]
     asked = ["experiment=rll/IX/t_n", *training.overrides, "trainer.precision=bf16-mixed", "seed=1"]
     assert run.arguments(Path("/d")) == [*asked, *here, f"hydra.run.dir={run.folder}"]
-    (run.folder / ".hydra").mkdir(parents=True)
+    RunFolder(run.folder).write_configuration("seed: 1", "hydra: {}", "- seed=1")
     assert run.arguments(Path("/d")) == [f"resume={run.folder}", *here]
     (run.folder / "metrics.json").write_text("{}")
     assert run.done
