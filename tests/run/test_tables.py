@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
 from dml.ops.nested import flat
+from dml.ops.run_folder import RunFolder
 from dml.run.cli import CONF
 from dml.run.cost import gpu_hours, steps
 from dml.run.experiments import compose, identity, smoke
