@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
 from dml.losses.compose import loss_value
-from dml.ops.errors import InputError
+from dml.training.divergence import DivergenceCheck, diverged
 from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder
 from dml.training.gradient_cache import in_chunks
 from dml.training.optimizers import Roles
@@ -55,6 +55,7 @@ class MetricLearner(ModelEmbedder):
         self.interval = interval
         self.warmup_steps = warmup_steps
         self.gradient_cache = gradient_cache
+        self.divergence = DivergenceCheck()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer with a group of parameters a role, and its schedule."""
@@ -82,14 +83,15 @@ class MetricLearner(ModelEmbedder):
         """The sum of the heads' losses over the embeddings of all processes."""
         images, labels, rows = batch
         labels, rows = self.gather_batch(labels), self.gather_batch(rows)
-        terms = {}
-        for head, embeddings in self.embeddings(images, batch[2]).items():
-            terms[head] = loss_value(self.losses[head], self.gather_batch(embeddings), labels, rows)
-            if not torch.isfinite(terms[head]):
-                raise self._diverged(head, embeddings)
+        embeddings = self.embeddings(images, batch[2])
+        terms = {
+            head: loss_value(self.losses[head], self.gather_batch(part), labels, rows)
+            for head, part in embeddings.items()
+        }
+        self.divergence.note(self.global_step, self.losses, embeddings, terms)
         total = torch.stack(list(terms.values())).sum()
         self.log("loss", total, prog_bar=True)
-        self.log("epoch", float(self.epoch))
+        self.log("epoch", torch.tensor(float(self.epoch)))  # on the CPU: Lightning would send a float to the GPU
         if len(terms) > 1:
             self.log_dict({f"loss/{head}": term for head, term in terms.items()})
         return total
@@ -108,13 +110,6 @@ class MetricLearner(ModelEmbedder):
             return rows
         return self.gather(rows, gradients=rows.is_floating_point()).flatten(0, 1)
 
-    def _diverged(self, head: str, embeddings: Tensor) -> InputError:
-        what = "its loss" if torch.isfinite(embeddings).all() else "embeddings"
-        return InputError(
-            f"step {self.global_step}: {what} of head {head} became NaN or infinite under "
-            f"{type(self.losses[head]).__name__}; the last good checkpoint is kept, a lower optimizer.lr may help"
-        )
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Holds the backbone still during the warm-up.
 
@@ -123,6 +118,18 @@ class MetricLearner(ModelEmbedder):
         if self.global_step < self.warmup_steps:
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
+
+    def on_validation_start(self) -> None:
+        """Judge no weights that come from a loss that was not finite."""
+        self.divergence.settle()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Write no weights that come from a loss that was not finite."""
+        self.divergence.settle()
+
+    def on_train_end(self) -> None:
+        """Read the last steps' answers."""
+        self.divergence.settle()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         """Embeds a batch."""
@@ -133,7 +140,7 @@ class MetricLearner(ModelEmbedder):
         embedded = self.embed_split()
         for head in self.losses:
             if not torch.isfinite(embedded.embeddings[head]).all():
-                raise self._diverged(head, embedded.embeddings[head])
+                raise diverged(self.global_step, "embeddings", head, type(self.losses[head]).__name__)
         metrics = self.evaluate(embedded.embeddings[ALL_HEADS].to(self.device), embedded.rows)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
