@@ -29,6 +29,8 @@ class MetricLearner(ModelEmbedder):
         interval: the schedule moves every "step" or "epoch".
         warmup_steps: first steps, in which the backbone and the schedule stand still.
         gradient_cache: images that pass through the network at a time, see `in_chunks`; None: the whole batch.
+        compiled: arguments of torch.compile for the network in training steps; None: it isn't compiled. Validations
+            and tests take the network as it is, so that a checkpoint's metrics don't depend on it.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class MetricLearner(ModelEmbedder):
         interval: str = "step",
         warmup_steps: int = 0,
         gradient_cache: int | None = None,
+        compiled: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model)
         self.losses = nn.ModuleDict(losses)
@@ -55,6 +58,8 @@ class MetricLearner(ModelEmbedder):
         self.interval = interval
         self.warmup_steps = warmup_steps
         self.gradient_cache = gradient_cache
+        # no module of this one: its parameters are the model's, and a checkpoint holds them once
+        self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
         self.divergence = DivergenceCheck()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -66,6 +71,17 @@ class MetricLearner(ModelEmbedder):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"},
         }
+
+    @property
+    def network(self) -> nn.Module:
+        """What embeds the images of a training step."""
+        return self.model
+
+    @property
+    def trained_network(self) -> nn.Module:
+        """The same, compiled if asked for."""
+        network: nn.Module = self._compiled[0] if self._compiled else self.network
+        return network
 
     @property
     def epoch(self) -> int:
@@ -98,7 +114,7 @@ class MetricLearner(ModelEmbedder):
 
     def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """images (B, 3, H, W), their rows (B,) of the training table -> each head's embeddings (B, D) for its loss."""
-        return in_chunks(self.model, images, self.gradient_cache)
+        return in_chunks(self.trained_network, images, self.gradient_cache)
 
     def gather_batch(self, rows: Tensor) -> Tensor:
         """Rows of one process -> those of all, with gradients.
