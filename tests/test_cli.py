@@ -19,6 +19,7 @@ from hydra.errors import MissingConfigException
         ("loss.margn=0.2", "loss.margn: no such key; nearest: margin"),
         ("trainer.max_stps=3", "trainer.max_stps: no such key; nearest: max_steps"),
         ("model=resnet5", "model=resnet5: no such choice; nearest: resnet"),
+        ("trainer.logger=false", "trainer.logger: dml sets it itself; logger=csv"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_ones(refused: Refused, override: str, expected: str) -> None:
@@ -52,6 +53,8 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["dataset.fold=7"], "dataset.fold=7"),
         (["data.on_corrupt=ignore"], "data.on_corrupt=ignore: raise or skip"),
         (["trainer.max_steps=null"], "trainer.max_steps=None"),
+        (["trainer.max_epochs=2"], "trainer.max_steps=6 and trainer.max_epochs=2: a run has one length"),
+        (["+trainer.fast_dev_run=true"], "trainer.fast_dev_run: dml sets it itself; trainer.max_steps=2"),
         (["+trainer.foo=1"], "unexpected keyword argument 'foo'"),
         (["evaluation.recall_at=[0]"], "recall_at"),
     ],

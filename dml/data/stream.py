@@ -1,4 +1,5 @@
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
+from itertools import islice
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -27,6 +28,9 @@ class BatchStream:
     (seed, epoch, batch, place in the batch). So a run resumed at batch t sees what the uninterrupted run saw,
     with any number of workers. Under DDP each rank gets its contiguous share of every batch.
 
+    Workers load ahead, and go on into the next epoch while the last batches of one are used. They stop where what
+    comes next isn't known yet, at the multiples of ``pause_every`` batches, and where the run ends.
+
     To Lightning a run is one long epoch: `__len__` is out of reach, and the position is `state_dict`.
 
     Args:
@@ -34,6 +38,8 @@ class BatchStream:
         sampler: yields lists of its rows.
         seed: of the transforms' draws.
         rank, world_size: this process among all.
+        pause_every: batches, whole epochs, after each of which the sampler may change; None: it never does.
+        ends_after: the batches of the run; None: nobody knows.
         loader: settings of the DataLoader (num_workers, pin_memory, ...).
 
     Attributes:
@@ -51,12 +57,15 @@ class BatchStream:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        pause_every: int | None = None,
+        ends_after: int | None = None,
         **loader: Any,
     ) -> None:
-        self.batches = _EpochBatches(sampler, seed, rank, world_size)
+        self.batches = _Batches(sampler, seed, rank, world_size)
+        self.pause_every, self.ends_after = pause_every, ends_after
         self.position = 0
         self.waits, self.wait_seconds = 0, 0.0
-        # an own generator: the loader would otherwise draw from the global one at every epoch
+        # an own generator: the loader would otherwise draw from the global one whenever it starts
         self.loader = DataLoader(
             dataset,
             batch_sampler=self.batches,
@@ -69,24 +78,29 @@ class BatchStream:
     @property
     def epoch(self) -> int:
         """The sampler's epoch that the next batch belongs to."""
-        return self.position // len(self.batches)
+        return self.position // self.batches.batches_per_epoch
 
     def __len__(self) -> int:
         return 2**60
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
-            self.batches.start(*divmod(self.position, len(self.batches)))
-            epoch = iter(self.loader)
-            while (batch := self._next(epoch)) is not None:
+            self.batches.first, self.batches.stop = self.position, self._next_pause()
+            loaded = iter(self.loader)
+            while (batch := self._next(loaded)) is not None:
                 self.position += 1
                 yield batch
-            if self.position % len(self.batches):
-                raise RuntimeError(f"the sampler promised {len(self.batches)} batches an epoch and gave fewer")
 
-    def _next(self, epoch: Iterator[Batch]) -> Batch | None:
+    def _next_pause(self) -> int | None:
+        """The batch before which loading ahead stops."""
+        pauses = [self.ends_after] if self.ends_after is not None and self.position < self.ends_after else []
+        if self.pause_every:
+            pauses.append((self.position // self.pause_every + 1) * self.pause_every)
+        return min(pauses, default=None)
+
+    def _next(self, loaded: Iterator[Batch]) -> Batch | None:
         started = perf_counter()
-        batch = next(epoch, None)
+        batch = next(loaded, None)
         self.waits += batch is not None
         self.wait_seconds += perf_counter() - started
         return batch
@@ -100,29 +114,41 @@ class BatchStream:
         self.position = state["position"]
 
 
-class _EpochBatches(Sized):
-    """The draws of one epoch's batches from batch ``first`` on, this rank's share of each."""
+class _Batches:
+    """The draws of a run's batches from number ``first`` on, before ``stop`` if given; this rank's share of each."""
 
     def __init__(self, sampler: BatchSampler, seed: int, rank: int, world_size: int) -> None:
         self.sampler, self.seed, self.rank, self.world_size = sampler, seed, rank, world_size
-        self.epoch = self.first = 0
+        self.first = 0
+        self.stop: int | None = None
 
-    def start(self, epoch: int, first: int) -> None:
-        self.epoch, self.first = epoch, first
-        self.sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
+    @property
+    def batches_per_epoch(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[list[Draw]]:
+        epoch, number = divmod(self.first, self.batches_per_epoch)
+        stop = self.stop
+        while stop is None or epoch * self.batches_per_epoch < stop:
+            ends = None if stop is None else stop - epoch * self.batches_per_epoch
+            yield from islice(self._of_epoch(epoch), number, ends)
+            epoch, number = epoch + 1, 0
+
+    def _of_epoch(self, epoch: int) -> Iterator[list[Draw]]:
+        self.sampler.set_epoch(epoch)
+        count = 0
         for number, rows in enumerate(self.sampler):
-            if number < self.first:
-                continue
-            if len(rows) % self.world_size:
-                raise InputError(
-                    f"a batch of {len(rows)} images can't be divided among {self.world_size} processes; "
-                    f"sampler.* must make it a multiple of {self.world_size}"
-                )
-            share = len(rows) // self.world_size
-            places = range(self.rank * share, (self.rank + 1) * share)
-            yield [(rows[place], (self.seed, self.epoch, number, place)) for place in places]
+            yield self._share(rows, epoch, number)
+            count += 1
+        if count != self.batches_per_epoch:
+            raise RuntimeError(f"the sampler promised {self.batches_per_epoch} batches an epoch and gave {count}")
+
+    def _share(self, rows: list[int], epoch: int, number: int) -> list[Draw]:
+        if len(rows) % self.world_size:
+            raise InputError(
+                f"a batch of {len(rows)} images can't be divided among {self.world_size} processes; "
+                f"sampler.* must make it a multiple of {self.world_size}"
+            )
+        share = len(rows) // self.world_size
+        places = range(self.rank * share, (self.rank + 1) * share)
+        return [(rows[place], (self.seed, epoch, number, place)) for place in places]

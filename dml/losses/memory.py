@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +46,20 @@ class CrossBatchMemory(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))  # of training
         self.register_buffer("queued", torch.zeros((), dtype=torch.long))  # rows, ever
 
+        # the two counters on the CPU, as to read them from a GPU in each step would wait for it; None: to be read
+        self._counted: tuple[int, int] | None = (0, 0)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the queue; the counters are read anew."""
+        super()._load_from_state_dict(*args, **kwargs)
+        self._counted = None
+
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
-        filled = min(int(self.queued), len(self.embeddings))
+        if self._counted is None:
+            self._counted = int(self.steps), int(self.queued)
+        steps, queued = self._counted
+        filled = min(queued, len(self.embeddings))
         value: Tensor
         if filled == 0:
             value = self.loss(embeddings, labels)
@@ -55,17 +68,19 @@ class CrossBatchMemory(nn.Module):
                 embeddings, finest(labels), gallery=self.embeddings[:filled], gallery_labels=self.labels[:filled]
             )
         if self.training:
-            if int(self.steps) >= self.start:
-                self._enqueue(embeddings, finest(labels))
+            if steps >= self.start:
+                self._enqueue(embeddings, finest(labels), queued)
+                queued += len(labels)
             self.steps += 1
+            self._counted = steps + 1, queued
         return value
 
     @torch.no_grad()
-    def _enqueue(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Puts the rows in the place of the oldest."""
+    def _enqueue(self, embeddings: Tensor, labels: Tensor, queued: int) -> None:
+        """Puts the rows in the place of the oldest; so many were queued before."""
         size = len(self.embeddings)
         kept = slice(max(0, len(labels) - size), None)
-        places = (self.queued + torch.arange(len(labels), device=self.labels.device)[kept]) % size
+        places = torch.arange(queued, queued + len(labels), device=self.labels.device)[kept] % size
         self.embeddings[places] = embeddings[kept].detach().to(self.embeddings)
         self.labels[places] = labels[kept]
         self.queued += len(labels)

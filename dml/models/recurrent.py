@@ -12,6 +12,34 @@ Order = Literal["nearest_first", "farthest_first", "random"]
 State = Literal["both_ends", "last_step"]
 
 
+class StackedLSTM(nn.Module):
+    """Bidirectional LSTM layers on one another, with dropout between them.
+
+    `nn.LSTM` with several layers is the same on a CPU, to the last bit. On a GPU its dropout is cuDNN's, which draws
+    from a state of its own that `torch.manual_seed` doesn't reach: a step's draw would depend on all steps before it.
+    Here the dropout is torch's.
+
+    Args:
+        input_size: D of the sequence's elements.
+        hidden_size: units of each direction of each layer.
+        layers: their number.
+        dropout: between two layers, in training.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        sizes = [input_size, *[2 * hidden_size] * (layers - 1)]
+        self.layers = nn.ModuleList(nn.LSTM(size, hidden_size, bidirectional=True) for size in sizes)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, D) -> the last layer's states (B, T, 2 H), and each direction's after its last step (2, B, H)."""
+        states, last = sequences.transpose(0, 1), sequences.new_empty(0)
+        for number, layer in enumerate(self.layers):
+            states, (last, _) = layer(self.dropout(states) if number else states)
+        return states.transpose(0, 1), last
+
+
 class RecurrentEmbedding(nn.Module):
     r"""An embedding read off its neighbourhood by a bidirectional LSTM (thesis on local neighborhood sampling, ch. 4).
 
@@ -53,7 +81,7 @@ class RecurrentEmbedding(nn.Module):
             raise InputError(f"state={state}: one of {', '.join(get_args(State))}")
         self.order = order
         self.state = state
-        self.lstm = nn.LSTM(input_dim, hidden_size, num_layers=2, batch_first=True, dropout=dropout, bidirectional=True)
+        self.lstm = StackedLSTM(input_dim, hidden_size, layers=2, dropout=dropout)
         self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
 
     def forward(self, centre: Tensor, neighbours: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -64,8 +92,8 @@ class RecurrentEmbedding(nn.Module):
         Raises ValueError if the order is random and there is no generator.
         """
         sequence = torch.cat([centre[:, None], self._ordered(neighbours, generator)], dim=1)
-        outputs, (last, _) = self.lstm(sequence)
-        context = outputs[:, -1] if self.state == "last_step" else torch.cat([last[-2], last[-1]], dim=1)
+        states, last = self.lstm(sequence)
+        context = states[:, -1] if self.state == "last_step" else torch.cat([last[0], last[1]], dim=1)
         embeddings: Tensor = self.embedding(torch.cat([context, centre], dim=1))
         return embeddings
 

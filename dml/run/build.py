@@ -1,6 +1,7 @@
 """Builds the objects that a configuration names."""
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from math import ceil
 from typing import Any
 
@@ -10,6 +11,7 @@ from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from torch import nn
 
 from dml.data.cache import CacheFolder
@@ -21,8 +23,11 @@ from dml.losses.csl import CSLLoss
 from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
+from dml.run.hardware import deterministic, loader_settings
+from dml.run.trainer_arguments import check_arguments
 from dml.training.data import DataModule, EvaluationData, LoaderSettings
 from dml.training.embedding import AnyModel, ModelEmbedder
+from dml.training.float32 import Float32Precision
 from dml.training.gradient_cache import check_chunks
 from dml.training.module import MetricLearner
 from dml.training.processes import Together
@@ -100,7 +105,7 @@ def _evaluated(config: DictConfig) -> dict[str, Any]:
     return {
         "test_transform": instantiate(config.transform.test),
         "crops_transform": crops_transform(config),
-        "settings": LoaderSettings(**{key: value for key, value in config.data.items() if key != "cache"}),
+        "settings": LoaderSettings(**loader_settings(config)),
         "cache": cache_folder(config),
     }
 
@@ -206,7 +211,23 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
         interval=config.scheduler.interval,
         warmup_steps=config.scheduler.warmup_steps,
         gradient_cache=config.gradient_cache,
+        compiled=compile_settings(config),
     )
+
+
+def compile_settings(config: DictConfig) -> dict[str, Any] | None:
+    """The arguments of torch.compile that ``compile`` asks for, None for none.
+
+    Raises:
+        InputError: for anything but true, false, null, or its arguments.
+    """
+    asked = config.compile
+    if asked is None or isinstance(asked, bool):
+        return {} if asked else None
+    known = set(signature(torch.compile).parameters) - {"model"}
+    if not OmegaConf.is_dict(asked) or not asked.keys() <= known:
+        raise InputError(f"compile={asked}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
+    return {str(name): value for name, value in asked.items()}
 
 
 def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> None:
@@ -251,9 +272,14 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
     """Turns epochs into steps, which is all that the training loop counts.
 
     Raises:
-        InputError: if no length is given, or the warm-up's is given twice.
+        InputError: if no length is given, or two; or if the warm-up's is given twice.
     """
     trainer, scheduler = config.trainer, config.scheduler
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    if epochs is not None and steps is not None:
+        raise InputError(
+            f"trainer.max_steps={steps} and trainer.max_epochs={epochs}: a run has one length; set the other to null"
+        )
     if (warmup_epochs := scheduler.get("warmup_epochs")) is not None:
         if scheduler.warmup_steps:
             raise InputError(
@@ -263,10 +289,10 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
         scheduler.warmup_steps = warmup_epochs * batches_per_epoch // trainer.accumulate_grad_batches
         scheduler.warmup_epochs = None
     with open_dict(trainer):
-        epochs, every = trainer.pop("max_epochs"), trainer.pop("check_val_every_n_epoch")
+        every = trainer.pop("check_val_every_n_epoch")
+        trainer.max_epochs = None
         # an epoch that ends within a step ends with it
-        if epochs is not None:
-            trainer.max_steps = ceil(epochs * batches_per_epoch / trainer.accumulate_grad_batches)
+        trainer.max_steps = ceil(epochs * batches_per_epoch / trainer.accumulate_grad_batches) if epochs else steps
         if every is not None:
             trainer.val_check_interval = ceil(every * batches_per_epoch / trainer.accumulate_grad_batches)
     if trainer.max_steps is None or trainer.max_steps < 1:
@@ -276,25 +302,44 @@ def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
         raise InputError(f"trainer.val_check_interval={interval}: a whole number of steps, or null")
 
 
-def trainer(config: DictConfig, *, callbacks: Sequence[Callback] = (), **settings: Any) -> Trainer:
-    """Lightning's Trainer; ``settings`` come on top of ``trainer.*``."""
+def trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
+    """Lightning's Trainer.
+
+    Args:
+        config: the configuration; what is null in its ``trainer`` is Lightning's default.
+        callbacks: those of a training, which the user's own join; None: it is for tests alone.
+        settings: arguments that come on top of ``trainer.*``.
+
+    Raises:
+        InputError: for an argument that dml sets itself.
+    """
     # part of `deterministic`, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    interval = config.trainer.val_check_interval
-    validates = interval is not None
-    built: Trainer = instantiate(
-        config.trainer,
-        max_epochs=-1,
-        check_val_every_n_epoch=None,
+    check_arguments(config.trainer)
+    given = config.trainer.copy()
+    with open_dict(given):
+        for key in [key for key in given if given[key] is None]:
+            del given[key]
+        users, plugins = (instantiate(given.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
+    interval = given.get("val_check_interval")
+    all_callbacks = [Together(), Float32Precision(config.matmul_precision)]
+    all_callbacks += [] if callbacks is None else [*callbacks, *users]
+    if given.get("enable_progress_bar") is False:
+        all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
+    arguments = {
+        "max_epochs": -1,
+        "check_val_every_n_epoch": None,
         # Lightning counts batches
-        val_check_interval=interval * config.trainer.accumulate_grad_batches if validates else 1,
-        limit_val_batches=config.trainer.get("limit_val_batches", 1.0) if validates else 0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_model_summary=False,
-        callbacks=[Together(), *callbacks],
-        **settings,
-    )
+        "val_check_interval": interval * given.accumulate_grad_batches if interval else 1,
+        "limit_val_batches": given.get("limit_val_batches", 1.0) if interval else 0,
+        "deterministic": deterministic(config.trainer),
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "enable_model_summary": given.get("enable_model_summary", False),
+        "callbacks": all_callbacks,
+        "plugins": [*plugins, *settings.pop("plugins", [])],
+    }
+    built: Trainer = instantiate(given, _convert_="all", **(arguments | settings))
     return built
 
 

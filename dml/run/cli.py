@@ -21,6 +21,7 @@ from dml.ops.run_folder import RunFolder
 from dml.run import launched, sweeps, trust
 from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
+from dml.run.trainer_arguments import refusal
 from dml.training import watch
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -189,6 +190,8 @@ def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:
     parent, key = getattr(cause, "parent_node", None), str(getattr(cause, "key", ""))
     if parent is None or not OmegaConf.is_dict(parent):
         return None
+    if parent._get_full_key(None) == "trainer" and (line := refusal(key)):
+        return line
     beside = {str(name) for name in parent if not str(name).startswith("_")}
     if not parent._get_full_key(None):
         beside |= {path.name for path in CONF.iterdir() if path.is_dir()}

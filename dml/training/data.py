@@ -104,6 +104,9 @@ class DataModule(EvaluationData):
         validated_on: the split that a validation passes over, "val" or "test".
         seed: of the training transforms' draws.
         **evaluated: of `EvaluationData`.
+
+    Attributes:
+        sampler_learns_every: batches after each of which the sampler learns from new embeddings; None: it doesn't.
     """
 
     stream: BatchStream
@@ -120,6 +123,7 @@ class DataModule(EvaluationData):
     ) -> None:
         super().__init__(table, **evaluated)
         self.validated_on = validated_on
+        self.sampler_learns_every: int | None = None
         self.seed = seed
         self.train_table = table.subset("train").renumbered()
         if not len(self.train_table):
@@ -130,12 +134,15 @@ class DataModule(EvaluationData):
     def train_dataloader(self) -> BatchStream:
         """The endless stream of training batches."""
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "replace"
+        last = self.trainer.max_steps * self.trainer.accumulate_grad_batches if self.trainer else None
         self.stream = BatchStream(
             self._dataset(self.train_table, self.train_transform, on_corrupt),
             self.sampler,
             seed=self.seed,
             rank=self.trainer.global_rank if self.trainer else 0,
             world_size=self.trainer.world_size if self.trainer else 1,
+            pause_every=self.sampler_learns_every,
+            ends_after=last,
             num_workers=self.settings.num_workers,
             pin_memory=self.settings.pin_memory,
         )

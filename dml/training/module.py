@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
 from dml.losses.compose import loss_value
-from dml.ops.errors import InputError
+from dml.training.divergence import DivergenceCheck, diverged
 from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder
 from dml.training.gradient_cache import in_chunks
 from dml.training.optimizers import Roles
@@ -29,6 +29,8 @@ class MetricLearner(ModelEmbedder):
         interval: the schedule moves every "step" or "epoch".
         warmup_steps: first steps, in which the backbone and the schedule stand still.
         gradient_cache: images that pass through the network at a time, see `in_chunks`; None: the whole batch.
+        compiled: arguments of torch.compile for the network in training steps; None: it isn't compiled. Validations
+            and tests take the network as it is, so that a checkpoint's metrics don't depend on it.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class MetricLearner(ModelEmbedder):
         interval: str = "step",
         warmup_steps: int = 0,
         gradient_cache: int | None = None,
+        compiled: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model)
         self.losses = nn.ModuleDict(losses)
@@ -55,6 +58,9 @@ class MetricLearner(ModelEmbedder):
         self.interval = interval
         self.warmup_steps = warmup_steps
         self.gradient_cache = gradient_cache
+        # no module of this one: its parameters are the model's, and a checkpoint holds them once
+        self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
+        self.divergence = DivergenceCheck()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimizer with a group of parameters a role, and its schedule."""
@@ -65,6 +71,17 @@ class MetricLearner(ModelEmbedder):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"},
         }
+
+    @property
+    def network(self) -> nn.Module:
+        """What embeds the images of a training step."""
+        return self.model
+
+    @property
+    def trained_network(self) -> nn.Module:
+        """The same, compiled if asked for."""
+        network: nn.Module = self._compiled[0] if self._compiled else self.network
+        return network
 
     @property
     def epoch(self) -> int:
@@ -82,21 +99,22 @@ class MetricLearner(ModelEmbedder):
         """The sum of the heads' losses over the embeddings of all processes."""
         images, labels, rows = batch
         labels, rows = self.gather_batch(labels), self.gather_batch(rows)
-        terms = {}
-        for head, embeddings in self.embeddings(images, batch[2]).items():
-            terms[head] = loss_value(self.losses[head], self.gather_batch(embeddings), labels, rows)
-            if not torch.isfinite(terms[head]):
-                raise self._diverged(head, embeddings)
+        embeddings = self.embeddings(images, batch[2])
+        terms = {
+            head: loss_value(self.losses[head], self.gather_batch(part), labels, rows)
+            for head, part in embeddings.items()
+        }
+        self.divergence.note(self.global_step, self.losses, embeddings, terms)
         total = torch.stack(list(terms.values())).sum()
         self.log("loss", total, prog_bar=True)
-        self.log("epoch", float(self.epoch))
+        self.log("epoch", torch.tensor(float(self.epoch)))  # on the CPU: Lightning would send a float to the GPU
         if len(terms) > 1:
             self.log_dict({f"loss/{head}": term for head, term in terms.items()})
         return total
 
     def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """images (B, 3, H, W), their rows (B,) of the training table -> each head's embeddings (B, D) for its loss."""
-        return in_chunks(self.model, images, self.gradient_cache)
+        return in_chunks(self.trained_network, images, self.gradient_cache)
 
     def gather_batch(self, rows: Tensor) -> Tensor:
         """Rows of one process -> those of all, with gradients.
@@ -108,13 +126,6 @@ class MetricLearner(ModelEmbedder):
             return rows
         return self.gather(rows, gradients=rows.is_floating_point()).flatten(0, 1)
 
-    def _diverged(self, head: str, embeddings: Tensor) -> InputError:
-        what = "its loss" if torch.isfinite(embeddings).all() else "embeddings"
-        return InputError(
-            f"step {self.global_step}: {what} of head {head} became NaN or infinite under "
-            f"{type(self.losses[head]).__name__}; the last good checkpoint is kept, a lower optimizer.lr may help"
-        )
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Holds the backbone still during the warm-up.
 
@@ -123,6 +134,18 @@ class MetricLearner(ModelEmbedder):
         if self.global_step < self.warmup_steps:
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
+
+    def on_validation_start(self) -> None:
+        """Judge no weights that come from a loss that was not finite."""
+        self.divergence.settle()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Write no weights that come from a loss that was not finite."""
+        self.divergence.settle()
+
+    def on_train_end(self) -> None:
+        """Read the last steps' answers."""
+        self.divergence.settle()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         """Embeds a batch."""
@@ -133,7 +156,7 @@ class MetricLearner(ModelEmbedder):
         embedded = self.embed_split()
         for head in self.losses:
             if not torch.isfinite(embedded.embeddings[head]).all():
-                raise self._diverged(head, embedded.embeddings[head])
+                raise diverged(self.global_step, "embeddings", head, type(self.losses[head]).__name__)
         metrics = self.evaluate(embedded.embeddings[ALL_HEADS].to(self.device), embedded.rows)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))

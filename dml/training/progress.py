@@ -24,6 +24,11 @@ class Progress(RichProgressBar):
     def _get_train_description(self, current_epoch: int) -> str:  # noqa: ARG002
         return "Training"
 
+    def _update_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the numbers of the steps that are logged: to read others would wait for the GPU in every step."""
+        if not trainer.training or trainer._logger_connector.should_update_logs:
+            super()._update_metrics(trainer, pl_module)
+
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The metrics beside the bar, without the version number of a logger that has none."""
         metrics = super().get_metrics(trainer, pl_module)

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dml.models.recurrent import RecurrentModel
 from dml.retrieval.search import nearest_neighbors
@@ -62,12 +62,17 @@ class RecurrentLearner(RecurrentEmbedder, MetricLearner):
     model: RecurrentModel
     stored: Stored | None = None
 
+    @property
+    def network(self) -> nn.Module:
+        """The network in training, whose embeddings the LSTMs read."""
+        return self.model.cnn
+
     def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:
         """images (B, 3, H, W), their rows (B,) of the training table -> each head's g (B, D), Eq. 4.3."""
         if self.stored is None:
             raise RuntimeError("no embeddings of the training set were stored")
         generator = torch.Generator().manual_seed(torch.initial_seed())  # the step's, by `StepSeed`
-        centres = in_chunks(self.model.cnn, images, self.gradient_cache)
+        centres = in_chunks(self.trained_network, images, self.gradient_cache)
         return self.model.read(centres, self.stored.around(rows, images.device), generator)
 
 

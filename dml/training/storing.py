@@ -39,7 +39,7 @@ class StoredEmbeddings(Callback):
         self.stored: Stored | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Refuses an interval that ends within the sampler's epochs.
+        """Refuses an interval that ends within the sampler's epochs, and keeps the loader from going beyond its end.
 
         Raises:
             InputError: for such an interval.
@@ -52,6 +52,7 @@ class StoredEmbeddings(Callback):
                     f"stored.every_n_steps={self.every_n_steps}: the sampler takes new neighbours up with its next "
                     f"epoch, and has {len(sampler)} batches an epoch; sampler.batches_per_epoch={batches} would do"
                 )
+            data_of(trainer).sampler_learns_every = batches
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stores the embeddings, unless the run was resumed with them."""

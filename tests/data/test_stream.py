@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,74 @@ def test_an_unreadable_image_in_a_worker_is_an_input_error(table: ImageTable, tm
     )
     with pytest.raises(InputError, match=r"none\.png: no such file"):
         first(stream(ImageDataset(broken, noise), num_workers=1), BATCHES)
+
+
+class Marks:
+    """A transform that leaves a file for each image that a worker has made, in the order of their rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, image: Tensor) -> Tensor:
+        (self.folder / f"{len(self.made())}").touch()
+        return image
+
+    def made(self) -> list[Path]:
+        return list(self.folder.iterdir())
+
+    def comes_to(self, count: int, seconds: float) -> bool:
+        ends = monotonic() + seconds
+        while len(self.made()) < count and monotonic() < ends:
+            sleep(0.01)
+        return len(self.made()) >= count
+
+
+def test_workers_go_on_into_the_next_epoch(table: ImageTable, tmp_path: Path) -> None:
+    marks = Marks(tmp_path)
+    batches = iter(stream(ImageDataset(table, marks), num_workers=1, prefetch_factor=2))
+    for _ in range(BATCHES):
+        next(batches)
+    assert marks.comes_to((BATCHES + 1) * SIZE, seconds=60)
+
+
+@pytest.mark.parametrize("limit", [{"pause_every": 2 * BATCHES}, {"ends_after": 2 * BATCHES}])
+def test_workers_stop_where_what_follows_is_unknown(table: ImageTable, tmp_path: Path, limit: dict[str, int]) -> None:
+    marks = Marks(tmp_path)
+    batches = iter(stream(ImageDataset(table, marks), num_workers=1, prefetch_factor=2, **limit))
+    for _ in range(2 * BATCHES):
+        next(batches)
+    assert not marks.comes_to(2 * BATCHES * SIZE + 1, seconds=0.3)
+    next(batches)
+    assert marks.comes_to((2 * BATCHES + 1) * SIZE, seconds=60)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    position=st.integers(0, 4 * BATCHES - 1),
+    pause_every=st.sampled_from([None, BATCHES, 2 * BATCHES]),
+    ends_after=st.none() | st.integers(1, 4 * BATCHES),
+)
+def test_pauses_change_nothing(
+    dataset: ImageDataset, uninterrupted: list[Batch], position: int, pause_every: int | None, ends_after: int | None
+) -> None:
+    batches = stream(dataset, position, pause_every=pause_every, ends_after=ends_after)
+    assert_equal(first(batches, 4 * BATCHES - position), uninterrupted[position:])
+
+
+def test_a_sampler_may_change_at_a_pause(dataset: ImageDataset, uninterrupted: list[Batch]) -> None:
+    class Shifts(Sampler):
+        shift = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            super().set_epoch(epoch + self.shift)
+
+    sampler = Shifts()
+    batches = iter(stream(dataset, sampler=sampler, num_workers=1, pause_every=BATCHES))
+    for batch in range(BATCHES):
+        assert torch.equal(next(batches)[2], uninterrupted[batch][2])
+    sampler.shift = 2
+    for batch in range(BATCHES):
+        assert torch.equal(next(batches)[2], uninterrupted[3 * BATCHES + batch][2])
 
 
 # position

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.losses import ContrastiveLoss, FastAPLoss
 from pytorch_metric_learning.reducers import MeanReducer
+from syncs import Syncs
 from torch import Tensor
 
 from dml.losses.baselines import PairLoss
@@ -117,3 +118,26 @@ def test_refuses_a_loss_without_a_gallery() -> None:
         CrossBatchMemory(RankedListLoss(), embedding_dim=SIZE)
     with pytest.raises(InputError, match="size=0"):
         memory(size=0)
+
+
+class Cosines(torch.nn.Module):
+    """A pair loss that doesn't ask what its numbers are."""
+
+    takes_gallery = True
+
+    def forward(self, embeddings: Tensor, labels: Tensor, **gallery: Tensor) -> Tensor:
+        return (embeddings @ gallery.get("gallery", embeddings).T).mean()
+
+
+def test_the_memory_never_waits_for_the_gpu() -> None:
+    loss, resumed = (CrossBatchMemory(Cosines(), embedding_dim=SIZE, size=10, start=2) for _ in range(2))
+    with Syncs() as syncs:
+        for step in range(6):
+            loss(*batch(step))
+    assert syncs.seen == []
+    assert (int(loss.steps), int(loss.queued)) == (6, 16)
+    resumed.load_state_dict(loss.state_dict())
+    resumed(*batch(6))  # which reads the counters once
+    with Syncs() as syncs:
+        resumed(*batch(7))
+    assert syncs.seen == []

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dml.models.recurrent import RecurrentEmbedding
+from dml.models.recurrent import RecurrentEmbedding, StackedLSTM
 from dml.ops.errors import InputError
 
 ORDERS = ["nearest_first", "farthest_first", "random"]
@@ -20,17 +20,13 @@ def batch(rows: int = 6, neighbours: int = 4) -> tuple[Tensor, Tensor]:
     return centre, torch.randn(rows, neighbours, 5, generator=generator, dtype=torch.float64)
 
 
-def steps(parameters: dict[str, Tensor], inputs: list[Tensor], layer: int, suffix: str) -> list[Tensor]:
+def steps(parameters: dict[str, Tensor], inputs: list[Tensor], suffix: str) -> list[Tensor]:
     """Eq. 2.58 - 2.63 with biases, from the first input to the last: the hidden state after each of them."""
 
     def gates(index: int, value: Tensor, hidden: Tensor) -> Tensor:
         rows = slice(3 * index, 3 * index + 3)  # PyTorch stacks input, forget, cell and output gate
-        own = parameters[f"weight_ih_l{layer}{suffix}"][rows] @ value + parameters[f"bias_ih_l{layer}{suffix}"][rows]
-        return (
-            own
-            + parameters[f"weight_hh_l{layer}{suffix}"][rows] @ hidden
-            + parameters[f"bias_hh_l{layer}{suffix}"][rows]
-        )
+        own = parameters[f"weight_ih_l0{suffix}"][rows] @ value + parameters[f"bias_ih_l0{suffix}"][rows]
+        return own + parameters[f"weight_hh_l0{suffix}"][rows] @ hidden + parameters[f"bias_hh_l0{suffix}"][rows]
 
     hidden = cell = torch.zeros(3, dtype=torch.float64)
     states = []
@@ -45,11 +41,11 @@ def steps(parameters: dict[str, Tensor], inputs: list[Tensor], layer: int, suffi
 
 def by_hand(model: RecurrentEmbedding, sequence: list[Tensor], state: str) -> Tensor:
     """Eq. 4.3 for one sequence, the centre first."""
-    parameters = dict(model.lstm.named_parameters())
     inputs = sequence
     for layer in range(2):
-        forward = steps(parameters, inputs, layer, "")
-        backward = steps(parameters, inputs[::-1], layer, "_reverse")[::-1]
+        parameters = dict(model.lstm.layers[layer].named_parameters())
+        forward = steps(parameters, inputs, "")
+        backward = steps(parameters, inputs[::-1], "_reverse")[::-1]
         inputs = [torch.cat(pair) for pair in zip(forward, backward, strict=True)]  # Eq. 2.55 - 2.57
     context = inputs[-1] if state == "last_step" else torch.cat([forward[-1], backward[0]])
     return model.embedding.weight @ torch.cat([context, sequence[0]]) + model.embedding.bias
@@ -113,7 +109,7 @@ def test_the_centre_is_never_reordered(order: str) -> None:
 def test_dropout_is_between_the_layers_and_in_training_alone() -> None:
     centre, near = batch()
     model = network()
-    assert (model.lstm.dropout, model.lstm.num_layers, model.lstm.bidirectional) == (0.5, 2, True)
+    assert (model.lstm.dropout.p, len(model.lstm.layers)) == (0.5, 2)
     assert not torch.equal(model(centre, near), model(centre, near))
     model.eval()
     assert torch.equal(model(centre, near), model(centre, near))
@@ -121,13 +117,34 @@ def test_dropout_is_between_the_layers_and_in_training_alone() -> None:
     assert torch.equal(still(centre, near), still(centre, near))
 
 
+def test_no_dropout_is_left_to_cudnn_whose_draws_no_seed_reaches() -> None:
+    assert [part.dropout for part in network().modules() if isinstance(part, nn.RNNBase)] == [0.0, 0.0]
+
+
+def test_layers_draw_and_compute_what_torchs_stacked_layers_do() -> None:
+    torch.manual_seed(0)
+    own = StackedLSTM(5, 3, layers=2, dropout=0.5)
+    torch.manual_seed(0)
+    whole = nn.LSTM(5, 3, num_layers=2, batch_first=True, dropout=0.5, bidirectional=True)
+    assert [torch.equal(a, b) for a, b in zip(own.parameters(), whole.parameters(), strict=True)] == [True] * 16
+    sequences = batch()[1].float()
+    torch.manual_seed(1)
+    states, last = own(sequences)
+    torch.manual_seed(1)
+    expected, (lasts, _) = whole(sequences)
+    assert torch.equal(states, expected)
+    assert torch.equal(last, lasts[2:])
+
+
 def test_sizes_of_the_thesis() -> None:
     model = RecurrentEmbedding(512, 512)
-    assert (model.lstm.hidden_size, model.lstm.input_size) == (256, 512)
+    assert [(layer.hidden_size, layer.input_size) for layer in model.lstm.layers] == [(256, 512)] * 2
     assert (model.embedding.in_features, model.embedding.out_features) == (512 + 512, 512)
 
 
-@pytest.mark.parametrize(("state", "unused"), [("last_step", {"lstm.weight_hh_l1_reverse"}), ("both_ends", set())])
+@pytest.mark.parametrize(
+    ("state", "unused"), [("last_step", {"lstm.layers.1.weight_hh_l0_reverse"}), ("both_ends", set())]
+)
 def test_gradients_reach_the_centre_through_both_paths_and_the_weights(state: str, unused: set[str]) -> None:
     model = network(dropout=0.0, state=state)
     centre, near = batch()

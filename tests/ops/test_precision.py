@@ -65,3 +65,19 @@ def test_passes_the_other_arguments_and_keeps_the_name() -> None:
     assert product.seen[3] == 2
     assert Product.forward.__name__ == "forward"
     assert Product.forward.__doc__ == "The docstring."
+
+
+def test_computes_with_all_bits_whatever_the_network_does() -> None:
+    class Asks(nn.Module):
+        @full_precision
+        def forward(self, embeddings: Tensor) -> Tensor:
+            self.precision = torch.get_float32_matmul_precision()
+            return embeddings.sum()
+
+    asks = Asks()
+    torch.set_float32_matmul_precision("high")
+    try:
+        asks(embeddings(torch.float32))
+        assert (asks.precision, torch.get_float32_matmul_precision()) == ("highest", "high")
+    finally:
+        torch.set_float32_matmul_precision("highest")

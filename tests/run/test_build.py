@@ -1,5 +1,6 @@
 import sys
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,20 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ProgressBar, Timer
+from pytorch_lightning.profilers import SimpleProfiler
 
 from dml.data.copies import number_in_gallery
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.run import build
 from dml.run.cli import CONF
+from dml.run.trainer_arguments import OWNED
+from dml.training.checkpoints import AtomicCheckpointIO
+from dml.training.float32 import Float32Precision
+from dml.training.progress import Progress
+from dml.training.seeding import StepSeed
 
 LABELS = np.array([[0, 1], [1, 0], [2, 1], [1, 0]])
 
@@ -130,6 +139,90 @@ def test_a_gallery_without_the_queries_keeps_its_nearest_items(vehicle: Path) ->
         ("train", [], True),
     ):
         assert build.judge(composed(*overrides, *of_another_set), table.evaluated(part)).exclude_nearest == expected
+
+
+def built_trainer(*overrides: str, **settings: Any) -> Trainer:
+    config = composed("trainer.accelerator=cpu", *overrides)
+    build.count_in_steps(config, batches_per_epoch=40)
+    return build.trainer(config, logger=False, enable_checkpointing=False, **settings)
+
+
+def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:
+    known = {str(key) for key in composed().trainer} - {"_target_"}
+    assert known.isdisjoint(OWNED)
+    assert known | OWNED.keys() == set(signature(Trainer).parameters)
+
+
+@pytest.mark.parametrize("argument", sorted(OWNED))
+def test_what_dml_sets_itself_is_refused_with_what_to_use_instead(argument: str) -> None:
+    with pytest.raises(InputError, match=rf"^trainer\.{argument}: dml sets it itself; .{{20}}"):
+        built_trainer(f"+trainer.{argument}=1")
+
+
+def test_arguments_reach_lightnings_trainer() -> None:
+    trainer = built_trainer(
+        "trainer.gradient_clip_val=2",
+        "trainer.gradient_clip_algorithm=norm",
+        "trainer.max_time={hours: 2}",
+        "trainer.min_steps=3",
+        "trainer.inference_mode=false",
+        "trainer.limit_test_batches=5",
+        "trainer.profiler=simple",
+        "trainer.plugins=[{_target_: dml.training.checkpoints.AtomicCheckpointIO}]",
+    )
+    assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (2, "norm")
+    assert (trainer.min_steps, trainer.max_steps) == (3, 400)
+    assert (trainer.limit_test_batches, trainer.limit_val_batches) == (5, 1.0)
+    assert isinstance(trainer.profiler, SimpleProfiler)
+    assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)
+    assert any(isinstance(callback, Timer) for callback in trainer.callbacks)
+
+
+def test_benchmark_reaches_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    built_trainer("trainer.benchmark=true", "trainer.deterministic=false")
+    assert torch.backends.cudnn.benchmark
+
+
+def test_callbacks_of_the_users_own_join_those_of_a_training() -> None:
+    own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}]"
+    trainer = built_trainer(own, callbacks=[StepSeed(0)])
+    assert {type(callback) for callback in trainer.callbacks} >= {StepSeed, Timer, Float32Precision}
+    assert not any(isinstance(callback, Timer) for callback in built_trainer(own).callbacks)
+
+
+@pytest.mark.parametrize(("override", "count"), [([], 1), (["trainer.enable_progress_bar=false"], 0)])
+def test_the_progress_bar_can_be_left_out(override: list[str], count: int) -> None:
+    trainer = built_trainer(*override, callbacks=[Progress()])
+    assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == count
+
+
+def test_a_run_has_one_length() -> None:
+    config = composed("trainer.max_steps=10", "trainer.max_epochs=2")
+    with pytest.raises(InputError, match=r"trainer.max_steps=10 and trainer.max_epochs=2: a run has one length"):
+        build.count_in_steps(config, batches_per_epoch=40)
+    none = composed("trainer.max_steps=null")
+    with pytest.raises(InputError, match=r"trainer.max_steps=None"):
+        build.count_in_steps(none, batches_per_epoch=40)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("compile=null", None),
+        ("compile=false", None),
+        ("compile=true", {}),
+        ("compile={mode: max-autotune}", {"mode": "max-autotune"}),
+    ],
+)
+def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -> None:
+    assert build.compile_settings(composed(override)) == expected
+
+
+@pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
+def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
+    with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
+        build.compile_settings(composed(f"compile={asked}"))
 
 
 def test_each_head_has_a_loss_of_its_own() -> None:

@@ -14,6 +14,7 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.ops.errors import InputError
+from dml.training.averaging import Averaging
 from dml.training.embedding import Embedded, evaluate_heads
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
@@ -175,3 +176,29 @@ def test_each_head_can_be_judged_alone() -> None:
         return {"mean": embeddings.mean().item(), "rows": len(rows)}
 
     assert evaluate_heads(embedded, mean) == {"heads/L/mean": 0.0, "heads/L/rows": 2}
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_cache": 4}])
+def test_a_compiled_network_trains_alike_and_leaves_the_same_checkpoint(settings: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    plain, seen = fit(learner(**settings), 3).states, []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(graph)
+        return graph.forward
+
+    compiled = fit(learner(compiled={"backend": backend}, **settings), 3, Averaging(0.9)).states
+    assert seen
+    for state, expected in zip(compiled, plain, strict=True):
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], expected[name]) for name in state)
+
+
+def test_a_validation_does_not_compile() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        raise AssertionError
+
+    module = learner(compiled={"backend": backend})
+    images = next(iter(Batches()))[0]
+    expected = module.model(images)
+    assert all(torch.equal(rows, expected[head]) for head, rows in module.of_images(images).items())

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from trainers import small_trainer
 
+from dml.data.stream import BatchStream
 from dml.losses.compose import WeightedSum
 from dml.losses.regularizers import EmbeddingDrift
 from dml.losses.tuplet import TupletLoss
@@ -77,6 +79,23 @@ class Images(LightningDataModule):
             epoch += 1
 
 
+class Rows(Dataset[Any]):
+    """The images above, by `Draw`."""
+
+    def __getitem__(self, draw: Any) -> tuple[Tensor, Tensor, int]:
+        return IMAGES[draw[0]], torch.from_numpy(LABELS)[draw[0]], draw[0]
+
+
+class LoadedAhead(Images):
+    """The same, by workers."""
+
+    sampler_learns_every: int | None = None
+
+    def train_dataloader(self) -> BatchStream:
+        dataset: Any = Rows()
+        return BatchStream(dataset, self.sampler, seed=0, num_workers=1, pause_every=self.sampler_learns_every)
+
+
 class Recorder(Callback):
     """Notes what is stored, the weights, and the batch at each step's start."""
 
@@ -99,10 +118,15 @@ class Recorder(Callback):
 
 
 def fit(
-    model: Any, sampler: Any, steps: int, every_n_steps: int | None = None, kind: type[MetricLearner] = MetricLearner
+    model: Any,
+    sampler: Any,
+    steps: int,
+    every_n_steps: int | None = None,
+    kind: type[MetricLearner] = MetricLearner,
+    lr: float = 0.01,
 ) -> tuple[Recorder, MetricLearner]:
     def optimizer(roles: Any) -> torch.optim.Optimizer:
-        return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=0.01)
+        return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=lr)
 
     def loss() -> nn.Module:
         return WeightedSum({"tuplet": TupletLoss(), "drift": EmbeddingDrift()}, {"tuplet": 1.0, "drift": 0.3})
@@ -145,9 +169,11 @@ def test_what_is_stored_is_the_training_set_before_the_first_step() -> None:
     assert recorder.batches[:2] == list(expected)
 
 
-def test_it_is_stored_again_every_n_steps_and_used_from_then_on() -> None:
+@pytest.mark.parametrize("images", [Images, LoadedAhead])
+def test_it_is_stored_again_every_n_steps_and_used_from_then_on(images: type[Images]) -> None:
     torch.manual_seed(0)
-    recorder, _ = fit(network(), neighborhoods(), 6, every_n_steps=2)
+    recorder, _ = fit(network(), images(neighborhoods()), 6, every_n_steps=2, lr=1.0)
+    assert not torch.equal(recorder.stored[0].neighbors, recorder.stored[2].neighbors)
     for step in range(6):
         _, neighbors = by_hand(recorder.weights[step - step % 2])
         assert recorder.stored[step].neighbors.tolist() == neighbors.tolist()

@@ -1,0 +1,253 @@
+"""Checks in one command what can only be checked on GPUs, and prints how fast they train.
+
+python scripts/check_gpu.py                              # all GPUs of this machine
+python scripts/check_gpu.py --steps 50 model=resnet50    # overrides as for train.py
+python scripts/check_gpu.py --accelerator cpu --small    # its logic, on a few images without a GPU
+
+It trains emoji in float32, in bfloat16 and compiled; stops one of these runs half way and resumes it; tests its
+checkpoint on the GPU and on the CPU, whose metrics may differ by 1e-4; and trains on all GPUs together. It ends with a
+table, and with exit code 1 if a check failed; all that the runs left is in --output.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from small_emoji import slice_of_emoji
+
+from dml.ops.errors import InputError
+from dml.training.checkpoints import read_checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+TOLERANCE = 1e-4
+WARM_UP = 10
+SMALL = [
+    "dataset.counts=null",
+    "transform.size=32",
+    "model.embed_dim=8",
+    "sampler.classes_per_batch=4",
+    "sampler.images_per_class=2",
+    "data.num_workers=0",
+]
+COMMON = [
+    "scheduler=constant",  # of which a run that is stopped half way has the first half
+    "trainer.val_check_interval=null",
+    "evaluation.raw=false",
+    "evaluation.report=null",
+    "evaluation.sheet=null",
+    "evaluation.clustering=false",  # FAISS's k-means is another one on each device
+]
+
+Execute = Callable[[str, Sequence[str]], None]
+
+
+def execute(script: str, arguments: Sequence[str]) -> None:
+    """Run a script of the project as a user does.
+
+    Raises:
+        subprocess.CalledProcessError: if it fails.
+    """
+    command = [sys.executable, str(ROOT / f"{script}.py"), *arguments]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the result.
+
+    Args:
+        name: what was checked.
+        verdict: "ok", "skipped", or "failed".
+        remark: why, or what was compared.
+        speed: what `dml.training.meter.SpeedMeter` measured; empty if nothing.
+    """
+
+    name: str
+    verdict: str
+    remark: str = ""
+    speed: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of one machine.
+
+    Args:
+        folder: what the runs leave.
+        accelerator: "cuda" or "cpu".
+        devices: processes of the last check, one a GPU.
+        steps: of each training, more than the `WARM_UP` that isn't measured.
+        overrides: for every run.
+        execute: runs a script with arguments.
+    """
+
+    folder: Path
+    accelerator: str
+    devices: int
+    steps: int
+    overrides: Sequence[str]
+    execute: Execute = execute
+
+    def rows(self) -> list[Row]:
+        """Run all checks, each by itself: one that fails doesn't keep the others from running."""
+        graphs = "true" if self.accelerator == "cuda" else "{backend: aot_eager}"  # inductor takes a minute on a CPU
+        checks: dict[str, Callable[[str], Row]] = {
+            "float32": self.trains,
+            "bfloat16": lambda name: self.trains(name, "trainer.precision=bf16-mixed"),
+            "compiled": lambda name: self.trains(name, f"compile={graphs}"),
+            "resumed": self.resumes,
+            "tested on the CPU": self.evaluates_alike,
+            f"{self.devices} processes": self.trains_together,
+        }
+        return [_guarded(name, check) for name, check in checks.items()]
+
+    def trains(self, name: str, *overrides: str) -> Row:
+        """Train from the beginning, and measure it."""
+        folder, speed = self.folder / _file_name(name), self.folder / f"{_file_name(name)}.json"
+        meter = f"{{_target_: dml.training.meter.SpeedMeter, path: '{speed}', warm_up: {WARM_UP}}}"
+        self._train(folder, self.steps, f"trainer.callbacks=[{meter}]", *overrides)
+        remark = f"recall@1 {_metrics(folder)['level0/recall@1']:.3f}"
+        return Row(name, "ok", remark, json.loads(speed.read_text(encoding="utf-8")))
+
+    def resumes(self, name: str) -> Row:
+        """Stop a run half way, resume it, and compare its weights with those of the float32 run."""
+        folder = self.folder / _file_name(name)
+        self._train(folder, self.steps // 2)
+        self.execute("train", [f"resume={folder}", f"trainer.max_steps={self.steps}"])
+        whole, resumed = (
+            read_checkpoint(run / "checkpoints" / "last.ckpt") for run in (self.folder / "float32", folder)
+        )
+        if resumed["global_step"] != whole["global_step"]:
+            return Row(name, "failed", f"ended at step {resumed['global_step']}")
+        difference = largest_difference(whole["state_dict"], resumed["state_dict"])
+        # a GPU's sums may be taken in another order in each run
+        verdict = "ok" if difference == 0 or self.accelerator != "cpu" else "failed"
+        return Row(name, verdict, f"weights differ by {difference:.1e} at most")
+
+    def _train(self, folder: Path, steps: int, *overrides: str) -> None:
+        lengths = [f"trainer.max_steps={steps}", f"checkpoints.every_n_steps={self.steps}"]
+        device = f"trainer.accelerator={self.accelerator}"
+        self.execute("train", [f"hydra.run.dir={folder}", device, *lengths, *COMMON, *self.overrides, *overrides])
+
+    def evaluates_alike(self, name: str) -> Row:
+        """Test the float32 run's checkpoint on both devices."""
+        checkpoint = _last_checkpoint(self.folder / "float32")
+        tested: list[dict[str, Any]] = []
+        for accelerator in (self.accelerator, "cpu"):
+            folder = self.folder / f"tested_{accelerator}_{len(tested)}"
+            arguments = [f"checkpoint={checkpoint}", f"hydra.run.dir={folder}", f"trainer.accelerator={accelerator}"]
+            self.execute("evaluate", [*arguments, "trainer.callbacks=null"])
+            tested.append(_metrics(folder))
+        difference = largest_difference(*tested)
+        verdict = "ok" if difference <= TOLERANCE else "failed"
+        return Row(name, verdict, f"metrics differ by {difference:.1e} at most")
+
+    def trains_together(self, name: str) -> Row:
+        """Train on all devices."""
+        if self.devices < 2:
+            return Row(name, "skipped", "needs two GPUs")
+        return self.trains(name, "trainer=ddp", f"trainer.devices={self.devices}")
+
+
+def largest_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """The largest difference between numbers of one name; infinite where a name, or a finite number, is missing.
+
+    Args:
+        first: numbers, or tensors of one shape, by name; anything else is left out.
+        second: the same of another run.
+    """
+    differences = [0.0]
+    for name in first.keys() | second.keys():
+        values = [values.get(name) for values in (first, second)]
+        if all(isinstance(value, str | bool) for value in values):
+            continue
+        if any(value is None for value in values):
+            return float("inf")
+        one, other = (torch.as_tensor(value, dtype=torch.float64) for value in values)
+        difference = (one - other).abs().max().item() if one.numel() else 0.0
+        differences.append(difference if difference == difference else float("inf"))
+    return max(differences)
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Print the rows as a table."""
+    table = Table("check", "verdict", "images/s", "waits for images", "peak memory", "waits for the GPU", "remark")
+    for row in rows:
+        speed = row.speed
+        cells = [
+            f"{speed['images_per_second']:,.0f}" if speed else "",
+            f"{speed['share_waiting']:.1%}" if speed else "",
+            f"{speed['peak_memory_mib']:,.0f} MiB" if speed.get("peak_memory_mib") is not None else "",
+            f"{speed['host_waits']} a step" if speed.get("host_waits") is not None else "",
+        ]
+        table.add_row(row.name, row.verdict, *cells, row.remark)
+    console.print(table)
+
+
+def machine(accelerator: str) -> str:
+    """The devices and torch's version in one line."""
+    if accelerator == "cpu":
+        return f"CPU, torch {torch.__version__}"
+    names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
+    return f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, torch {torch.__version__}"
+
+
+def _file_name(name: str) -> str:
+    return name.replace(" ", "_")
+
+
+def _last_checkpoint(folder: Path) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return metrics
+
+
+def _guarded(name: str, check: Callable[[str], Row]) -> Row:
+    try:
+        return check(name)
+    except (subprocess.CalledProcessError, InputError, OSError, KeyError) as error:
+        return Row(name, "failed", " ".join(str(error).split())[-200:])
+
+
+def main() -> None:
+    """Run all checks and print what they gave."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--accelerator", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--steps", type=int, default=100, help=f"of each training, more than {WARM_UP}")
+    parser.add_argument("--small", action="store_true", help="a few small images")
+    parser.add_argument("--output", type=Path, default=None, help="an empty folder; by default a temporary one")
+    parser.add_argument("overrides", nargs="*", help="as for train.py")
+    arguments = parser.parse_args()
+    if arguments.accelerator == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: no CUDA GPU; --accelerator cpu --small runs the same checks without one")
+    if arguments.steps <= WARM_UP:
+        sys.exit(f"error: --steps={arguments.steps}: more than {WARM_UP}, the steps that aren't measured")
+    folder = arguments.output or Path(tempfile.mkdtemp(prefix="check_gpu_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    overrides = list(arguments.overrides)
+    if arguments.small:
+        overrides = [f"dataset.root={slice_of_emoji(folder / 'emoji.zip')}", *SMALL, *overrides]
+    devices = torch.cuda.device_count() if arguments.accelerator == "cuda" else 2
+    console = Console(highlight=False, width=120)
+    console.print(machine(arguments.accelerator))
+    rows = Checks(folder.resolve(), arguments.accelerator, devices, arguments.steps, overrides).rows()
+    (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
+    show(rows, console)
+    console.print(f"all that the runs left: {folder}")
+    sys.exit(any(row.verdict == "failed" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
