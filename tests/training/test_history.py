@@ -69,6 +69,7 @@ class Falling(LightningModule):
         loss = self.weight * batch.mean()
         self.log("loss", loss)
         self.log("batch/first", float(batch_idx))
+        self.log("epoch", 7.0)  # the sampler's; to Lightning a run is one
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -100,3 +101,4 @@ def test_a_checkpoint_never_stands_without_the_row_of_its_step(tmp_path: Path, e
         step: rows(path)[: step // every] for step in logged
     }
     assert set(seen) == set(range(1, 6))
+    assert {row["epoch"] for found in seen.values() for row in found} == {"7.0"}
