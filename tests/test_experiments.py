@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.nested import flat, is_below
+from dml.ops.run_folder import RunFolder
 from dml.run import build, jobs
 from dml.run.cli import CONF
 from dml.run.experiments import compose, smoke
@@ -69,7 +70,7 @@ def test_an_experiment_trains_two_steps(training: Training, small_emoji: Path, t
         if is_below(key, KEPT):
             assert small.get(key) == large.get(key), key
     stages = len(config.stages) or 1
-    found = jobs.train(config, tmp_path, list(asked.overrides))
+    found = jobs.train(config, RunFolder(tmp_path), list(asked.overrides))
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 2 * stages
     wanted = {
         source.key(cell)

@@ -162,7 +162,8 @@ class RunFolder:
         """The choice of each configuration group but Hydra's own; empty if there is no hydra.yaml."""
         if not self.hydra_file.exists():
             return {}
-        choices = _read_yaml(self.hydra_file)["hydra"]["runtime"]["choices"]
+        content = _read_yaml(self.hydra_file)
+        choices = content["hydra"]["runtime"]["choices"] if content else {}
         return {str(group): choice for group, choice in choices.items() if "hydra/" not in str(group)}
 
     @property

@@ -28,7 +28,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     images = build.evaluation_data(stage_config, build.table(stage_config))
     model = build.model(stage_config)
     load_model(model, path)
-    rank_zero_only(write_configuration)(folder, config)
+    rank_zero_only(write_configuration)(folder, config, overrides)
     trainer = build.trainer(stage_config, default_root_dir=folder.path, logger=False, enable_checkpointing=False)
     return outcome.test(
         stage_config,

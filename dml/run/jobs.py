@@ -54,7 +54,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     build.other_labels(config, table)  # what they lack is told before the training
     images, model, learner = _parts(stages[0].config, table)
     reached = Reached.of(last) if last.exists() else None
-    rank_zero_only(write_configuration)(folder, composed)
+    rank_zero_only(write_configuration)(folder, composed, overrides)
     before = outcome.raw(stages[0].config, images, model, folder) if config.evaluation.raw else {}
     names = [own.name for own in stages]
     pruned = False

@@ -41,11 +41,10 @@ def of_checkpoint(path: Path) -> Stored:
     return Stored(_task_overrides(run["overrides"]), run["config"])
 
 
-def write_configuration(folder: RunFolder, config: DictConfig) -> None:
-    """Writes `.hydra/` of a run that begins or goes on, as Hydra does."""
+def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
+    """Writes `.hydra/` of a run that begins or goes on, as Hydra does; a job that Hydra didn't start has no choices."""
     hydra: Any = HydraConfig.instance().cfg
-    overrides = hydra.hydra.overrides.task
-    folder.write_configuration(*(OmegaConf.to_yaml(part) for part in (config, hydra, overrides)))
+    folder.write_configuration(*map(OmegaConf.to_yaml, (config, {} if hydra is None else hydra, overrides)))
 
 
 def key_of(override: str) -> str:

@@ -101,7 +101,7 @@ def one_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: 
     if folder.is_finished:
         console.print(f"[bold]skipped[/]  {folder.path}: finished already")
     else:
-        write_configuration(folder, config)
+        write_configuration(folder, config, overrides)
         if started:
             console.print(f"[bold]resumed[/]  {folder.path}")
             config.resume = str(folder.path)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 from dml.run import jobs
 from dml.run.cli import CONF
 from dml.run.drawings import Picture, draw, draw_pictures, plane, plane_map
@@ -226,7 +227,7 @@ def test_a_map_of_digits_is_trained_and_drawn(tmp_path: Path) -> None:
     (part,) = own.parts
     (run,) = plan.runs(part.points["NRA"])
     run.folder.mkdir(parents=True)
-    jobs.train(compose(run.training), run.folder, list(run.training.overrides))
+    jobs.train(compose(run.training), RunFolder(run.folder), list(run.training.overrides))
     assert run.done
     places, labels = plane(run)
     assert places.shape == (450, 2)
