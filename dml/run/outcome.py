@@ -14,6 +14,7 @@ from torch import Tensor
 from dml.data.copies import number_in_gallery
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.fixed import recall_among
+from dml.evaluation.items import ranking_device
 from dml.evaluation.judge import Judge
 from dml.evaluation.map import embedding_map
 from dml.evaluation.per_query import QueryTable, write_queries
@@ -53,7 +54,7 @@ def _raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
     trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     embedder = RawFeatures(model)
     trainer.test(embedder, images, verbose=False)
-    features = embedder.embedded.embeddings["raw"].to(trainer.strategy.root_device)
+    features = embedder.embedded.embeddings["raw"].to(ranking_device(trainer.strategy.root_device))
     return build.judge(config, images.table.evaluated("test"))(features, embedder.embedded.rows)
 
 
@@ -120,7 +121,7 @@ def test(
     """
     images.tested_on = split
     trainer.test(embedder, images, verbose=False)
-    embedded, device = embedder.embedded, trainer.strategy.root_device
+    embedded, device = embedder.embedded, ranking_device(trainer.strategy.root_device)
     judge = build.judge(config, images.table.evaluated(split))
     settings = config.evaluation
     kept = max(settings.report.neighbors if settings.report else 0, settings.sheet.neighbors if settings.sheet else 0)

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
+from dml.evaluation.items import ranking_device
 from dml.losses.compose import loss_value
 from dml.training.divergence import DivergenceCheck, diverged
 from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder
@@ -157,7 +158,7 @@ class MetricLearner(ModelEmbedder):
         for head in self.losses:
             if not torch.isfinite(embedded.embeddings[head]).all():
                 raise diverged(self.global_step, "embeddings", head, type(self.losses[head]).__name__)
-        metrics = self.evaluate(embedded.embeddings[ALL_HEADS].to(self.device), embedded.rows)
+        metrics = self.evaluate(embedded.embeddings[ALL_HEADS].to(ranking_device(self.device)), embedded.rows)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
         self.log("R@1", metrics["level0/recall@1"], prog_bar=True, logger=False)
