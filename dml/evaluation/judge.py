@@ -8,6 +8,7 @@ from torch import Tensor
 from dml.data.table import ImageTable
 from dml.evaluation.lists import list_clusters, list_metrics, rank_table
 from dml.evaluation.queries import PerQuery
+from dml.evaluation.scores import Wanted
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Judge:
         exclude_nearest: each query excludes its nearest item, whatever that is, instead of itself.
         clustering: whether nmi, ami and f1, if they are among the metrics, are computed.
         seed: of k-means.
+
+    Raises:
+        InputError: for an unknown metric or a k below 1.
     """
 
     table: ImageTable
@@ -38,6 +42,9 @@ class Judge:
     exclude_nearest: bool = False
     clustering: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        Wanted(self.metrics, self.recall_at, self.alpha, self.count_query)  # refuses unknown metrics before any work
 
     def __call__(self, embeddings: Tensor, rows: Tensor) -> dict[str, float]:
         """(N, D) and their rows (N,) of the table -> {metric: fraction}."""

@@ -1,3 +1,4 @@
+import torch
 from torch import Tensor
 
 
@@ -15,7 +16,7 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
     values, items = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False)
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
     values, items = _by_value_and_item(values[:, :k], items[:, :k])
-    for rows in is_unsure.nonzero().flatten().split(rows_at_once):
+    for rows in torch.split(is_unsure.nonzero().flatten(), rows_at_once):
         ascending, order = (distances[rows] + 0).sort(dim=1, stable=True)
         values[rows], items[rows] = ascending[:, :k], order[:, :k]
     return values, items

@@ -25,6 +25,7 @@ from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
 from dml.run import build, present
+from dml.run.head_sets import evaluated_heads
 from dml.run.stored import as_stored
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, ModelEmbedder, RawFeatures, evaluate_heads
@@ -121,15 +122,14 @@ def test(
     """
     images.tested_on = split
     trainer.test(embedder, images, verbose=False)
-    embedded, device = embedder.embedded, ranking_device(trainer.strategy.root_device)
+    embedded, device = embedder.embedded, trainer.strategy.root_device
     judge = build.judge(config, images.table.evaluated(split))
     settings = config.evaluation
     kept = max(settings.report.neighbors if settings.report else 0, settings.sheet.neighbors if settings.sheet else 0)
-    embeddings = embedded.embeddings[ALL_HEADS].to(device)
+    embeddings = embedded.embeddings[ALL_HEADS].to(ranking_device(device))
     ranked = judge.rank(embeddings, embedded.rows, neighbors=kept)
     metrics: Metrics = judge.metrics_of(ranked, embeddings, embedded.rows)
-    if settings.heads:
-        metrics |= evaluate_heads(embedded, lambda own, rows: judge(own.to(device), rows))
+    metrics |= evaluate_heads(embedded, evaluated_heads(config), judge, device)
     if settings.fixed_neighbors and split == "test":
         metrics |= _among_fixed(config, embedded, judge, fixed)
     if split == "test":
