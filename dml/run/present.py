@@ -14,7 +14,7 @@ from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.metric_names import head_label, head_sets_in
 from dml.evaluation.pictures import choose_queries, retrieval_sheet
 from dml.evaluation.queries import PerQuery
-from dml.evaluation.scores import GRADED
+from dml.evaluation.scores import GRADED, ON_REQUEST
 from dml.evaluation.tables import metric_table
 from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
@@ -47,7 +47,7 @@ def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path,
 @rank_zero_only
 def before(metrics: dict[str, float]) -> None:
     """The first metric of the backbone's own features."""
-    shown = [f"level0/{name}" for name in _shown(metrics)] + [name for name in GRADED if name in metrics]
+    shown = [f"level0/{name}" for name in _shown(metrics)] + _graded(metrics)
     for name in shown[:1]:
         value = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
         console.print(f"[bold]before[/]   {value} (the backbone's own features)")
@@ -70,7 +70,8 @@ def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: 
     for name in head_sets_in(metrics) if len(model.embed_dims) > 1 else ():
         rows[head_label(name)] = _part(metrics, f"heads/{name}/")
     rows[", ".join(model.embed_dims)] = metrics
-    console.print(metric_table(rows, levels=table.levels, metrics=_shown(metrics)))
+    levels, shown = (table.levels, _shown(metrics)) if _shown(metrics) else ((), _graded(metrics))
+    console.print(metric_table(rows, levels=levels, metrics=shown))
     chosen = {
         "test": " [bold red]chosen on the test split itself, as the papers do[/]",
         "last": ", the last one",
@@ -88,6 +89,11 @@ def _shown(metrics: dict[str, Any]) -> list[str]:
     names = [name.removeprefix("level0/") for name in metrics if name.startswith("level0/")]
     recalls = [name for name in names if name.startswith("recall@")][:4]
     return recalls + [name for name in ("map@r", "nmi", "ap") if name in names][: 6 - len(recalls)]
+
+
+def _graded(metrics: dict[str, Any]) -> list[str]:
+    """The metrics of all levels together."""
+    return [name for name in (*GRADED, *ON_REQUEST) if name in metrics]
 
 
 def _part(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -172,14 +172,33 @@ def test_a_run_is_chosen_by_a_single_head_and_tests_pairs(here: Here, small_emoj
     assert len({found[f"{part}level0/ap"] for part in parts}) > 4
     assert not any("recall" in name for name in found)
 
+    best, again = tmp_path / "checkpoints" / "best.ckpt", tmp_path / "again"
+    here("evaluate", f"checkpoint={best}", "evaluation.head_sets=[[L,H],[L,M]]", f"hydra.run.dir={again}")
+    other = json.loads((again / "metrics.json").read_text())
+    assert {name: value for name, value in found.items() if name.startswith("heads/L+M/")}.items() < other.items()
+    assert "heads/L+H/level0/ap" in other
+    assert "heads/M+H/level0/ap" not in other
 
-@pytest.mark.parametrize(("metrics", "first"), [("[h_ap]", "h_ap"), ("[nmi]", "nmi"), ("[recall]", "recall@10")])
+
+@pytest.mark.parametrize(
+    ("metrics", "first", "column"),
+    [("[h_ap]", "h_ap", "H_AP"), ("[nmi]", "nmi", "NMI"), ("[recall]", "recall@10", "R@10")],
+)
 def test_any_metrics_make_a_run_and_its_report(
-    metrics: str, first: str, here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    metrics: str,
+    first: str,
+    column: str,
+    here: Here,
+    small_emoji: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     short = ["trainer.max_steps=1", "trainer.val_check_interval=1", "evaluation.recall_at=[10]"]
     wanted = [f"evaluation.metrics={metrics}", "evaluation.report={neighbors:2,map:false,seed:0}"]
     small = [override for override in SMALL if override != "evaluation.report=null"]
     here("train", *small, *short, *wanted, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     assert "</html>" in (tmp_path / "report.html").read_text()
-    assert f"before   {first} " in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert f"before   {first} " in shown
+    assert re.search(rf"% +{column} *\n", shown)
+    assert re.search(r"L, M, H +\d+\.\d *\n", shown)
