@@ -83,11 +83,11 @@ class MetricName:
 
 def metric_names(table: ImageTable, recall_at: Sequence[int]) -> list[str]:
     """The names of all metrics that an evaluation of the table's rows can compute, recall at the given k."""
-    of_a_level = [*(f"recall@{k}" for k in recall_at), *BINARY, *CLUSTERING]
-    of_all_levels = [*GRADED, *ON_REQUEST]
+    level_metrics = [*(f"recall@{k}" for k in recall_at), *BINARY, *CLUSTERING]
+    graded_metrics = [*GRADED, *ON_REQUEST]
     listed = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
     if listed:  # each level has a list of its own, in which the graded metrics are those of this level
         scopes = [*(f"level{level}" for level in listed), "mean"]
-        return [f"{scope}/{metric}" for scope in scopes for metric in (*of_a_level, *of_all_levels)]
+        return [f"{scope}/{metric}" for scope in scopes for metric in (*level_metrics, *graded_metrics)]
     levels = range(len(table.levels))
-    return [*(f"level{level}/{metric}" for level in levels for metric in of_a_level), *of_all_levels]
+    return [*(f"level{level}/{metric}" for level in levels for metric in level_metrics), *graded_metrics]

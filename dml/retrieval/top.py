@@ -9,9 +9,9 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
     row whose k-th distance is also the next one can have been given the wrong items, and is sorted.
 
     Args:
-        distances: no NaN.
-        k: 1 to G.
-        rows_at_once: rows that are sorted at a time, which takes several times the memory of their distances.
+        distances: (B, G) without NaN.
+        k: number of items to find for each row, 1 to G.
+        rows_at_once: number of rows to sort at a time; sorting takes several times the memory of their distances.
     """
     values, items = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False)
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)

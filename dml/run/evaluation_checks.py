@@ -15,8 +15,8 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
     """Make sure, before any training, that every metric that is asked for can be computed.
 
     Args:
-        config: of a run or one of its stages.
-        table: the data set, all splits.
+        config: configuration of a run, or of one of its stages.
+        table: the data set with all its splits.
 
     Raises:
         InputError: for an unknown metric, set of heads, or `checkpoints.monitor` that no validation has.

@@ -168,9 +168,9 @@ def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate,
     """Compute the metrics of all heads together, under their own names, and of other heads as ``heads/NAME/...``.
 
     Args:
-        embedded: a split.
-        names: of its embeddings: `ALL_HEADS`, a head "H" or a set of heads "L+M".
-        evaluate: what computes the metrics.
+        embedded: the embeddings of a split.
+        names: which embeddings to evaluate: `ALL_HEADS`, those of a head "H" or of a set of heads "L+M".
+        evaluate: function that computes the metrics of embeddings.
         device: where the model is; the embeddings are ranked on its `ranking_device`.
     """
     metrics: Metrics = {}
