@@ -2,6 +2,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
@@ -10,8 +11,19 @@ from dml.retrieval.rows import Embeddings, unit_rows
 Labels = Tensor | npt.NDArray[Any]
 
 
+def ranking_device(device: torch.device) -> torch.device:
+    """The device that embeddings on a device are ranked on: a CUDA device itself, for any other the CPU.
+
+    Metrics are float64, which Apple's MPS lacks; and what CUDA does not compute, numpy and FAISS do.
+    """
+    return device if device.type == "cuda" else torch.device("cpu")
+
+
 class Items(NamedTuple):
-    """Embeddings (N, D) float32 of unit length, labels (N, L) integers, column 0 the finest level."""
+    """Embeddings (N, D) float32 of unit length, labels (N, L) integers, column 0 the finest level.
+
+    The embeddings are on their `ranking_device`.
+    """
 
     embeddings: Tensor
     labels: npt.NDArray[Any]
@@ -45,6 +57,8 @@ def checked_items(
 
 
 def _items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
+    if isinstance(embeddings, Tensor):
+        embeddings = embeddings.detach().to(ranking_device(embeddings.device))
     unit = unit_rows(embeddings, name)
     columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if columns.ndim == 1:

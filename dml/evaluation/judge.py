@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -6,16 +6,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.lists import list_metrics, rank_table
+from dml.evaluation.lists import list_clusters, list_metrics, rank_table
 from dml.evaluation.queries import PerQuery
+from dml.evaluation.scores import Wanted
 
 
 @dataclass(frozen=True)
 class Judge:
     """Evaluates embeddings of a table's rows as a run asks for it.
 
-    On several processes, each of which has all embeddings, each ranks its share of the queries; the result is that
-    of one process, on all of them.
+    On several processes, each of which has all embeddings, each ranks its share of the queries, and the first alone
+    clusters; the result is that of one process, on all of them.
 
     Args:
         table: what is evaluated: rows of one split, or of query and gallery.
@@ -27,6 +28,9 @@ class Judge:
         exclude_nearest: each query excludes its nearest item, whatever that is, instead of itself.
         clustering: whether nmi, ami and f1, if they are among the metrics, are computed.
         seed: of k-means.
+
+    Raises:
+        InputError: for an unknown metric or a k below 1.
     """
 
     table: ImageTable
@@ -38,6 +42,9 @@ class Judge:
     exclude_nearest: bool = False
     clustering: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        Wanted(self.metrics, self.recall_at, self.alpha, self.count_query)  # refuses unknown metrics before any work
 
     def __call__(self, embeddings: Tensor, rows: Tensor) -> dict[str, float]:
         """(N, D) and their rows (N,) of the table -> {metric: fraction}."""
@@ -55,7 +62,7 @@ class Judge:
             "neighbors": neighbors,
         }
         part = self.table.take(rows.numpy())
-        if not (dist.is_available() and dist.is_initialized()):
+        if not _is_distributed():
             return rank_table(embeddings, part, **settings)
         share = (dist.get_rank(), dist.get_world_size())
         own = rank_table(embeddings, part, share=share, **settings)
@@ -65,5 +72,22 @@ class Judge:
 
     def metrics_of(self, ranked: Sequence[PerQuery], embeddings: Tensor, rows: Tensor) -> dict[str, float]:
         """The metrics of what `rank` gave for the same embeddings, clusters among them."""
-        asked = self.metrics if self.clustering else ()
-        return list_metrics(ranked, embeddings, self.table.take(rows.numpy()), clusters=asked, seed=self.seed)
+        part = self.table.take(rows.numpy())
+        clusters = {}
+        if self.clustering:
+            clusters = _on_first_process(lambda: list_clusters(embeddings, part, self.metrics, seed=self.seed))
+        return list_metrics(ranked, part, clusters)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _on_first_process(compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Compute metrics on the first of several processes, and give them to all."""
+    if not _is_distributed():
+        return compute()
+    shared = [compute() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared)
+    metrics: dict[str, float] = shared[0]  # type: ignore[assignment]
+    return metrics

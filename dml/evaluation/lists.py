@@ -1,6 +1,6 @@
 """Evaluation of the lists that a table asks for: against itself, queries against a gallery, or one list a level."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -51,38 +51,48 @@ def evaluate_table(
         InputError: for other splits or another number of rows, and as `evaluate`.
     """
     ranked = rank_table(embeddings, table, metrics=metrics, **settings)
-    clusters = metrics if clustering else ()
-    return list_metrics(ranked, embeddings, table, clusters=clusters, nmi_average=nmi_average, seed=seed)
+    clusters = list_clusters(embeddings, table, metrics, nmi_average, seed) if clustering else {}
+    return list_metrics(ranked, table, clusters)
 
 
-def list_metrics(
-    ranked: Sequence[PerQuery],
-    embeddings: Embeddings,
-    table: ImageTable,
-    *,
-    clusters: Sequence[str] = CLUSTERING,
-    nmi_average: Average = "arithmetic",
-    seed: int = 0,
-) -> dict[str, float]:
-    """The metrics of `evaluate_table` from what `rank_table` gave for the same embeddings and table.
+def list_metrics(ranked: Sequence[PerQuery], table: ImageTable, clusters: Mapping[str, float]) -> dict[str, float]:
+    """Put the metrics of `evaluate_table` together.
 
     Args:
-        ranked: the table's lists, of all queries.
-        embeddings: (N, D).
+        ranked: what `rank_table` gave for the table, of all queries.
         table: N rows.
-        clusters: nmi, ami and f1, those that are asked for; other names are passed over.
-        nmi_average: of nmi and ami.
-        seed: of k-means.
+        clusters: what `list_clusters` gave for it; empty without nmi, ami and f1.
     """
     found: dict[str, float] = {}
     for part in ranked:
         found |= part.means()
-    asked = [name for name in clusters if name in CLUSTERING]
-    for listed in _parts(table) if asked else ():
-        queries, labels = embeddings[listed.queries], listed.labels(table, listed.queries)
-        of_list = evaluate(queries, labels, metrics=asked, nmi_average=nmi_average, seed=seed)
-        found |= {listed.name(metric): value for metric, value in of_list.items()}
+    found |= clusters
     return found | _means(found) if (table.benchmark != EVERY_LEVEL).any() else found
+
+
+def list_clusters(
+    embeddings: Embeddings,
+    table: ImageTable,
+    metrics: Sequence[str] = CLUSTERING,
+    nmi_average: Average = "arithmetic",
+    seed: int = 0,
+) -> dict[str, float]:
+    """Compute the metrics of k-means' clusters for each of the table's lists.
+
+    Args:
+        embeddings: (N, D).
+        table: N rows.
+        metrics: the wanted ones of nmi, ami and f1; other names are passed over.
+        nmi_average: of nmi and ami.
+        seed: of k-means.
+    """
+    wanted = [name for name in metrics if name in CLUSTERING]
+    clusters: dict[str, float] = {}
+    for listed in _parts(table) if wanted else ():
+        queries, labels = embeddings[listed.queries], listed.labels(table, listed.queries)
+        of_list = evaluate(queries, labels, metrics=wanted, nmi_average=nmi_average, seed=seed)
+        clusters |= {listed.name(metric): value for metric, value in of_list.items()}
+    return clusters
 
 
 def rank_table(embeddings: Embeddings, table: ImageTable, **settings: Any) -> list[PerQuery]:

@@ -44,7 +44,7 @@ def evaluate(
       the level. All queries count, the gallery has no part in it.
 
     Only what is asked for is computed: recall alone takes a search for the nearest neighbours, all else the
-    rankings, in blocks, on CPU or on the device that the embeddings are on.
+    rankings, in blocks. A CUDA device ranks the embeddings that are on it; those on any other device are ranked on CPU.
 
     Args:
         query: embeddings.

@@ -16,8 +16,9 @@ def metric_table(
 ) -> Table:
     """{row: what `evaluate` gave} -> one line a row and one column a metric, in percent.
 
-    `levels` names level 0, 1, ...; with more than one, each is a section of its own. A metric that a row
-    lacks is a dash. Five metrics fit 80 columns. Raises InputError without rows.
+    `levels` names level 0, 1, ...; with more than one, each is a section of its own; without any, the metrics are those
+    of all levels together, such as h_ap. A metric that a row lacks is a dash. Five metrics fit 80 columns. Raises
+    InputError without rows.
     """
     if not rows:
         raise InputError("metric_table: no rows to show")
@@ -27,10 +28,11 @@ def metric_table(
     table.add_column("%", no_wrap=True)
     for metric in metrics:
         table.add_column(_short(metric), justify="right", no_wrap=True)
-    for i, level in enumerate(levels):
+    for i, level in enumerate(levels or [""]):
+        prefix = f"level{i}/" if levels else ""
         for j, (name, values) in enumerate(rows.items()):
             head = [level if j == 0 else ""] if len(levels) > 1 else []
-            cells = (_percent(values.get(f"level{i}/{metric}"), decimals) for metric in metrics)
+            cells = (_percent(values.get(prefix + metric), decimals) for metric in metrics)
             table.add_row(*head, name, *cells)
         table.add_section()
     return table

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
+from dml.retrieval.gpu import has_gpu, on_gpu
 from dml.retrieval.rows import Embeddings, float32_rows
 
 
@@ -15,7 +16,7 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
     refilled by splitting a large one, though the last round may leave some unused. Every row takes part:
     FAISS's habit of training on at most 256 rows a cluster is off (max_points_per_centroid = N), and so is
     its warning below 39 (min_points_per_centroid = 1). The same seed gives the same clusters on the same
-    machine; with GPUs FAISS computes on them, which may differ in the last places.
+    machine; where FAISS has a GPU it computes on this process's, which may differ in the last places.
 
     Raises InputError unless 1 <= clusters <= N, iterations >= 1, 0 <= seed < 2^31, with finite embeddings.
     """
@@ -31,10 +32,11 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
         clusters,
         niter=iterations,
         seed=seed,
-        gpu=faiss.get_num_gpus() > 0,
         min_points_per_centroid=1,
         max_points_per_centroid=len(rows),
     )
+    if has_gpu():
+        machine.index = on_gpu(machine.index)  # its own ``gpu=True`` takes all GPUs, and a gigabyte and more of each
     machine.train(rows)
     _, assignment = machine.assign(rows)
     return torch.from_numpy(assignment)

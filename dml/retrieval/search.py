@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
+from dml.retrieval.gpu import has_gpu, on_gpu
 from dml.retrieval.ranks import nearest
 from dml.retrieval.rows import Embeddings, float32_rows
 
@@ -17,7 +18,6 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 GPU_LIMIT = 2048  # the longest list that a GPU index of FAISS returns
-GPU_SCRATCH = 256 * 2**20  # bytes; FAISS would otherwise set aside more than a gigabyte beside the network
 AT_ONCE = 256  # queries that are ranked without FAISS at a time
 
 
@@ -97,11 +97,8 @@ class Search:
 
 def _searcher(gallery: Floats, length: int) -> Callable[..., tuple[Floats, Integers]]:
     """Exact search by inner product, on this process's GPU if FAISS has one and lists may have this length."""
-    if faiss.get_num_gpus() > 0 and length <= GPU_LIMIT:
-        resources = faiss.StandardGpuResources()
-        resources.setTempMemory(GPU_SCRATCH)
-        device = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        index: Any = faiss.index_cpu_to_gpu(resources, device, faiss.IndexFlatIP(gallery.shape[1]))
+    if has_gpu() and length <= GPU_LIMIT:
+        index = on_gpu(faiss.IndexFlatIP(gallery.shape[1]))
         index.add(gallery)
         search: Callable[..., tuple[Floats, Integers]] = index.search
         return search

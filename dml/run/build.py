@@ -19,11 +19,13 @@ from dml.data.copies import number_contents
 from dml.data.table import ImageTable, hold_out_classes, load
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.evaluation.judge import Judge
+from dml.evaluation.metric_names import MetricName
 from dml.losses.csl import CSLLoss
 from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.run.hardware import deterministic, loader_settings
+from dml.run.head_sets import concatenated_heads
 from dml.run.trainer_arguments import check_arguments
 from dml.training.data import DataModule, EvaluationData, LoaderSettings
 from dml.training.embedding import AnyModel, ModelEmbedder
@@ -156,10 +158,10 @@ def model(config: DictConfig) -> AnyModel:
     return built
 
 
-def embedder(embedding_model: AnyModel) -> ModelEmbedder:
+def embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedder:
     """What embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    return kind(embedding_model)
+    return kind(embedding_model, concatenated_heads(config))
 
 
 def losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
@@ -207,6 +209,8 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
         schedule=instantiate(config.scheduler.schedule),
         evaluate=judge(config, images.table.evaluated(images.validated_on), validation=True),
         validated_on=images.validated_on,
+        monitor=config.checkpoints.monitor,
+        head_sets=concatenated_heads(config, config.checkpoints.monitor),
         batches_per_epoch=len(images.sampler),
         interval=config.scheduler.interval,
         warmup_steps=config.scheduler.warmup_steps,
@@ -240,7 +244,7 @@ def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> No
 
 
 def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> Judge:
-    """What computes the metrics of the table's part: those of the test, or for a validation recall@K alone.
+    """What computes the metrics of the table's part: those of the test, or recall@K and `checkpoints.monitor` alone.
 
     Raises:
         InputError: if ``evaluation.level_weights`` lacks a level.
@@ -255,17 +259,25 @@ def judge(config: DictConfig, part: ImageTable, *, validation: bool = False) -> 
     if settings.exclude not in (None, "nearest"):
         raise InputError(f"evaluation.exclude={settings.exclude}: must be nearest or null")
     has_gallery = bool(len(part.rows("gallery")))
+    metrics, recall_at = _validated_metrics(config) if validation else (settings.metrics, settings.recall_at)
     return Judge(
         part,
-        metrics=("recall",) if validation else tuple(settings.metrics),
-        recall_at=tuple(settings.recall_at),
+        metrics=tuple(metrics),
+        recall_at=tuple(recall_at),
         alpha=settings.alpha,
         count_query=settings.count_query,
         level_weights=weights,
         # a gallery that doesn't hold the queries keeps all its items
         exclude_nearest=bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery"))),
-        clustering=settings.clustering,
+        clustering=settings.clustering or validation,  # of a validation only if one of nmi, ami and f1 is monitored
     )
+
+
+def _validated_metrics(config: DictConfig) -> tuple[list[str], list[int]]:
+    """The metrics and the k of recall@k that a validation computes: recall, and what ``checkpoints.monitor`` names."""
+    monitored, recall_at = MetricName.parse(config.checkpoints.monitor), config.evaluation.recall_at
+    ks = [*recall_at, *([monitored.k] if monitored.k else [])]
+    return list(dict.fromkeys(["recall", monitored.family])), list(dict.fromkeys(ks))
 
 
 def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:

@@ -33,7 +33,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     return outcome.test(
         stage_config,
         trainer,
-        build.embedder(model),
+        build.embedder(stage_config, model),
         images,
         folder,
         split=stage_config.split,

@@ -12,6 +12,7 @@ from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import build, outcome, present
+from dml.run.evaluation_checks import check_evaluation
 from dml.run.pruning import pruning
 from dml.run.stages import Stage
 from dml.run.stages import stages as all_stages
@@ -52,6 +53,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
 
     table, stages = build.table(config), all_stages(config)
     build.other_labels(config, table)  # what they lack is told before the training
+    for own in stages:
+        check_evaluation(own.config, table)
     images, model, learner = _parts(stages[0].config, table)
     reached = Reached.of(last) if last.exists() else None
     rank_zero_only(write_configuration)(folder, composed, overrides)

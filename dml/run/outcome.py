@@ -14,6 +14,7 @@ from torch import Tensor
 from dml.data.copies import number_in_gallery
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.fixed import recall_among
+from dml.evaluation.items import ranking_device
 from dml.evaluation.judge import Judge
 from dml.evaluation.map import embedding_map
 from dml.evaluation.per_query import QueryTable, write_queries
@@ -24,6 +25,7 @@ from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
 from dml.run import build, present
+from dml.run.head_sets import evaluated_heads
 from dml.run.stored import as_stored
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, ModelEmbedder, RawFeatures, evaluate_heads
@@ -53,7 +55,7 @@ def _raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
     trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     embedder = RawFeatures(model)
     trainer.test(embedder, images, verbose=False)
-    features = embedder.embedded.embeddings["raw"].to(trainer.strategy.root_device)
+    features = embedder.embedded.embeddings["raw"].to(ranking_device(trainer.strategy.root_device))
     return build.judge(config, images.table.evaluated("test"))(features, embedder.embedded.rows)
 
 
@@ -124,11 +126,10 @@ def test(
     judge = build.judge(config, images.table.evaluated(split))
     settings = config.evaluation
     kept = max(settings.report.neighbors if settings.report else 0, settings.sheet.neighbors if settings.sheet else 0)
-    embeddings = embedded.embeddings[ALL_HEADS].to(device)
+    embeddings = embedded.embeddings[ALL_HEADS].to(ranking_device(device))
     ranked = judge.rank(embeddings, embedded.rows, neighbors=kept)
     metrics: Metrics = judge.metrics_of(ranked, embeddings, embedded.rows)
-    if settings.heads:
-        metrics |= evaluate_heads(embedded, lambda own, rows: judge(own.to(device), rows))
+    metrics |= evaluate_heads(embedded, evaluated_heads(config), judge, device)
     if settings.fixed_neighbors and split == "test":
         metrics |= _among_fixed(config, embedded, judge, fixed)
     if split == "test":

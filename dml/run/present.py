@@ -11,8 +11,10 @@ from rich.console import Console
 from dml.data.copies import number_in_gallery
 from dml.data.images import read_image
 from dml.data.table import UNKNOWN, ImageTable
+from dml.evaluation.metric_names import head_label, head_sets_in
 from dml.evaluation.pictures import choose_queries, retrieval_sheet
 from dml.evaluation.queries import PerQuery
+from dml.evaluation.scores import GRADED, ON_REQUEST
 from dml.evaluation.tables import metric_table
 from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
@@ -44,8 +46,11 @@ def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path,
 
 @rank_zero_only
 def before(metrics: dict[str, float]) -> None:
-    """Recall@1 of the backbone's own features."""
-    console.print(f"[bold]before[/]   recall@1 {metrics['level0/recall@1']:.1%} (the backbone's own features)")
+    """The first metric of the backbone's own features."""
+    shown = [f"level0/{name}" for name in _shown(metrics)] + _graded(metrics)
+    for name in shown[:1]:
+        value = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
+        console.print(f"[bold]before[/]   {value} (the backbone's own features)")
 
 
 @rank_zero_only
@@ -62,11 +67,11 @@ def training(trainer: Trainer, images: DataModule, seconds: float) -> None:
 def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: Path, *, asked: str) -> None:
     """The table of the final metrics: before, each head alone, and all together; how the checkpoint was chosen."""
     rows = {"before": _part(metrics, "raw/")} if any(name.startswith("raw/") for name in metrics) else {}
-    for head in model.embed_dims if len(model.embed_dims) > 1 else ():
-        if own := _part(metrics, f"heads/{head}/"):
-            rows[f"head {head}"] = own
+    for name in head_sets_in(metrics) if len(model.embed_dims) > 1 else ():
+        rows[head_label(name)] = _part(metrics, f"heads/{name}/")
     rows[", ".join(model.embed_dims)] = metrics
-    console.print(metric_table(rows, levels=table.levels, metrics=_shown(metrics)))
+    levels, shown = (table.levels, _shown(metrics)) if _shown(metrics) else ((), _graded(metrics))
+    console.print(metric_table(rows, levels=levels, metrics=shown))
     chosen = {
         "test": " [bold red]chosen on the test split itself, as the papers do[/]",
         "last": ", the last one",
@@ -84,6 +89,11 @@ def _shown(metrics: dict[str, Any]) -> list[str]:
     names = [name.removeprefix("level0/") for name in metrics if name.startswith("level0/")]
     recalls = [name for name in names if name.startswith("recall@")][:4]
     return recalls + [name for name in ("map@r", "nmi", "ap") if name in names][: 6 - len(recalls)]
+
+
+def _graded(metrics: dict[str, Any]) -> list[str]:
+    """The metrics of all levels together."""
+    return [name for name in (*GRADED, *ON_REQUEST) if name in metrics]
 
 
 def _part(metrics: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -102,8 +102,8 @@ class Source:
 
     Args:
         trainings: one, or those whose mean and spread the row is.
-        part: of their metrics.json, such as "heads/H" or "fixed"; "" is the whole embedding.
-        differs: where the row differs from the paper's protocol, besides what its experiment says; a sentence each.
+            part: of their metrics.json, such as "heads/H", "heads/L+M" or "fixed"; "" is the whole embedding.
+            differs: where the row differs from the paper's protocol, besides what its experiment says; a sentence each.
     """
 
     trainings: tuple[Training, ...]

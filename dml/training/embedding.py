@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,6 +9,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
+from dml.evaluation.items import ranking_device
+from dml.evaluation.metric_names import HEADS, heads_of
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
@@ -135,11 +137,13 @@ class ModelEmbedder(Embedder):
 
     Args:
         model: gives an embedding a head.
+        head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
     """
 
-    def __init__(self, model: AnyModel) -> None:
+    def __init__(self, model: AnyModel, head_sets: Sequence[str] = ()) -> None:
         super().__init__()
         self.model = model
+        self.head_sets = head_sets
 
     def to_store(self, images: Tensor) -> dict[str, Tensor]:
         """images (B, 3, H, W) -> each head's embeddings (B, D) that neighbours are found among."""
@@ -151,16 +155,26 @@ class ModelEmbedder(Embedder):
         return self.to_store(images)
 
     def of_split(self, parts: Embedded) -> dict[str, Tensor]:
-        """L2-normalised embeddings of each head, and "all" of them concatenated."""
+        """L2-normalised embeddings of each head, of each of `head_sets` and of "all" heads concatenated."""
         heads = {name: F.normalize(rows, dim=1) for name, rows in parts.embeddings.items()}
-        return {ALL_HEADS: self.model.concatenate(parts.embeddings)} | heads
+        sets = {
+            name: self.model.concatenate({head: parts.embeddings[head] for head in heads_of(name)})
+            for name in self.head_sets
+        }
+        return {ALL_HEADS: self.model.concatenate(parts.embeddings)} | sets | heads
 
 
-def evaluate_heads(embedded: Embedded, evaluate: Evaluate) -> Metrics:
-    """The metrics of each head alone as ``heads/NAME/...``."""
-    return {
-        f"heads/{head}/{name}": value
-        for head, embeddings in embedded.embeddings.items()
-        if head != ALL_HEADS
-        for name, value in evaluate(embeddings, embedded.rows).items()
-    }
+def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:
+    """Compute the metrics of all heads together, under their own names, and of other heads as ``heads/NAME/...``.
+
+    Args:
+        embedded: the embeddings of a split.
+        names: which embeddings to evaluate: `ALL_HEADS`, those of a head "H" or of a set of heads "L+M".
+        evaluate: function that computes the metrics of embeddings.
+        device: where the model is; the embeddings are ranked on its `ranking_device`.
+    """
+    metrics: Metrics = {}
+    for heads in names:
+        found = evaluate(embedded.embeddings[heads].to(ranking_device(device)), embedded.rows)
+        metrics |= found if heads == ALL_HEADS else {f"{HEADS}/{heads}/{name}": found[name] for name in found}
+    return metrics

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,9 +8,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
+from dml.evaluation.metric_names import MetricName, short
 from dml.losses.compose import loss_value
 from dml.training.divergence import DivergenceCheck, diverged
-from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder
+from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import in_chunks
 from dml.training.optimizers import Roles
 
@@ -25,6 +26,9 @@ class MetricLearner(ModelEmbedder):
         schedule: makes the learning rates' schedule from the optimizer, or None.
         evaluate: the metrics of a validation, by rows of the table that is passed over.
         validated_on: the name of its split.
+        monitor: the metric of a validation that the progress bar shows. A validation evaluates all heads together,
+            and also the heads that the monitored metric is of.
+        head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
         batches_per_epoch: length of the sampler's epoch.
         interval: the schedule moves every "step" or "epoch".
         warmup_steps: first steps, in which the backbone and the schedule stand still.
@@ -42,18 +46,21 @@ class MetricLearner(ModelEmbedder):
         schedule: Callable[[Optimizer], LRScheduler] | None,
         evaluate: Evaluate,
         validated_on: str = "val",
+        monitor: str = "level0/recall@1",
+        head_sets: Sequence[str] = (),
         batches_per_epoch: int = 1,
         interval: str = "step",
         warmup_steps: int = 0,
         gradient_cache: int | None = None,
         compiled: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, head_sets)
         self.losses = nn.ModuleDict(losses)
         self.optimizer = optimizer
         self.schedule = schedule
         self.evaluate = evaluate
         self.validated_on = validated_on
+        self.monitor = monitor
         self.batches_per_epoch = batches_per_epoch
         self.interval = interval
         self.warmup_steps = warmup_steps
@@ -157,7 +164,8 @@ class MetricLearner(ModelEmbedder):
         for head in self.losses:
             if not torch.isfinite(embedded.embeddings[head]).all():
                 raise diverged(self.global_step, "embeddings", head, type(self.losses[head]).__name__)
-        metrics = self.evaluate(embedded.embeddings[ALL_HEADS].to(self.device), embedded.rows)
+        heads = MetricName.parse(self.monitor).heads
+        metrics = evaluate_heads(embedded, [ALL_HEADS, *([heads] if heads else [])], self.evaluate, self.device)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
-        self.log("R@1", metrics["level0/recall@1"], prog_bar=True, logger=False)
+        self.log(short(self.monitor), metrics[self.monitor], prog_bar=True, logger=False)

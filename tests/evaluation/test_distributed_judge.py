@@ -1,7 +1,8 @@
 """Each of several processes ranks its share of the queries, and all have the metrics of one process."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from gloo import on_processes
 from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.evaluation import protocol
 from dml.evaluation.judge import Judge
 from dml.evaluation.queries import PerQuery
 from dml.evaluation.scores import METRICS
+from dml.retrieval.clustering import kmeans
 
 COUNT = 23  # of images, which three processes don't divide
 ROWS = torch.arange(COUNT)
@@ -41,11 +44,19 @@ def embeddings() -> Tensor:
     return torch.nn.functional.normalize(torch.randn(COUNT, 4, generator=torch.Generator().manual_seed(0)), dim=1)
 
 
-def judged() -> dict[str, tuple[list[PerQuery], dict[str, float]]]:
+class Judged(NamedTuple):
+    ranked: list[PerQuery]
+    metrics: dict[str, float]
+    clusterings: int  # runs of k-means in this process
+
+
+def judged() -> dict[str, Judged]:
     found = {}
     for name, table in tables().items():
         judge = Judge(table, metrics=METRICS, recall_at=(1, 2))
-        found[name] = judge.rank(embeddings(), ROWS, neighbors=3), judge(embeddings(), ROWS)
+        with patch.object(protocol, "kmeans", Mock(side_effect=kmeans)) as counted:
+            metrics = judge(embeddings(), ROWS)
+        found[name] = Judged(judge.rank(embeddings(), ROWS, neighbors=3), metrics, counted.call_count)
     return found
 
 
@@ -56,12 +67,19 @@ def of_three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.parametrize("name", tables())
 def test_three_processes_judge_as_one(of_three: list[Any], name: str) -> None:
-    ranked, metrics = judged()[name]
+    alone = judged()[name]
     assert len(of_three) == 3
     for found in of_three:
-        its_ranked, its_metrics = found[name]
-        assert its_metrics == metrics
-        for own, expected in zip(its_ranked, ranked, strict=True):
+        assert found[name].metrics == alone.metrics
+        for own, expected in zip(found[name].ranked, alone.ranked, strict=True):
             assert list(own.values) == list(expected.values)
             for field in fields(PerQuery):
                 np.testing.assert_equal(getattr(own, field.name), getattr(expected, field.name))
+
+
+@pytest.mark.parametrize("name", tables())
+def test_the_first_process_alone_clusters(of_three: list[Any], name: str) -> None:
+    alone = judged()[name]
+    assert {"level0/nmi", "level0/ami", "level0/f1"} < alone.metrics.keys()
+    assert [found[name].clusterings for found in of_three] == [2, 0, 0]  # at each of two levels
+    assert alone.clusterings == 2

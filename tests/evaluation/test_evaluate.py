@@ -6,13 +6,16 @@ import metric_oracles as oracles
 import numpy as np
 import pytest
 import torch
+from devices import OnMPS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.data.table import ImageTable
 from dml.evaluation import blocks, evaluate, protocol
+from dml.evaluation.items import ranking_device
 from dml.evaluation.judge import Judge
+from dml.evaluation.scores import METRICS
 from dml.ops.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
@@ -305,3 +308,26 @@ PAIRS = torch.tensor([0, 0, 1, 1])
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         evaluate(**({"query": FOUR, "query_labels": PAIRS} | arguments))
+
+
+@pytest.mark.parametrize("metrics", [METRICS, ["recall"]])
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_embeddings_on_apples_gpu_are_ranked_on_cpu(metrics: Any, with_gallery: bool) -> None:
+    """No such GPU here: tensors that refuse what it lacks, numpy and float64."""
+    rng = np.random.default_rng(0)
+    rows, labels = torch.from_numpy(rng.normal(size=(40, 8)).astype(np.float32)), rng.integers(0, 6, (40, 2))
+    on_cpu, on_mps = rows, rows.as_subclass(OnMPS)
+    with pytest.raises(TypeError, match="numpy"):
+        on_mps.numpy()
+    with pytest.raises(TypeError, match="float64"):
+        on_mps.double()
+    gallery = [(own[:20], labels[:20]) if with_gallery else () for own in (on_cpu, on_mps)]
+    expected, found = (
+        evaluate(own, labels, *others, metrics=metrics) for own, others in zip((on_cpu, on_mps), gallery, strict=True)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("cuda:1", "cuda:1"), ("mps", "cpu"), ("xpu", "cpu"), ("cpu", "cpu")])
+def test_cuda_alone_ranks_by_itself(kind: str, expected: str) -> None:
+    assert ranking_device(torch.device(kind)) == torch.device(expected)

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import metric_oracles as oracles
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.evaluation import PerQuery, query_share, rank_queries
-from dml.evaluation.blocks import Ranking
-from dml.evaluation.items import checked_items
+from dml.evaluation.blocks import SORTED, Ranking
+from dml.evaluation.items import Items, checked_items
 from dml.evaluation.positives import Positives
 from dml.evaluation.scores import Wanted
 from dml.ops.errors import InputError
@@ -77,10 +78,12 @@ def test_agrees_with_definitions(queries: Any, gallery: Any, neighbors: int, met
     assert_agrees(ranked, queries, gallery)
 
 
-def ranking_of(queries: Any, gallery: Any | None, neighbors: int) -> Ranking:
+def ranking_of(
+    queries: Any, gallery: Any | None, neighbors: int, metrics: Sequence[str] = RANKING, excluded: Any = None
+) -> Ranking:
     query_items, gallery_items = checked_items(*queries, *(gallery or (None, None)))
-    positives = Positives(query_items.labels, None if gallery_items is None else gallery_items.labels)
-    wanted = Wanted(RANKING, RECALL_AT, 2.0, count_query=False)
+    positives = Positives(query_items.labels, None if gallery_items is None else gallery_items.labels, excluded)
+    wanted = Wanted(metrics, RECALL_AT, 2.0, count_query=False)
     return Ranking(query_items, gallery_items or query_items, positives, wanted, neighbors)
 
 
@@ -89,7 +92,7 @@ def ranking_of(queries: Any, gallery: Any | None, neighbors: int) -> Ranking:
 def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
     """No GPU here: the same tensor functions on CPU."""
     ranking = ranking_of(queries, gallery, neighbors=1)
-    threads, device = (list(way(range(len(queries[0])), 32)) for way in (ranking._by_threads, ranking._by_device))
+    threads, device = (list(way(range(len(queries[0])), 32)) for way in (ranking._by_threads, ranking._by_sort))
     for part in ("neighbors", "similarities"):
         first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
         assert torch.equal(first, second)
@@ -99,6 +102,47 @@ def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
         first, second = (torch.cat([block.scores[name] for block in blocks]) for blocks in (threads, device))
         defined = torch.from_numpy(with_positives[name.rpartition("/")[0]])
         torch.testing.assert_close(first[defined], second[defined], atol=1e-12, rtol=0)
+
+
+@given(items(40, depth=3), st.none() | items(60, depth=3), st.data())
+@settings(deadline=None, max_examples=80)
+def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, data: Any) -> None:
+    """No GPU here: the same tensor functions on CPU, with many ties, and with queries that exclude some items."""
+    count, size = len(queries[0]), len((gallery or queries)[0])
+    most = data.draw(st.integers(0, min(2, size - 1)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    excluded = np.array([rng.permutation(size)[:most] for _ in range(count)], dtype=np.int64)
+    excluded[rng.random(excluded.shape) < 0.3] = -1
+    ranking = ranking_of(
+        queries, gallery, min(5, size - most), ["recall"], data.draw(st.sampled_from([None, excluded]))
+    )
+    at_once = data.draw(st.sampled_from([1, 40, 64 * SORTED]))
+    threads, device = (list(way(range(count), at_once)) for way in (ranking._by_threads, ranking._by_top_k))
+    for part in ("neighbors", "similarities"):
+        first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
+        assert torch.equal(first, second)
+    assert threads[0].scores.keys() == device[0].scores.keys()
+    for name in threads[0].scores:
+        first, second = (torch.cat([block.scores[name] for block in blocks]) for blocks in (threads, device))
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "metrics", "way"),
+    [
+        (True, ["recall"], "_by_top_k"),  # as validations ask for: no sort of all distances
+        (True, [], "_by_top_k"),
+        (True, ["recall", "ap"], "_by_sort"),
+        (False, ["recall"], "_by_search"),
+        (False, RANKING, "_by_threads"),
+    ],
+)
+def test_only_what_needs_whole_rankings_sorts_on_a_gpu(is_cuda: bool, metrics: Sequence[str], way: str) -> None:
+    device: Any = SimpleNamespace(is_cuda=is_cuda)
+    queries = Items(device, np.zeros((2, 1), dtype=int))
+    wanted = Wanted(metrics, RECALL_AT, 1.0, count_query=False)
+    blocks: Any = Ranking(queries, queries, Positives(queries.labels, None), wanted, 1).blocks(range(2), 2)
+    assert blocks.__name__ == way
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import MakeRun
 
+from dml.evaluation.metric_names import short
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report.confusion import confusions
-from dml.evaluation.report.metrics import headlines, metric_tables, percent, short
+from dml.evaluation.report.metrics import headlines, metric_tables, percent
 from dml.evaluation.report.run import read_run, versions
 from dml.evaluation.report.scatter import FEW, WIDTH, few_colours, many_colours, scatter
 from dml.evaluation.report.sheets import choose, first_match, same_class, score_of, sheets

@@ -1,5 +1,6 @@
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -52,6 +53,31 @@ def test_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     kmeans(np.random.default_rng(0).normal(size=(30, 4)), 20)
     output = capfd.readouterr()
     assert output.out + output.err == ""
+
+
+def test_one_gpu_and_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: FAISS's GPU calls are played by the CPU, and noted."""
+    rows = np.random.default_rng(0).normal(size=(200, 4))
+    expected = kmeans(rows, 5)
+    moved: list[int] = []
+    memory: list[int] = []
+
+    class Resources:
+        def setTempMemory(self, size: int) -> None:
+            memory.append(size)
+
+    def to_gpu(resources: Resources, device: int, index: Any) -> Any:
+        moved.append(device)
+        return index
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 8)
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", to_gpu, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert torch.equal(kmeans(rows, 5), expected)
+    assert moved == [3]
+    assert memory == [256 * 2**20]
 
 
 @pytest.mark.parametrize(

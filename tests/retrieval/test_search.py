@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
-from dml.retrieval import search
+from dml.retrieval import gpu, search
 from dml.retrieval.search import nearest_neighbors
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
@@ -156,7 +156,7 @@ def test_gpu_index_takes_lists_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) 
 
     class Resources:
         def setTempMemory(self, size: int) -> None:
-            assert size == search.GPU_SCRATCH
+            assert size == gpu.SCRATCH
 
     def to_gpu(resources: Resources, device: int, index: Any) -> Any:
         moved.append(device)

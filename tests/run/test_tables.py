@@ -26,6 +26,7 @@ from dml.ops.run_folder import RunFolder
 from dml.run.cli import CONF
 from dml.run.cost import gpu_hours, steps
 from dml.run.experiments import compose, identity, smoke
+from dml.run.head_sets import evaluated_heads
 from dml.run.reproduce import Plan, check_data
 from dml.run.results import csv_lines, lines, markdown
 from dml.run.stages import Stage, stages
@@ -77,7 +78,7 @@ def _faults(cell: Cell, config: DictConfig, part: str) -> list[str]:
         found.append(f"{named}: evaluation.recall_at has no {k}")
     if metric in ("nmi", "ami", "f1") and not config.evaluation.clustering:
         found.append(f"{named}: evaluation.clustering is off")
-    if part.startswith("heads/") and (part[6:] not in config.model.heads or not config.evaluation.heads):
+    if part.startswith("heads/") and part.removeprefix("heads/") not in evaluated_heads(config):
         found.append(f"{named}: {part} isn't tested")
     if part == "fixed" and (metric != "recall" or config.evaluation.fixed_neighbors != 16):
         found.append(f"{named}: not among the 16 neighbours")
@@ -134,7 +135,7 @@ def test_configurations_hold_what_the_papers_state(paper: str) -> None:
 
 
 def _check_heads(cell: Cell, config: DictConfig, part: str) -> None:
-    heads = [part.removeprefix("heads/")] if part else list(config.model.heads)
+    heads = part.removeprefix("heads/").split("+") if part else list(config.model.heads)
     if cell.heads:
         assert cell.heads == "+".join(heads), cell
     if cell.dim:
@@ -290,6 +291,32 @@ def test_tables_share_their_runs(tmp_path: Path) -> None:
         for training in chosen(f"rll-{name}")[0].trainings()
     }
     assert len(shared) == 3 + 5 + 14 - 2
+
+
+def test_pairs_of_heads_cost_nothing(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=1)
+    for pairs, whole in (("rll-VI", "rll-I"), ("rll-VII", "rll-II")):
+        (table,), (trained,) = chosen(pairs), chosen(whole)
+        (run,) = plan.table_runs(table)  # all seven rows
+        assert run.folder in {other.folder for other in plan.table_runs(trained)}
+    parts = [
+        table.source(cell.row, cell.dataset).part
+        for name in ("VI", "VII")
+        for table in chosen(f"rll-{name}")
+        for cell in table.cells
+    ]
+    assert sum("+" in part for part in parts) == 27
+
+
+def test_rows_of_a_single_head_choose_their_checkpoint_by_it() -> None:
+    parts_of: dict[Training, set[str]] = {}
+    for table in chosen("rll"):
+        for source in (table.source(row, dataset) for row, dataset in table.rows()):
+            for training in source.trainings:
+                parts_of.setdefault(training, set()).add(source.part)
+    for training, parts in parts_of.items():
+        monitor = compose(training).checkpoints.monitor
+        assert monitor == ("heads/H/level0/recall@1" if parts == {"heads/H"} else "level0/recall@1"), training
 
 
 def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:

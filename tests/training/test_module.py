@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from trainers import small_trainer
 
 from dml.losses.compose import WeightedSum
@@ -169,13 +171,46 @@ def test_divergence_names_the_step_the_head_and_the_loss() -> None:
         fit(module, 1)
 
 
-def test_each_head_can_be_judged_alone() -> None:
-    embedded = Embedded({"all": torch.ones(2, 2), "L": torch.zeros(2, 1)}, torch.arange(2))
+def test_heads_and_sets_of_heads_can_be_evaluated() -> None:
+    embedded = Embedded({"all": torch.ones(2, 2), "L": torch.zeros(2, 1), "L+H": torch.ones(2, 1)}, torch.arange(2))
 
     def mean(embeddings: Tensor, rows: Tensor) -> dict[str, float]:
         return {"mean": embeddings.mean().item(), "rows": len(rows)}
 
-    assert evaluate_heads(embedded, mean) == {"heads/L/mean": 0.0, "heads/L/rows": 2}
+    found = evaluate_heads(embedded, ["all", "L", "L+H"], mean, torch.device("cpu"))
+    expected = {"mean": 1.0, "heads/L/mean": 0.0, "heads/L+H/mean": 1.0}
+    assert found == expected | {"rows": 2, "heads/L/rows": 2, "heads/L+H/rows": 2}
+
+
+@pytest.mark.parametrize("concatenation", ["normalized", "raw"])
+def test_a_set_of_heads_is_concatenated_as_all_heads_are(concatenation: str) -> None:
+    lengths = {"L": 2.0, "H": 6.0}
+    generator = torch.Generator().manual_seed(0)
+    parts = {head: length * F.normalize(torch.randn(5, 4, generator=generator)) for head, length in lengths.items()}
+    module = learner(head_sets=["H+L", "L+H"])
+    module.model.concatenation = concatenation
+    found = module.of_split(Embedded(parts, torch.arange(5)))
+    assert list(found) == ["all", "H+L", "L+H", "L", "H"]
+    assert torch.equal(found["L+H"], found["all"])
+    longer = 3.0 if concatenation == "raw" else 1.0
+    expected = torch.cat([longer * found["H"], found["L"]], dim=1) / (longer**2 + 1) ** 0.5
+    torch.testing.assert_close(found["H+L"], expected)
+
+
+def test_a_validation_evaluates_the_monitored_heads_too() -> None:
+    seen: list[Tensor] = []
+
+    def evaluate(embeddings: Tensor, rows: Tensor) -> dict[str, float]:
+        seen.append(embeddings)
+        return {"h_ap": embeddings.abs().sum().item()}
+
+    module = learner(evaluate=evaluate, monitor="heads/H+L/h_ap", head_sets=["H+L"])
+    plain = {"num_sanity_val_steps": 0, "val_check_interval": 1, "check_val_every_n_epoch": None}
+    trainer = small_trainer(1, limit_val_batches=1, **plain)
+    trainer.fit(module, Batches(), DataLoader([next(iter(Batches()))], batch_size=None))
+    assert [tuple(own.shape) for own in seen] == [(6, 8), (6, 8)]
+    logged = trainer.callback_metrics
+    assert logged["val/heads/H+L/h_ap"] == logged["H-AP"] == pytest.approx(seen[1].abs().sum().item())
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_cache": 4}])

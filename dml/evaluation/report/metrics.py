@@ -5,30 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dml.evaluation.metric_names import HEADS, head_label, short
 from dml.evaluation.report.run import Run
 from dml.evaluation.scores import GRADED
 
 LEVEL, MEAN = "level", "mean"
 ALL_LEVELS, MEAN_OF_LEVELS = "all levels", "mean of the levels"
 COUNT = "queries_without_positives"
-NAMES = {
-    "ap": "AP",
-    "map@r": "MAP@R",
-    "r_precision": "R-prec.",
-    "nmi": "NMI",
-    "ami": "AMI",
-    "f1": "F1",
-    "h_ap": "H-AP",
-    "ndcg": "NDCG",
-    "asi": "ASI",
-}
 HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")
-
-
-def short(metric: str) -> str:
-    """What heads a column: level0/recall@1 -> R@1."""
-    name = metric.rpartition("/")[2]
-    return NAMES.get(name, name.replace("recall@", "R@"))
 
 
 def percent(value: float | None) -> str:
@@ -54,8 +38,8 @@ class MetricTable:
 def parts(run: Run) -> dict[str, dict[str, float]]:
     """{"before training", "head L", ..., "all heads": metrics}, as far as they were measured."""
     rows = {"before training": fractions(run.part("raw/"))}
-    rows |= {f"head {head}": fractions(run.part(f"heads/{head}/")) for head in run.heads}
-    rows["all heads" if run.heads else "after training"] = fractions(run.metrics)
+    rows |= {head_label(name): fractions(run.part(f"{HEADS}/{name}/")) for name in run.head_sets}
+    rows["all heads" if run.head_sets else "after training"] = fractions(run.metrics)
     return {name: values for name, values in rows.items() if values}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from dml.evaluation.metric_names import head_sets_in
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
@@ -41,9 +42,9 @@ class Run:
     choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def heads(self) -> list[str]:
-        """The names of the heads that were tested alone, too."""
-        return list(dict.fromkeys(name.split("/")[1] for name in self.metrics if name.startswith("heads/")))
+    def head_sets(self) -> list[str]:
+        """The names of the heads, and of the sets of heads, that were tested beside all heads together."""
+        return head_sets_in(self.metrics)
 
     @property
     def title(self) -> str:

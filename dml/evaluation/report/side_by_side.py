@@ -10,8 +10,9 @@ import numpy.typing as npt
 import yaml
 
 from dml.evaluation.comparison import Difference, mean_difference
+from dml.evaluation.metric_names import short
 from dml.evaluation.per_query import QueryTable, Strings
-from dml.evaluation.report.metrics import ALL_LEVELS, MEAN_OF_LEVELS, fractions, group_of, parts, percent, short
+from dml.evaluation.report.metrics import ALL_LEVELS, MEAN_OF_LEVELS, fractions, group_of, parts, percent
 from dml.evaluation.report.run import Run
 from dml.evaluation.report.sheets import Found, Score, choose, first_match, found, same_class, score_of
 from dml.evaluation.report.tiles import Tiles
