@@ -10,6 +10,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import build, outcome, present
 from dml.run.pruning import pruning
@@ -88,7 +89,7 @@ def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> 
     if reached is not None and reached.stage == own.name:
         load_model(model, last)
         return reached
-    if before := last if reached is not None else own.config.init and Path(own.config.init):
+    if before := last if reached is not None else own.config.init and expand_home(own.config.init):
         begin_from(model, before)
     return Reached(own.name, reached.all_steps if reached else 0, 0)
 
@@ -114,7 +115,7 @@ def _fit(
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Tests a checkpoint again -> the contents of metrics.json."""
-    path = Path(config.checkpoint)
+    path = expand_home(config.checkpoint)
     parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
     check_unchanged(config, overrides, of_checkpoint(path), parts=parts)
     reached = Reached.of(path)

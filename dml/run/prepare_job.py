@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -51,7 +52,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
         _cache(folder, resize, images, processes)
     faults = all_faults(table, images, dataset.counts, disjoint=dataset.disjoint)
     _list(faults)
-    console.print(f"[bold]written[/]  {folder.path}")
+    console.print(f"[bold]written[/]  {escape(str(folder.path))}")
     if faults and dataset.verify:
         number = sum(len(lines) for lines in faults.values())
         raise InputError(f"{dataset.name}: {number:,} faults, listed above (dataset.verify=false accepts them)")
@@ -133,7 +134,7 @@ def _cache(folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImag
     with _bar("decoded", len(images)) as advance:
         files = build_cache(folder, resize, images, processes=processes, advance=advance)
     console.print(
-        f"[bold]cache[/]    {files.pixels} ({decimal(files.pixels.stat().st_size)}) for transforms that "
+        f"[bold]cache[/]    {escape(str(files.pixels))} ({decimal(files.pixels.stat().st_size)}) for transforms that "
         f"begin with Resize(mode={resize.mode}, size={resize.size})"
     )
 

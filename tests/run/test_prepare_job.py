@@ -151,6 +151,18 @@ def test_another_folder(prepare: Prepare, sop: Path, tmp_path: Path) -> None:
     assert not (sop / ".dml").exists()
 
 
+def test_a_data_set_in_the_home_folder(prepare: Prepare, sop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = sop.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(sop.parent))
+    assert prepare("resize=8", "dataset.root='~/sop'") == {}
+    assert (sop / ".dml" / "sop" / "warp-8.pixels").exists()
+    prepare("dataset.root='~/sop'", "data.cache='~/fast'")
+    assert (sop.parent / "fast" / "sop" / "table.parquet").exists()
+    assert list(elsewhere.iterdir()) == []  # no folder that is called ~
+
+
 def test_an_archive(small_emoji: Path, tmp_path: Path) -> None:
     shutil.copy(small_emoji, tmp_path / "mine.zip")
     given = [f"dataset.root={tmp_path}/mine.zip", "dataset.counts=null", "processes=1", "sheet.classes=1", "resize=64"]
