@@ -26,7 +26,7 @@ from dml.data.transforms import Resize
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when what is decoded, or how it is stored, changes: older caches are then refused."""
 
 
