@@ -95,7 +95,7 @@ def test_another_split_and_other_metrics_can_be_asked(here: Here, finished: Path
 
 def test_a_checkpoint_of_another_model_is_refused(refused: Refused, finished: Path, tmp_path: Path) -> None:
     best = finished / "checkpoints" / "best.ckpt"
-    arguments = [f"checkpoint={best}", f"hydra.run.dir={tmp_path}"]
+    arguments = [f"checkpoint={best}", f"hydra.run.dir={tmp_path}", "model.heads=[H]"]
     assert "of another model" in refused(*arguments, command="evaluate")
 
 

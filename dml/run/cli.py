@@ -61,6 +61,7 @@ def main(command: str) -> None:
         with errors, held, _environment("HYDRA_FULL_ERROR", asked):
             return sweeps.one_run(config, folder, overrides, run) if swept else run()
 
+    quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
         sys.argv[1:] = launched.follow(_with_stored_overrides(sys.argv[1:]))

@@ -31,7 +31,7 @@ from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.progress import Progress
+from dml.training.progress import progress
 from dml.training.proxies import ProxiesAtClassMeans
 from dml.training.schedules import LossSchedule
 from dml.training.seeding import StepSeed
@@ -123,7 +123,8 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Met
     images, model, learner = _parts(own, build.table(own))
     load_model(model, path)
     rank_zero_only(write_configuration)(folder, config)
-    trainer = build.trainer(own, default_root_dir=folder.path, logger=False, enable_checkpointing=False)
+    settings = {"default_root_dir": folder.path, "logger": False, "enable_checkpointing": False}
+    trainer = build.trainer(own, callbacks=[progress()], **settings)
     described, fixed = _place(images, reached), RunFolder(path.parents[1]).fixed_neighbors_file
     return outcome.test(own, trainer, learner, images, folder, split=own.split, described=described, fixed=fixed)
 
@@ -158,4 +159,4 @@ def _callbacks(config: DictConfig, folder: RunFolder, stored: dict[str, Any], va
     pruned = pruning(config, folder)
     averaging = [Averaging(config.ema)] if config.ema is not None else []
     placed = [ProxiesAtClassMeans()] if config.proxies else []
-    return [StepSeed(config.seed), *moving, stores, *placed, *averaging, *pruned, Progress(), keeps_best, keeps_last]
+    return [StepSeed(config.seed), *moving, stores, *placed, *averaging, *pruned, progress(), keeps_best, keeps_last]

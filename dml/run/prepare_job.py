@@ -25,6 +25,7 @@ from dml.data.transforms import Resize
 from dml.evaluation.pictures import contact_sheet
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
+from dml.ops.speed import SpeedMeter
 
 SHOWN = 5
 """Faults of a kind that are listed."""
@@ -80,8 +81,14 @@ def _folder_of(config: DictConfig) -> CacheFolder:
 def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn(f"[bold]{what:9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda number: progress.advance(task, number)
+        task, meter = progress.add_task(what, total=total), SpeedMeter()
+
+        def advance(number: int) -> None:
+            progress.advance(task, number)
+            if meter.advance(number, units=number) and not console.is_terminal:
+                console.print(f"{what:9}{meter.done:,} of {total:,}, {meter.line(total - meter.done)}", markup=False)
+
+        yield advance
 
 
 def _counts(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
