@@ -153,6 +153,30 @@ def test_killed_and_resumed_ends_bit_for_bit_the_same(
     assert RunFolder(folder).state == RunState.FINISHED
 
 
+def test_paths_mean_what_they_say(
+    here: Here,
+    small_emoji: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copy(small_emoji, tmp_path / "emoji.zip")
+    arguments = ["dataset.root=~/emoji.zip", *SMALL, "evaluation.raw=false", "trainer.val_check_interval=null"]
+    folder = tmp_path / "my run, lr=0.1 [it's]"
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={folder}")
+    here("train", f"resume={folder}", "trainer.max_steps=3")
+    here("train", f"resume=~/{folder.name}", "trainer.max_steps=4")
+    assert metrics(folder)["step"] == 4
+    assert str(folder) in capsys.readouterr().out  # brackets are no mark-up
+    here("evaluate", f"checkpoint=~/{checkpoint.relative_to(tmp_path)}", "hydra.run.dir=~/again, (1)")
+    assert metrics(tmp_path / "again, (1)")["level0/recall@1"] == metrics(folder)["level0/recall@1"]
+    there = [f"hydra.run.dir={tmp_path}/there", "trainer.max_steps=1"]
+    here("train", *arguments, *there, f"init=~/{checkpoint.relative_to(tmp_path)}")
+    assert metrics(tmp_path / "there")["step"] == 1
+
+
 def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     # a cosine ends with the run that it was made for: prolonged, it is another one
     arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "scheduler=constant"]

@@ -24,8 +24,9 @@ from dml.data.contents import stamps_of
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when what is decoded, or how it is stored, changes: older caches are then refused."""
 
 
@@ -94,9 +95,10 @@ class CacheFolder:
         """
         if setting is None or (setting == "auto" and root is None):
             return None
+        root = str(expand_home(root)) if root is not None else None
         if root is not None and not Path(root).is_dir():
             name = Path(root).stem  # lists and archives may share a folder
-        return cls((_base(root) / ".dml" if setting == "auto" and root else Path(setting)) / name, root)
+        return cls((_base(root) / ".dml" if setting == "auto" and root else expand_home(setting)) / name, root)
 
     def names(self, paths: Sequence[str]) -> list[str]:
         """The paths as seen from the root, or from the folder that it is in if it is a file."""

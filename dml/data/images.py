@@ -26,6 +26,8 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     8: np.rot90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+_BITS = (8, 12, 16)
+_FLOAT_WHITES = (1, 255, 65535)
 
 
 class UnreadableImageError(InputError):
@@ -34,6 +36,10 @@ class UnreadableImageError(InputError):
 
 class MissingImageError(UnreadableImageError):
     """An image file that isn't there."""
+
+
+class _PixelValueError(Exception):
+    """Values of pixels that don't tell what is black and what is white."""
 
 
 class Box(NamedTuple):
@@ -49,7 +55,8 @@ class ImageFile:
     """An image, upright, that is decoded when its pixels are asked for, and no larger than they are asked for.
 
     Transparency is dropped: what is drawn beneath it shows. JPEG files of three channels or one are decoded by
-    libjpeg-turbo itself, with the same pixels as Pillow's, which decodes all others.
+    libjpeg-turbo itself, with the same pixels as Pillow's, which decodes all others. Grey values of more than 8 bits
+    are scaled as `_to_bytes` says, for the file rarely states which value is white.
 
     Args:
         path: a file, or ``archive.zip/member``.
@@ -161,18 +168,57 @@ def _end_of_head(jpeg: bytes) -> int:
 
 def _decode_with_pillow(content: bytes) -> Pixels:
     with Image.open(BytesIO(content)) as image:
+        is_wide = ";16" in str(image.tile)  # of two bytes a channel Pillow keeps the upper one
+        stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
         upright: Any = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip instead of scaling
-            upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+        if upright.mode.startswith(("I", "F")):  # grey values that Pillow would clip instead of scaling
+            upright = Image.fromarray(_to_bytes(np.asarray(upright), stated_bits))
+            is_wide = False
         elif "transparency" in upright.info:
             upright = upright.convert("RGBA")  # straight to RGB would warn
-        return np.array(upright.convert("RGB"))
+        pixels = np.array(upright.convert("RGB"))
+    if is_wide and pixels.max(initial=0) < 16:
+        raise _PixelValueError(
+            "colours of 16 bits, all below 4096, would become black; store them in 8 bits, or from 0 to 65535"
+        )
+    return pixels
+
+
+def _to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
+    """Scales grey values of more than 8 bits to those of 8: black is 0, white the smallest range's end that holds all.
+
+    The ranges of integers are 8, 12 and 16 bits, for 12-bit cameras write 16-bit files, and programs write what were
+    bytes as 32-bit integers. Those of floats end at 1, 255 and 65535; values between two of them that would be darker
+    than 1/16 of white, such as floats up to 1.2, are refused.
+
+    Args:
+        values: (H, W) integers or floats.
+        stated_bits: what the file says each value has; it counts if it is 12.
+
+    Raises:
+        _PixelValueError: if values are negative, not finite, or in no range.
+    """
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "f":
+        ranges = "0 to 1, 0 to 255 or 0 to 65535"
+        white = next((white for white in _FLOAT_WHITES if high <= white), np.nan)
+        if low >= 0 and (white == _FLOAT_WHITES[0] or 16 * high >= white):
+            return np.asarray(np.rint(values * (255 / white)), np.uint8)
+    else:
+        ranges = "0 to 255, 0 to 4095 or 0 to 65535"
+        possible = [stated_bits] if stated_bits == 12 else _BITS
+        bits = next((bits for bits in possible if high < 2**bits), 0)
+        if low >= 0 and bits:
+            return np.asarray(values >> (bits - 8), np.uint8)
+    raise _PixelValueError(f"grey values from {low:g} to {high:g}; {ranges} could be read")
 
 
 @contextmanager
 def _errors_of(path: str) -> Iterator[None]:
     try:
         yield
+    except _PixelValueError as error:
+        raise UnreadableImageError(f"image {path}: {error} (data.on_corrupt=skip leaves it out)") from error
     except (FileNotFoundError, KeyError) as error:
         raise MissingImageError(f"image {path}: no such file (data.on_corrupt=skip leaves it out)") from error
     except Exception as error:  # decoders raise whatever they meet in a broken file

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Layout:
         """
         if root is None:
             raise InputError(f"dataset.root: give the folder of {self}")
-        folder = Path(root).expanduser()  # a shell leaves dataset.root=~/data as it is
+        folder = expand_home(root)
         if not folder.is_dir():
             raise InputError(f"dataset.root={root}: no such folder; give that of {self}")
         return folder

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 
 StateDict = Mapping[str, Tensor]
 
@@ -19,7 +20,7 @@ def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) 
     Raises:
         InputError: if there is no such file, it holds no state_dict, or it belongs to another network.
     """
-    load_state_dict(network, read_state_dict(path), source=str(Path(path).expanduser()), ignore=ignore)
+    load_state_dict(network, read_state_dict(path), source=str(expand_home(path)), ignore=ignore)
 
 
 def read_state_dict(path: str | Path) -> StateDict:
@@ -28,7 +29,7 @@ def read_state_dict(path: str | Path) -> StateDict:
     Raises:
         InputError: if there is no such file, or it holds no state_dict.
     """
-    path = Path(path).expanduser()
+    path = expand_home(path)
     if not path.is_file():
         raise InputError(
             f"model.backbone.weights={path}: no such file; give a state_dict file, packaged, download or null"

@@ -34,6 +34,7 @@ from dml.training.gradient_cache import check_chunks
 from dml.training.module import MetricLearner
 from dml.training.processes import Together
 from dml.training.recurrent import RecurrentEmbedder, RecurrentLearner
+from dml.training.schedules import SchedulePace
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
@@ -201,19 +202,18 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
     _check_pairs(images, head_losses)
     check_beginning(config.proxies, head_losses.values())
     check_chunks(embedding_model, config.gradient_cache)
+    intervals = pace(config, len(images.sampler))
     kind = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else MetricLearner
     return kind(
         embedding_model,
         head_losses,
         optimizer=instantiate(config.optimizer),
-        schedule=instantiate(config.scheduler.schedule),
+        schedule=instantiate(schedule(config, intervals)),
         evaluate=judge(config, images.table.evaluated(images.validated_on), validation=True),
         validated_on=images.validated_on,
         monitor=config.checkpoints.monitor,
         head_sets=concatenated_heads(config, config.checkpoints.monitor),
-        batches_per_epoch=len(images.sampler),
-        interval=config.scheduler.interval,
-        warmup_steps=config.scheduler.warmup_steps,
+        pace=intervals,
         gradient_cache=config.gradient_cache,
         compiled=compile_settings(config),
     )
@@ -232,6 +232,48 @@ def compile_settings(config: DictConfig) -> dict[str, Any] | None:
     if not OmegaConf.is_dict(asked) or not asked.keys() <= known:
         raise InputError(f"compile={asked}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
     return {str(name): value for name, value in asked.items()}
+
+
+def pace(config: DictConfig, batches_per_epoch: int) -> SchedulePace:
+    """What counts the intervals of ``scheduler``.
+
+    Raises:
+        InputError: if ``scheduler.interval`` is neither step nor epoch.
+    """
+    return SchedulePace(
+        config.scheduler.interval,
+        config.scheduler.warmup_steps,
+        batches_per_step=config.trainer.accumulate_grad_batches,
+        batches_per_epoch=batches_per_epoch,
+    )
+
+
+def schedule(config: DictConfig, intervals: SchedulePace) -> DictConfig | None:
+    """``scheduler.schedule``, each ``???`` in it replaced by the number of intervals from the warm-up to the run's end.
+
+    Raises:
+        InputError: if the warm-up leaves none.
+    """
+    if config.scheduler.schedule is None:
+        return None
+    filled: DictConfig = config.scheduler.schedule.copy()
+    for key in filled:
+        if OmegaConf.is_missing(filled, key):
+            filled[key] = intervals.length(config.trainer.max_steps)
+    return filled
+
+
+def late_milestones(config: DictConfig, batches_per_epoch: int) -> str:
+    """One line about a step of the schedule that the run ends before; empty if there is none."""
+    schedule = config.scheduler.schedule or {}
+    last = pace(config, batches_per_epoch).ended(config.trainer.max_steps - 1)
+    for key in schedule.keys() & {"milestones", "step_size"}:
+        numbers = schedule[key] if key == "milestones" else [schedule[key]]
+        if late := [number for number in numbers if number > last]:
+            return (
+                f"scheduler.schedule.{key}={schedule[key]}: the run ends before {config.scheduler.interval} {min(late)}"
+            )
+    return ""
 
 
 def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> None:

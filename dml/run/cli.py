@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.run import launched, sweeps, trust
+from dml.run.arguments import path_given, quote, quote_paths
 from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
 from dml.run.trainer_arguments import refusal
@@ -62,6 +63,7 @@ def main(command: str) -> None:
         with errors, held, _environment("HYDRA_FULL_ERROR", asked):
             return sweeps.one_run(config, folder, overrides, run) if swept else run()
 
+    quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
         given = sys.argv[1:]
@@ -137,14 +139,13 @@ def _told_errors(folder: Path, debug: bool) -> Iterator[None]:
 
 def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     """Puts the overrides of the run named by ``resume=`` or ``checkpoint=`` before those of the command line."""
-    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
-    if given.get("resume"):
+    arguments = quote_paths(arguments)
+    if folder := path_given(arguments, "resume"):
         if {"-m", "--multirun"} & set(arguments):
-            raise InputError(f"resume={given['resume']}: goes on with one run, without --multirun")
-        folder = Path(given["resume"])
-        return [*_merge(of_run(RunFolder(folder)).overrides, arguments), f"hydra.run.dir={folder}"]
-    if given.get("checkpoint"):
-        return _merge(of_checkpoint(Path(given["checkpoint"])).overrides, arguments)
+            raise InputError(f"resume={folder}: goes on with one run, without --multirun")
+        return [*_merge(of_run(RunFolder(folder)).overrides, arguments), f"hydra.run.dir={quote(folder)}"]
+    if checkpoint := path_given(arguments, "checkpoint"):
+        return _merge(of_checkpoint(checkpoint).overrides, arguments)
     return list(arguments)
 
 

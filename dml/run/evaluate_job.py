@@ -1,17 +1,18 @@
 """What ``evaluate.py`` does."""
 
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
 from dml.run import build, outcome
 from dml.run.stages import evaluation_config, stage
 from dml.run.stored import check_unchanged, of_checkpoint, write_configuration
 from dml.training.checkpoints import Reached, load_model, read_checkpoint
+from dml.training.progress import progress
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
 
     It takes neither a loss nor a sampler, and not the file of pretrained weights that the training began with.
     """
-    path = Path(config.checkpoint)
+    path = expand_home(config.checkpoint)
     parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
     check_unchanged(config, overrides, of_checkpoint(path), parts=parts)
     reached = Reached.of(path)
@@ -29,7 +30,8 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     model = build.model(stage_config)
     load_model(model, path)
     rank_zero_only(write_configuration)(folder, config, overrides)
-    trainer = build.trainer(stage_config, default_root_dir=folder.path, logger=False, enable_checkpointing=False)
+    settings = {"default_root_dir": folder.path, "logger": False, "enable_checkpointing": False}
+    trainer = build.trainer(stage_config, callbacks=[progress()], **settings)
     return outcome.test(
         stage_config,
         trainer,

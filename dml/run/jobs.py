@@ -10,6 +10,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import build, outcome, present
 from dml.run.evaluation_checks import check_evaluation
@@ -31,7 +32,7 @@ from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.progress import Progress
+from dml.training.progress import progress
 from dml.training.proxies import ProxiesAtClassMeans
 from dml.training.schedules import LossSchedule
 from dml.training.seeding import StepSeed
@@ -92,7 +93,7 @@ def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> 
     if reached is not None and reached.stage == own.name:
         load_model(model, last)
         return reached
-    if before := last if reached is not None else own.config.init and Path(own.config.init):
+    if before := last if reached is not None else own.config.init and expand_home(own.config.init):
         begin_from(model, before)
     return Reached(own.name, reached.all_steps if reached else 0, 0)
 
@@ -146,4 +147,4 @@ def _callbacks(config: DictConfig, folder: RunFolder, stored: dict[str, Any], va
     pruned = pruning(config, folder)
     averaging = [Averaging(config.ema)] if config.ema is not None else []
     placed = [ProxiesAtClassMeans()] if config.proxies else []
-    return [StepSeed(config.seed), *moving, stores, *placed, *averaging, *pruned, Progress(), keeps_best, keeps_last]
+    return [StepSeed(config.seed), *moving, stores, *placed, *averaging, *pruned, progress(), keeps_best, keeps_last]

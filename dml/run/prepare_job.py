@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -25,6 +26,7 @@ from dml.data.transforms import Resize
 from dml.evaluation.pictures import contact_sheet
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
+from dml.ops.speed import SpeedMeter
 
 SHOWN = 5
 """Faults of a kind that are listed."""
@@ -55,7 +57,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
     if dataset.get("queries_in_gallery"):
         found, queries = number_in_gallery(number_contents(table, folder))
         console.print(f"[bold]queries[/]  {found:,} of {queries:,} are in their gallery as files of the same content")
-    console.print(f"[bold]written[/]  {folder.path}")
+    console.print(f"[bold]written[/]  {escape(str(folder.path))}")
     if faults and dataset.verify:
         number = sum(len(lines) for lines in faults.values())
         raise InputError(f"{dataset.name}: {number:,} faults, listed above (dataset.verify=false accepts them)")
@@ -83,8 +85,14 @@ def _folder_of(config: DictConfig) -> CacheFolder:
 def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn(f"[bold]{what:9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda number: progress.advance(task, number)
+        task, meter = progress.add_task(what, total=total), SpeedMeter()
+
+        def advance(number: int) -> None:
+            progress.advance(task, number)
+            if meter.advance(number, units=number) and not console.is_terminal:
+                console.print(f"{what:9}{meter.done:,} of {total:,}, {meter.line(total - meter.done)}", markup=False)
+
+        yield advance
 
 
 def _counts(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
@@ -137,7 +145,7 @@ def _cache(folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImag
     with _bar("decoded", len(images)) as advance:
         files = build_cache(folder, resize, images, processes=processes, advance=advance)
     console.print(
-        f"[bold]cache[/]    {files.pixels} ({decimal(files.pixels.stat().st_size)}) for transforms that "
+        f"[bold]cache[/]    {escape(str(files.pixels))} ({decimal(files.pixels.stat().st_size)}) for transforms that "
         f"begin with Resize(mode={resize.mode}, size={resize.size})"
     )
 

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
+from rich.markup import escape
 
 from dml.data.copies import number_in_gallery
 from dml.data.images import read_image
@@ -16,6 +17,7 @@ from dml.evaluation.pictures import choose_queries, retrieval_sheet
 from dml.evaluation.queries import PerQuery
 from dml.evaluation.scores import GRADED, ON_REQUEST
 from dml.evaluation.tables import metric_table
+from dml.run import build
 from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
 
@@ -26,14 +28,14 @@ console = Console(highlight=False, soft_wrap=True)
 def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path, stage: str = "") -> None:
     """What is going to be trained, on what, and where the results will be."""
     if stage:
-        console.print(f"[bold]stage[/]    {stage}")
+        console.print(f"[bold]stage[/]    {escape(stage)}")
     level = images.table.levels[0]
     splits = ", ".join(
         f"{split} {count['images']:,} of {count[level]:,}" for split, count in images.table.counts().items()
     )
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    console.print(f"[bold]data[/]     {config.dataset.name}: images of {level} classes: {splits}")
+    console.print(f"[bold]data[/]     {escape(f'{config.dataset.name}: images of {level} classes: {splits}')}")
     if (found := number_in_gallery(images.table))[0]:
         console.print(
             f"[bold]queries[/]  {found[0]:,} of {found[1]:,} are in their gallery as files of the same content, which "
@@ -41,7 +43,9 @@ def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path,
         )
     console.print(f"[bold]model[/]    {parameters / 1e6:.1f} M trainable parameters; heads {heads}")
     console.print(f"[bold]loss[/]     {config.loss._target_.rpartition('.')[2]}, {config.trainer.max_steps:,} steps")
-    console.print(f"[bold]folder[/]   {folder}")
+    if late := build.late_milestones(config, len(images.sampler)):
+        console.print(f"[bold red]schedule[/] {escape(late)}")
+    console.print(f"[bold]folder[/]   {escape(str(folder))}")
 
 
 @rank_zero_only
@@ -81,7 +85,7 @@ def result(metrics: dict[str, Any], table: ImageTable, model: AnyModel, folder: 
         chosen += f"; no validation chose one, though evaluation.selection={asked}"
     console.print(f"[bold]{metrics['split']}[/] of step {metrics['step']:,}{chosen}")
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
-    console.print(f"[bold]written[/]  {folder}: {', '.join(files)}")
+    console.print(f"[bold]written[/]  {escape(str(folder))}: {', '.join(files)}")
 
 
 def _shown(metrics: dict[str, Any]) -> list[str]:

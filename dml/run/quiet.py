@@ -14,7 +14,9 @@ EXPECTED = (
 
 def quiet() -> None:
     """Silences what libraries say about choices that are deliberate here."""
-    for name in ("pytorch_lightning", "lightning_fabric", "faiss", "openTSNE"):
+    for name in ("pytorch_lightning", "lightning_fabric", "faiss", "openTSNE", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # torchmetrics, and so Lightning, imports it where it is installed; the first time it warns that this takes long
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message=message)

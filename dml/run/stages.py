@@ -90,6 +90,7 @@ def evaluation_config(config: DictConfig) -> DictConfig:
         "max_steps": 1,
         "check_val_every_n_epoch": None,
         "val_check_interval": None,
+        "callbacks": None,  # the user's own, which are of a training
     }
     backbone = parts["model"].get("backbone")
     if isinstance(backbone, dict) and "weights" in backbone:

@@ -14,6 +14,7 @@ from dml.training.divergence import DivergenceCheck, diverged
 from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import in_chunks
 from dml.training.optimizers import Roles
+from dml.training.schedules import SchedulePace, schedule_after
 
 
 class MetricLearner(ModelEmbedder):
@@ -29,9 +30,7 @@ class MetricLearner(ModelEmbedder):
         monitor: the metric of a validation that the progress bar shows. A validation evaluates all heads together,
             and also the heads that the monitored metric is of.
         head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
-        batches_per_epoch: length of the sampler's epoch.
-        interval: the schedule moves every "step" or "epoch".
-        warmup_steps: first steps, in which the backbone and the schedule stand still.
+        pace: counts the intervals by which the schedule moves; the backbone too stands still in its warm-up.
         gradient_cache: images that pass through the network at a time, see `in_chunks`; None: the whole batch.
         compiled: arguments of torch.compile for the network in training steps; None: it isn't compiled. Validations
             and tests take the network as it is, so that a checkpoint's metrics don't depend on it.
@@ -48,9 +47,7 @@ class MetricLearner(ModelEmbedder):
         validated_on: str = "val",
         monitor: str = "level0/recall@1",
         head_sets: Sequence[str] = (),
-        batches_per_epoch: int = 1,
-        interval: str = "step",
-        warmup_steps: int = 0,
+        pace: SchedulePace | None = None,
         gradient_cache: int | None = None,
         compiled: Mapping[str, Any] | None = None,
     ) -> None:
@@ -61,9 +58,7 @@ class MetricLearner(ModelEmbedder):
         self.evaluate = evaluate
         self.validated_on = validated_on
         self.monitor = monitor
-        self.batches_per_epoch = batches_per_epoch
-        self.interval = interval
-        self.warmup_steps = warmup_steps
+        self.pace = pace or SchedulePace()
         self.gradient_cache = gradient_cache
         # no module of this one: its parameters are the model's, and a checkpoint holds them once
         self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
@@ -93,13 +88,18 @@ class MetricLearner(ModelEmbedder):
     @property
     def epoch(self) -> int:
         """The sampler's epoch; to Lightning a run is one."""
-        return self.global_step * self.trainer.accumulate_grad_batches // self.batches_per_epoch
+        return self.pace.epoch(self.global_step)
+
+    def on_train_start(self) -> None:
+        """Gives a resumed run the schedule of its present length, which needn't be that of its checkpoint."""
+        if self.schedule is not None and self.global_step:
+            optimizer: Any = self.optimizers(use_pl_optimizer=False)
+            ended = self.pace.ended(self.global_step)
+            self.trainer.lr_scheduler_configs[0].scheduler = schedule_after(self.schedule, optimizer, ended)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:  # noqa: ARG002
-        """Moves the schedule after every step, or epoch, of the warm-up's successor."""
-        every = 1 if self.interval == "step" else max(1, self.batches_per_epoch // self.trainer.accumulate_grad_batches)
-        trained = self.global_step - self.warmup_steps
-        if trained > 0 and trained % every == 0:
+        """Moves the schedule by the intervals that ended with this step."""
+        for _ in range(self.pace.ended(self.global_step - 1), self.pace.ended(self.global_step)):
             scheduler.step()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
@@ -138,7 +138,7 @@ class MetricLearner(ModelEmbedder):
 
         Its gradients are dropped rather than never computed: DistributedDataParallel waits for each of them.
         """
-        if self.global_step < self.warmup_steps:
+        if self.global_step < self.pace.warmup_steps:
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
 

@@ -423,6 +423,14 @@ def test_folders(tmp_path: Path) -> None:
     assert CacheFolder.of("/fast", list_, "csv") == CacheFolder(Path("/fast/mine"), list_)
 
 
+def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "set").mkdir()
+    root = str(tmp_path / "set")
+    assert CacheFolder.of("auto", "~/set", "sop") == CacheFolder(tmp_path / "set" / ".dml" / "sop", root)
+    assert CacheFolder.of("~/fast", "~/set", "sop") == CacheFolder(tmp_path / "fast" / "sop", root)
+
+
 def test_names(tmp_path: Path) -> None:
     (tmp_path / "set.zip").touch()
     paths = [f"{tmp_path}/a/1.jpg", f"{tmp_path}x/1.jpg", f"{tmp_path}/set.zip/2.jpg", "elsewhere/2.jpg"]

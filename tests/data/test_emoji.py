@@ -132,6 +132,11 @@ def test_another_root(table: ImageTable, small_emoji: Path) -> None:
     assert read_image(str(small.paths[0])).shape == (3, 64, 64)
 
 
+def test_a_root_in_the_home_folder(small_emoji: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(small_emoji.parent))
+    assert read("~/emoji.zip").paths.tolist() == read(small_emoji).paths.tolist()
+
+
 # roots that are none
 
 

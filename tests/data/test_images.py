@@ -1,3 +1,4 @@
+import struct
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -77,6 +78,92 @@ def test_sixteen_bits_are_scaled(tmp_path: Path, kind: str) -> None:
     levels = np.array([[0, 100 << 8, 0x80FF, 0xFFFF]], dtype=np.uint16)
     image = read(tmp_path, saved(Image.fromarray(levels), kind))
     assert image.permute(1, 2, 0).tolist() == [[[0] * 3, [100] * 3, [128] * 3, [255] * 3]]
+
+
+GREY_VALUES = [
+    # 16 bits, of which a camera uses 12, or of which a program has used 8
+    ([0, 1000, 4095], np.uint16, [0, 62, 255]),
+    ([0, 100, 255], np.uint16, [0, 100, 255]),
+    ([0, 1000, 4096], np.uint16, [0, 3, 16]),
+    ([0, 1000, 4095], np.int32, [0, 62, 255]),
+    ([0, 100, 255], np.int32, [0, 100, 255]),
+    ([0, 25600, 65535], np.int32, [0, 100, 255]),
+    ([0, 0.5, 1], np.float32, [0, 128, 255]),
+    ([0, 0.1, 0.2], np.float32, [0, 26, 51]),
+    ([0, 100.4, 255], np.float32, [0, 100, 255]),
+    ([0, 25700, 65535], np.float32, [0, 100, 255]),
+    ([0, 0, 0], np.float32, [0, 0, 0]),
+    ([0, 0, 0], np.uint16, [0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("values", "dtype", "expected"), GREY_VALUES)
+def test_grey_values_of_more_than_eight_bits(tmp_path: Path, values: list[float], dtype: type, expected: list) -> None:
+    image = read(tmp_path, saved(Image.fromarray(np.array([values], dtype)), "TIFF"))
+    assert image.permute(1, 2, 0).tolist() == [[[value] * 3 for value in expected]]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "found"),
+    [
+        ([0, 70000], np.int32, "grey values from 0 to 70000; 0 to 255, 0 to 4095 or 0 to 65535 could be read"),
+        ([-5, 200], np.int32, "grey values from -5 to 200; "),
+        ([0, 1.2], np.float32, "grey values from 0 to 1.2; 0 to 1, 0 to 255 or 0 to 65535 could be read"),
+        ([0, 300], np.float32, "grey values from 0 to 300; "),
+        ([-0.1, 1], np.float32, "grey values from -0.1 to 1; "),
+        ([0, 1e6], np.float32, "grey values from 0 to 1e+06; "),
+        ([0, np.nan], np.float32, "grey values from nan to nan; "),
+        ([0, np.inf], np.float32, "grey values from 0 to inf; "),
+    ],
+)
+def test_grey_values_without_a_white_are_refused(tmp_path: Path, values: list[float], dtype: type, found: str) -> None:
+    path = tmp_path / "image.tif"
+    path.write_bytes(saved(Image.fromarray(np.array([values], dtype)), "TIFF"))
+    fails(str(path), found)
+
+
+def tiff(bits: tuple[int, ...], pixels: bytes) -> bytes:
+    """A little-endian TIFF of two pixels in a row, with so many bits for each channel."""
+    header = 8
+    tags = {
+        256: (2,),
+        257: (1,),
+        258: bits,
+        259: (1,),
+        262: (1 if len(bits) == 1 else 2,),
+        277: (len(bits),),
+        278: (1,),
+    }
+    at = header + 2 + 12 * (len(tags) + 2) + 4
+    entries, behind = b"", b""
+    for tag, values in sorted((tags | {273: (at + 2 * len(bits),), 279: (len(pixels),)}).items()):
+        packed = struct.pack(f"<{len(values)}H", *values)
+        if len(packed) > 4:
+            behind, packed = packed, struct.pack("<I", at)
+        entries += struct.pack("<HHI", tag, 3, len(values)) + packed.ljust(4, b"\0")
+    directory = struct.pack("<H", len(tags) + 2) + entries + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", header) + directory + behind.ljust(2 * len(bits), b"\0") + pixels
+
+
+def test_twelve_bits(tmp_path: Path) -> None:
+    bright = read(tmp_path, tiff((12,), bytes([0x40, 0x0F, 0xFF])))  # 1024 and 4095
+    assert bright.permute(1, 2, 0).tolist() == [[[64] * 3, [255] * 3]]
+    dark = read(tmp_path, tiff((12,), bytes([0x01, 0x00, 0xFF])))  # 16 and 255: the file says what is white
+    assert dark.permute(1, 2, 0).tolist() == [[[1] * 3, [15] * 3]]
+
+
+def test_sixteen_bits_a_colour(tmp_path: Path) -> None:
+    colours = np.array([[0, 25600, 65535], [4096, 0, 0]], "<u2")
+    assert read(tmp_path, tiff((16, 16, 16), colours.tobytes()))[:, 0].T.tolist() == [[0, 100, 255], [16, 0, 0]]
+    (tmp_path / "dark.tif").write_bytes(tiff((16, 16, 16), (colours % 4096).tobytes()))
+    fails(f"{tmp_path}/dark.tif", "colours of 16 bits, all below 4096, would become black")
+
+
+def test_a_jpeg_of_twelve_bits_is_refused(tmp_path: Path) -> None:
+    content = bytearray(saved(photo(40, 30), "JPEG"))
+    content[content.index(b"\xff\xc0") + 4] = 12
+    (tmp_path / "image.jpg").write_bytes(content)
+    fails(f"{tmp_path}/image.jpg", "cannot be decoded (")
 
 
 def test_cmyk_jpeg(tmp_path: Path) -> None:

@@ -59,6 +59,15 @@ def test_a_tree_is_read_as_it_was_built(tree: Tree, tmp_path: Path) -> None:
     read_all(images)
 
 
+def test_a_root_in_the_home_folder(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "images").mkdir()
+    tree.build(tmp_path / "images")
+    images = table(tree, Path("~/images"))
+    assert images.counts() == tree.counts
+    assert images.paths[0].startswith(f"{tmp_path}/images/")
+
+
 def test_no_class_of_training_is_tested(tree: Tree, tmp_path: Path) -> None:
     if not composed(tree.dataset).dataset.disjoint:
         pytest.skip("its classes are the same")

@@ -68,10 +68,53 @@ def test_a_warm_up_is_given_once() -> None:
         build.count_in_steps(config, batches_per_epoch=40)
 
 
-def test_a_cosine_ends_with_the_run() -> None:
-    config = composed("scheduler=cosine", "trainer.max_epochs=2")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 400),
+        (["trainer.max_epochs=2"], 80),
+        (["scheduler.warmup_steps=40"], 360),
+        (["scheduler.interval=epoch"], 10),
+        (["scheduler.interval=epoch", "trainer.max_steps=401"], 11),
+        (["scheduler.interval=epoch", "trainer.max_epochs=2", "trainer.accumulate_grad_batches=3"], 2),
+        (["scheduler.interval=epoch", "trainer.accumulate_grad_batches=3", "scheduler.warmup_steps=40"], 27),
+        (["scheduler.schedule.T_max=100", "scheduler.warmup_steps=40"], 100),
+    ],
+)
+def test_a_cosine_ends_with_the_run(overrides: list[str], expected: int) -> None:
+    config = composed("scheduler=cosine", *overrides)
     build.count_in_steps(config, batches_per_epoch=40)
-    assert config.scheduler.schedule.T_max == 80
+    schedule = build.schedule(config, build.pace(config, batches_per_epoch=40))
+    assert schedule is not None
+    assert schedule.T_max == expected
+
+
+def test_a_warm_up_that_leaves_nothing_for_the_schedule_is_refused() -> None:
+    config = composed("scheduler=cosine", "scheduler.warmup_steps=400")
+    with pytest.raises(InputError, match=r"scheduler.warmup_steps=400: leaves nothing of the run's 400 steps"):
+        build.schedule(config, build.pace(config, batches_per_epoch=40))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["scheduler=cosine"], ""),
+        (["scheduler=constant"], ""),
+        (["scheduler=step"], "scheduler.schedule.step_size=10000: the run ends before step 10000"),
+        (["scheduler=step", "scheduler.schedule.step_size=399"], ""),
+        (["scheduler=step", "scheduler.schedule.step_size=399", "scheduler.warmup_steps=1"], "before step 399"),
+        (
+            ["scheduler=multistep", "scheduler.schedule.milestones=[9,10]", "scheduler.interval=epoch"],
+            "before epoch 10",
+        ),
+    ],
+)
+def test_a_step_of_the_schedule_beyond_the_runs_end_is_told(overrides: list[str], expected: str) -> None:
+    config = composed(*overrides)
+    build.count_in_steps(config, batches_per_epoch=40)
+    line = build.late_milestones(config, batches_per_epoch=40)
+    assert line.endswith(expected)
+    assert bool(line) == bool(expected)
 
 
 def test_without_validation_there_is_none() -> None:

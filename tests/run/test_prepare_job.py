@@ -1,5 +1,6 @@
 import importlib.util
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from dml.data.cache import CacheFolder
 from dml.data.dataset import ImageDataset
 from dml.data.transforms import Pipeline, Resize
 from dml.ops.errors import InputError
+from dml.ops.speed import SpeedMeter
 from dml.run import build, prepare_job
 from dml.run.cli import CONF
 
@@ -77,6 +79,17 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
     assert len(rows) == 24
     assert rows[0]["path"] == "kind1_final/1_0.JPG"
     assert (rows[0]["width"], rows[0]["height"]) == (61, 40)
+
+
+def test_output_that_is_no_terminal_says_how_far_it_is(
+    prepare: Prepare, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_job, "SpeedMeter", lambda: SpeedMeter(every=0))
+    prepare("resize=8")
+    lines = capsys.readouterr().out.splitlines()
+    for what in ("verified", "decoded"):
+        told = [line for line in lines if re.fullmatch(rf"{what} +\d+ of 24, [\d,]+ images/s, \d:\d\d:\d\d left", line)]
+        assert " 24 of 24, " in told[-1]
 
 
 def test_the_sheets_show_every_split(prepare: Prepare, sop: Path) -> None:
@@ -149,6 +162,18 @@ def test_another_folder(prepare: Prepare, sop: Path, tmp_path: Path) -> None:
     prepare("resize=8", f"data.cache={tmp_path}/fast")
     assert (tmp_path / "fast" / "sop" / "warp-8.pixels").stat().st_size == 24 * 8 * 8 * 3
     assert not (sop / ".dml").exists()
+
+
+def test_a_data_set_in_the_home_folder(prepare: Prepare, sop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = sop.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(sop.parent))
+    assert prepare("resize=8", "dataset.root='~/sop'") == {}
+    assert (sop / ".dml" / "sop" / "warp-8.pixels").exists()
+    prepare("dataset.root='~/sop'", "data.cache='~/fast'")
+    assert (sop.parent / "fast" / "sop" / "table.parquet").exists()
+    assert list(elsewhere.iterdir()) == []  # no folder that is called ~
 
 
 def test_an_archive(small_emoji: Path, tmp_path: Path) -> None:

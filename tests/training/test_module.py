@@ -1,5 +1,7 @@
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, MultiStepLR, StepLR
 from torch.utils.data import DataLoader
 from trainers import small_trainer
 
@@ -20,7 +24,7 @@ from dml.training.averaging import Averaging
 from dml.training.embedding import Embedded, evaluate_heads
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
-from dml.training.schedules import LossSchedule
+from dml.training.schedules import LossSchedule, SchedulePace
 from dml.training.seeding import StepSeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
@@ -70,10 +74,22 @@ class Recorder(Callback):
         self.states.append(copy.deepcopy(pl_module.model.state_dict()))
 
 
-def fit(module: MetricLearner, steps: int, *callbacks: Callback, **settings: Any) -> Recorder:
+class SaveAtEnd(Callback):
+    """Writes a checkpoint when training is over."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def fit(
+    module: MetricLearner, steps: int, *callbacks: Callback, ckpt_path: Path | None = None, **settings: Any
+) -> Recorder:
     recorder = Recorder()
     trainer = small_trainer(steps, callbacks=[StepSeed(3), *callbacks, recorder], **settings)
-    trainer.fit(module, Batches())
+    trainer.fit(module, Batches(), ckpt_path=ckpt_path)
     return recorder
 
 
@@ -95,7 +111,7 @@ def test_the_backbone_and_the_schedule_stand_still_in_the_warm_up() -> None:
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
     start = model().state_dict()
-    found = fit(learner(warmup_steps=2, schedule=schedule), 4)
+    found = fit(learner(pace=SchedulePace(warmup_steps=2), schedule=schedule), 4)
     backbone = [name for name in start if name.startswith("backbone")]
     heads = [name for name in start if name.startswith("heads")]
     assert all(torch.equal(found.states[1][name], start[name]) for name in backbone)
@@ -104,13 +120,71 @@ def test_the_backbone_and_the_schedule_stand_still_in_the_warm_up() -> None:
     assert found.rates == pytest.approx([0.1, 0.1, 0.1, 0.05])
 
 
-@pytest.mark.parametrize(("accumulate", "expected"), [(1, [0.1, 0.1, 0.1, 0.05]), (3, [0.1, 0.05, 0.025, 0.0125])])
-def test_a_schedule_can_move_with_the_samplers_epochs(accumulate: int, expected: list[float]) -> None:
-    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+INTERVALS = {"step": (1, 1), "epoch": (3, 1), "accumulated step": (1, 3), "accumulated epoch": (7, 3)}
+"""For each interval the batches of an epoch, and those of a step."""
 
-    module = learner(schedule=schedule, interval="epoch", batches_per_epoch=3)
-    assert fit(module, 4, accumulate_grad_batches=accumulate).rates == pytest.approx(expected)
+
+def pace_of(interval: str, warmup_steps: int = 0) -> SchedulePace:
+    batches_per_epoch, batches_per_step = INTERVALS[interval]
+    return SchedulePace(interval.split()[-1], warmup_steps, batches_per_step, batches_per_epoch)
+
+
+def ended_intervals(interval: str, steps: int) -> int:
+    """How many intervals have ended, counted batch by batch."""
+    batches_per_epoch, batches_per_step = INTERVALS[interval]
+    if interval.endswith("step"):
+        return steps
+    return sum(batch % batches_per_epoch == 0 for batch in range(1, steps * batches_per_step + 1))
+
+
+def cosine(interval: int, length: int) -> float:
+    return 0.1 * (0.01 + 0.99 * (1 + math.cos(math.pi * interval / length)) / 2)
+
+
+SCHEDULES: dict[str, tuple[Callable[[Optimizer, int], LRScheduler], Callable[[int, int], float]]] = {
+    "cosine": (lambda optimizer, length: CosineAnnealingLR(optimizer, length, eta_min=1e-3), cosine),
+    "cosine by hand": (lambda optimizer, _: CosineAnnealingLR(optimizer, 5, eta_min=1e-3), lambda i, _: cosine(i, 5)),
+    "multistep": (
+        lambda optimizer, _: MultiStepLR(optimizer, [1, 3], gamma=0.5),
+        lambda i, _: 0.1 * 0.5 ** ((i >= 1) + (i >= 3)),
+    ),
+    "step": (lambda optimizer, _: StepLR(optimizer, 2, gamma=0.5), lambda i, _: 0.1 * 0.5 ** (i // 2)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup_steps", [0, 4])
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_a_schedule_ends_where_the_run_ends(name: str, warmup_steps: int, interval: str) -> None:
+    make, rate = SCHEDULES[name]
+    steps, pace = 9, pace_of(interval, warmup_steps)
+    trained = [ended_intervals(interval, max(0, step - warmup_steps)) for step in range(steps)]
+    length = trained[-1] + 1  # the interval after the last would have the end's rate
+    assert pace.length(steps) == length
+    module = learner(pace=pace, schedule=lambda optimizer: make(optimizer, length))
+    settings = {"accumulate_grad_batches": pace.batches_per_step}
+    assert fit(module, steps, **settings).rates == pytest.approx([rate(i, length) for i in trained])
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_a_resumed_run_has_the_schedule_of_its_new_length(interval: str, tmp_path: Path) -> None:
+    pace = pace_of(interval, warmup_steps=2)
+    settings = {"accumulate_grad_batches": pace.batches_per_step}
+
+    def module(steps: int) -> MetricLearner:
+        return learner(pace=pace, schedule=lambda optimizer: CosineAnnealingLR(optimizer, pace.length(steps)))
+
+    whole = fit(module(10), 10, **settings)
+    path = tmp_path / "last.ckpt"
+    fit(module(5), 5, SaveAtEnd(path), **settings)
+    resumed = fit(module(10), 10, ckpt_path=path, **settings)
+    assert resumed.rates == whole.rates[5:]  # to the bit
+
+
+def test_an_interval_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(InputError, match=r"scheduler\.interval=batch: step or epoch"):
+        SchedulePace("batch")
 
 
 def test_random_numbers_are_a_function_of_the_seed_and_the_step() -> None:

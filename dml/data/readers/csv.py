@@ -11,6 +11,7 @@ from dml.data.layout import Layout, lines_of
 from dml.data.splits import complete_splits, numbered
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 
 LAYOUT = Layout(
     name="a .csv file of your own",
@@ -72,11 +73,12 @@ def _file(root: str | Path | None) -> Path:
     """The file itself, or the only one of a folder."""
     if root is None:
         raise InputError(f"dataset.root: give the path of {LAYOUT}")
-    if not Path(root).exists():
+    path = expand_home(root)
+    if not path.exists():
         raise InputError(f"dataset.root={root}: no such file; give the path of {LAYOUT}")
-    if not Path(root).is_dir():
-        return Path(root)
-    files = [file for file in Path(root).glob("*.csv") if not file.name.startswith(".")]
+    if not path.is_dir():
+        return path
+    files = [file for file in path.glob("*.csv") if not file.name.startswith(".")]
     if len(files) != 1:
         raise InputError(f"dataset.root={root}: {len(files)} .csv files in it; give the path of {LAYOUT}")
     return files[0]

@@ -7,6 +7,7 @@ from sklearn.model_selection import train_test_split
 from dml.data.pngs import cache_folder, members, png_archive
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 
 
 def read(root: str | Path | None = None, *, test_fraction: float = 0.25, seed: int = 0) -> ImageTable:
@@ -22,7 +23,7 @@ def read(root: str | Path | None = None, *, test_fraction: float = 0.25, seed: i
     """
     digits = load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    archive = png_archive(images, "digits", [Path(root) if root else cache_folder()])
+    archive = png_archive(images, "digits", [expand_home(root) if root else cache_folder()])
     try:
         _, test = train_test_split(
             np.arange(len(images)), test_size=test_fraction, random_state=seed, stratify=digits.target

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dml.data.table import ImageTable, hold_out_classes
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 
 LEVELS = ("emoji", "subgroup", "group")
 
@@ -25,7 +26,7 @@ def read(root: str | Path | None = None) -> ImageTable:
     Raises:
         InputError: if ``root`` is no such file.
     """
-    path = Path(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
+    path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
     if path.suffix != ".zip":  # what `read_image` knows an archive by
         raise InputError(f"dataset.root={path}: give the .zip file that scripts/build_emoji.py writes")
     try:
