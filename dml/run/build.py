@@ -1,7 +1,6 @@
 """Builds the objects that a configuration names."""
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from math import ceil
 from typing import Any
 
@@ -24,7 +23,7 @@ from dml.losses.csl import CSLLoss
 from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
-from dml.run.hardware import deterministic, loader_settings
+from dml.run.hardware import compile_settings, deterministic, loader_settings
 from dml.run.head_sets import concatenated_heads
 from dml.run.trainer_arguments import check_arguments
 from dml.training.data import DataModule, EvaluationData, LoaderSettings
@@ -217,21 +216,6 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
         gradient_cache=config.gradient_cache,
         compiled=compile_settings(config),
     )
-
-
-def compile_settings(config: DictConfig) -> dict[str, Any] | None:
-    """The arguments of torch.compile that ``compile`` asks for, None for none.
-
-    Raises:
-        InputError: for anything but true, false, null, or its arguments.
-    """
-    asked = config.compile
-    if asked is None or isinstance(asked, bool):
-        return {} if asked else None
-    known = set(signature(torch.compile).parameters) - {"model"}
-    if not OmegaConf.is_dict(asked) or not asked.keys() <= known:
-        raise InputError(f"compile={asked}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
-    return {str(name): value for name, value in asked.items()}
 
 
 def pace(config: DictConfig, batches_per_epoch: int) -> SchedulePace:

@@ -1,10 +1,11 @@
 """What a configuration leaves to the machine that it runs on."""
 
 import os
+from inspect import signature
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
 
@@ -41,6 +42,21 @@ def deterministic(trainer: DictConfig) -> Any:
     if trainer.deterministic is not None:
         return trainer.deterministic
     return False if uses_cuda(trainer) else "warn"
+
+
+def compile_settings(config: DictConfig) -> dict[str, Any] | None:
+    """The arguments of torch.compile that ``compile`` asks for, None for none.
+
+    Raises:
+        InputError: for anything but true, false, null, or its arguments.
+    """
+    asked = config.compile
+    if asked is None or isinstance(asked, bool):
+        return {} if asked else None
+    known = set(signature(torch.compile).parameters) - {"model"}
+    if not OmegaConf.is_dict(asked) or not asked.keys() <= known:
+        raise InputError(f"compile={asked}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
+    return {str(name): value for name, value in asked.items()}
 
 
 def _workers(trainer: DictConfig) -> int:

@@ -249,25 +249,6 @@ def test_a_run_has_one_length() -> None:
         build.count_in_steps(none, batches_per_epoch=40)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("compile=null", None),
-        ("compile=false", None),
-        ("compile=true", {}),
-        ("compile={mode: max-autotune}", {"mode": "max-autotune"}),
-    ],
-)
-def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -> None:
-    assert build.compile_settings(composed(override)) == expected
-
-
-@pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
-def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
-    with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
-        build.compile_settings(composed(f"compile={asked}"))
-
-
 def test_each_head_has_a_loss_of_its_own() -> None:
     built = build.losses(composed(), {"L": 4, "H": 8}, LABELS)
     assert built.keys() == {"L", "H"}

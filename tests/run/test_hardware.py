@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
 from dml.run.cli import CONF
-from dml.run.hardware import deterministic, loader_settings
+from dml.run.hardware import compile_settings, deterministic, loader_settings
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -87,3 +87,22 @@ def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
     assert deterministic(composed("trainer.accelerator=cpu").trainer) == "warn"
     assert deterministic(composed("trainer.deterministic=true").trainer) is True
     assert deterministic(composed("trainer.deterministic=warn").trainer) == "warn"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("compile=null", None),
+        ("compile=false", None),
+        ("compile=true", {}),
+        ("compile={mode: max-autotune}", {"mode": "max-autotune"}),
+    ],
+)
+def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -> None:
+    assert compile_settings(composed(override)) == expected
+
+
+@pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
+def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
+    with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
+        compile_settings(composed(f"compile={asked}"))
