@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dml.losses.rll import RankedListLoss
 from dml.run import build
-from dml.run.cli import CONF
+from dml.run.config_folders import CONF
 from dml.training.gradient_cache import in_chunks
 
 ROWS = ((64, None), (1024, None), (1024, 64))

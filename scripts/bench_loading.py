@@ -29,7 +29,7 @@ from dml.data.cache_build import build_cache
 from dml.data.dataset import ImageDataset, collate
 from dml.data.prepare import check_images
 from dml.data.table import ImageTable
-from dml.run.cli import CONF
+from dml.run.config_folders import CONF
 
 IMAGES, WIDTH, HEIGHT = 128, 500, 375
 BATCH, ROUNDS = 32, 12

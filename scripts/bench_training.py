@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from dml.data.dataset import Batch
 from dml.run import build
-from dml.run.cli import CONF
+from dml.run.config_folders import CONF
 from dml.run.quiet import quiet
 from dml.training.history import History
 from dml.training.module import MetricLearner

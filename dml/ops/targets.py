@@ -16,6 +16,7 @@ TARGET = "_target_"
 NAMES = frozenset(
     {
         "datetime.timedelta",
+        "dml.run.wandb_logger.RunFolderWandbLogger",
         "dml.training.optimizers.optimizer_by_role",
         "dml.training.processes.slurm",
         "optuna.pruners.MedianPruner",
@@ -56,12 +57,15 @@ PROJECT_NAMES = re.compile(
 )
 """Names of this project's own objects; a loss or a reader in a new file needs no entry."""
 
+_WANDB = frozenset(
+    {"entity", "group", "id", "job_type", "log_model", "name", "notes", "offline", "prefix", "project"}
+    | {"resume", "save_dir", "tags", "version"}
+)
+
 ARGUMENTS = {
-    # its others reach wandb's settings, which name programs and servers
-    "pytorch_lightning.loggers.WandbLogger": frozenset(
-        {"entity", "group", "id", "job_type", "log_model", "name", "notes", "offline", "prefix", "project"}
-        | {"resume", "save_dir", "tags", "version"}
-    ),
+    # their others reach wandb's settings, which name programs and servers
+    "dml.run.wandb_logger.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
+    "pytorch_lightning.loggers.WandbLogger": _WANDB,
 }
 """The arguments that a file may give, where not all of them are harmless."""
 

@@ -47,7 +47,7 @@ class Gallery:
         """
         distances = queries.new_empty(len(queries), len(self)) if out is None else out
         if queries.is_cuda:
-            with _full_float32():
+            with full_float32():
                 torch.mm(-queries, self.rows.T, out=distances)
         else:  # numpy's product is half as fast again as torch's
             np.matmul((-queries).numpy(), self.rows.numpy().T, out=distances.numpy())
@@ -68,7 +68,7 @@ def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def _full_float32() -> Iterator[None]:
+def full_float32() -> Iterator[None]:
     """Leaves autocast, and TensorFloat-32's 10 bits of mantissa where training has asked for them."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

@@ -28,6 +28,11 @@ def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
     return rows.contiguous()
 
 
+def is_on_cuda(rows: Tensor) -> bool:
+    """Whether rows are searched and clustered where they are, by torch, and not on CPU, by FAISS."""
+    return rows.is_cuda
+
+
 def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
     """`float32_rows`, each scaled to length 1; zero rows stay zero."""
     unit = float32_rows(embeddings, name).clone()

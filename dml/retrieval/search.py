@@ -1,5 +1,3 @@
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import faiss
@@ -9,15 +7,14 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
+from dml.retrieval.block_search import BlockSearch
 from dml.retrieval.gallery import Gallery
-from dml.retrieval.gpu import has_gpu, on_gpu
 from dml.retrieval.ranks import nearest
-from dml.retrieval.rows import Embeddings, float32_rows
+from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-GPU_LIMIT = 2048  # the longest list that a GPU index of FAISS returns
 AT_ONCE = 256  # queries that are ranked without FAISS at a time
 
 
@@ -30,14 +27,18 @@ def nearest_neighbors(
     gallery the queries are their own, each query is left out of its own list by its index, and Q - 1 stands
     for G.
 
+    A CUDA device searches embeddings that are on it, FAISS on CPU all others; the result is on CPU.
+
     Equal scores stand in the order of the gallery, and equal embeddings have equal scores. Float32 decides what
     else is equal: scores closer than its rounding may swap. `batch` queries are searched at a time: beside inputs
     and result the memory is O(batch k).
 
     Raises InputError for embeddings that are not finite, widths that differ, k < 1, or a lone item.
     """
-    queries = float32_rows(query, "query").cpu()
-    others = queries if gallery is None else float32_rows(gallery, "gallery").cpu()
+    queries = float32_rows(query, "query")
+    uses_cuda = is_on_cuda(queries)
+    queries = queries if uses_cuda else queries.cpu()
+    others = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
     if queries.shape[1] != others.shape[1]:
         raise InputError(f"query embeddings have {queries.shape[1]} dimensions, gallery's {others.shape[1]}")
     if k < 1:
@@ -45,7 +46,7 @@ def nearest_neighbors(
     if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     own = np.arange(len(queries), dtype=np.int64)[:, None]
-    search = Search(others, k, own if gallery is None else None)
+    search = (BlockSearch if uses_cuda else Search)(others, k, own if gallery is None else None)
     scores = np.empty((len(queries), search.k), dtype=np.float32)
     indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):
@@ -71,11 +72,12 @@ class Search:
         self.k = min(k, len(rows) - most)
         self._repeated = self.gallery.repeated
         self._asked = min(self.k + most + 1, len(rows))  # one more shows whether there is a tie over the end
-        self._search = _searcher(rows.numpy(), self._asked)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
         """(B, D), the first one's place among all queries -> scores (B, k), indices (B, k)."""
-        scores, indices = _in_order(*self._search(queries.numpy(), k=self._asked))
+        knn: Any = faiss.knn  # which needs no copy of the gallery, as an index does
+        found = knn(queries.numpy(), self.gallery.rows.numpy(), k=self._asked, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, indices = _in_order(*found)
         unsure = self._repeated[indices].any(axis=1)
         if self.excluded is not None:
             scores, indices = _without(scores, indices, self.excluded[first : first + len(queries)])
@@ -93,17 +95,6 @@ class Search:
         distances = self.gallery.distances(queries, excluded).numpy()
         indices = np.stack([nearest(row, self.k) for row in distances])
         return 0 - np.take_along_axis(distances, indices, axis=1), indices  # 0 - 0 is 0, where -0 is another number
-
-
-def _searcher(gallery: Floats, length: int) -> Callable[..., tuple[Floats, Integers]]:
-    """Exact search by inner product, on this process's GPU if FAISS has one and lists may have this length."""
-    if has_gpu() and length <= GPU_LIMIT:
-        index = on_gpu(faiss.IndexFlatIP(gallery.shape[1]))
-        index.add(gallery)
-        search: Callable[..., tuple[Floats, Integers]] = index.search
-        return search
-    knn: Any = faiss.knn  # which needs no copy of the gallery, as an index does
-    return partial(knn, xb=gallery, metric=faiss.METRIC_INNER_PRODUCT)
 
 
 def _in_order(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:

@@ -1,3 +1,3 @@
-from dml.run.cli import main
+from dml.run.cli import COMMANDS, main
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]

@@ -25,6 +25,7 @@ from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.run.hardware import compile_settings, deterministic, loader_settings
 from dml.run.head_sets import concatenated_heads
+from dml.run.loggers import log_configuration
 from dml.run.trainer_arguments import check_arguments
 from dml.training.data import DataModule, EvaluationData, LoaderSettings
 from dml.training.embedding import AnyModel, ModelEmbedder
@@ -382,15 +383,17 @@ def trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, 
 
 
 def loggers(config: DictConfig) -> list[Any]:
-    """The loggers that are asked for beside ``metrics.csv``.
+    """The loggers that are asked for beside ``metrics.csv``, which have been told the configuration.
 
     Raises:
         InputError: if one of them isn't installed.
     """
     try:
-        return [instantiate(logger) for logger in config.logger.loggers.values()]
+        built = [instantiate(logger) for logger in config.logger.loggers.values()]
     except Exception as error:
         if isinstance(error.__cause__, ImportError):
             names = ", ".join(config.logger.loggers)
             raise InputError(f"logger={names}: not installed; pip install 'dml[{names}]'") from error
         raise
+    log_configuration(built, config)
+    return built

@@ -25,7 +25,7 @@ def validation(run: Run) -> Path:
 def validate(run: Run) -> list[str]:
     """The command that puts them there."""
     last = RunFolder(run.folder).last_checkpoint
-    return ["evaluate.py", f"checkpoint={last}", "split=val", f"hydra.run.dir={validation(run)}"]
+    return ["evaluate", f"checkpoint={last}", "split=val", f"hydra.run.dir={validation(run)}"]
 
 
 @dataclass(frozen=True)

@@ -20,20 +20,26 @@ from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.run import launched, sweeps, trust
 from dml.run.arguments import path_given, quote, quote_paths
+from dml.run.config_folders import CONF, import_from_working_folder, search_path_overrides
 from dml.run.quiet import quiet
 from dml.run.stored import key_of, of_checkpoint, of_run
 from dml.run.trainer_arguments import refusal
 from dml.training import watch
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+COMMANDS = ("train", "evaluate", "prepare")
 
 
-def main(command: str) -> None:
+def main(command: str, *, is_named: bool = False) -> None:
     """Runs ``train``, ``evaluate`` or ``prepare`` with the overrides of the command line.
 
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
+
+    Args:
+        command: one of `COMMANDS`.
+        is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
     """
+    named = [command] if is_named else []
     asked = os.environ.get("HYDRA_FULL_ERROR")
     debug = asked == "1" or "debug=true" in [argument.lower() for argument in sys.argv]
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
@@ -42,8 +48,11 @@ def main(command: str) -> None:
 
     def job(config: DictConfig) -> Any:
         quiet()  # before FAISS is imported
+        import_from_working_folder()  # a launcher may have started this process
+        sys.argv[1:] = [*named, *arguments]  # Lightning starts the other processes of a run with it
         hydra_config = HydraConfig.get()
-        folder, overrides = RunFolder(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+        folder = RunFolder(hydra_config.runtime.output_dir)
+        overrides = [*search_path_overrides(hydra_config), *hydra_config.overrides.task]
         launched.lead(folder.path)
 
         def run() -> Any:
@@ -66,8 +75,10 @@ def main(command: str) -> None:
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with one_line_errors(debug), _environment("HYDRA_FULL_ERROR", "1"):
-        given = sys.argv[1:]
-        sys.argv[1:] = launched.follow(_with_stored_overrides(given))
+        import_from_working_folder()
+        given = sys.argv[1 + len(named) :]
+        arguments = launched.follow(_with_stored_overrides(given))
+        sys.argv[1:] = arguments
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(job)()
 
 

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.nested import flat, is_below
-from dml.run.cli import CONF
+from dml.run.config_folders import CONF
 from dml.run.cost import steps
 from dml.run.stored import as_stored, key_of
 from dml.run.tables import Training

@@ -14,6 +14,7 @@ from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import build, outcome, present
 from dml.run.evaluation_checks import check_evaluation
+from dml.run.loggers import log_outcome
 from dml.run.pruning import pruning
 from dml.run.stages import Stage
 from dml.run.stages import stages as all_stages
@@ -85,7 +86,9 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     if pruned:
         described["pruned"] = True
     fixed = folder.fixed_neighbors_file
-    return outcome.test(own.config, trainer, learner, images, folder, split="test", described=described, fixed=fixed)
+    metrics = outcome.test(own.config, trainer, learner, images, folder, split="test", described=described, fixed=fixed)
+    log_outcome(trainer.loggers, metrics, folder)
+    return metrics
 
 
 def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> Reached:

@@ -83,7 +83,8 @@ def fix_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule
     images.tested_on = "test"
     trainer.test(learner, images, verbose=False)
     embedded = learner.embedded
-    found = nearest_neighbors(embedded.embeddings[ALL_HEADS], asked)[1]
+    embeddings = embedded.embeddings[ALL_HEADS].to(ranking_device(trainer.strategy.root_device))
+    found = nearest_neighbors(embeddings, asked)[1]
     _keep_neighbors(path, embedded.rows, found)
 
 

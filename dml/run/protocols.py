@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dml.ops.nested import flat
-from dml.run.cli import CONF
+from dml.run.config_folders import CONF
 from dml.run.stored import key_of
 from dml.run.tables import Cell, Table, Training
 

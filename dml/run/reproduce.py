@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import runpy
 import shlex
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, RunState
-from dml.run.cli import CONF
+from dml.run.cli import main
 from dml.run.experiments import compose, identity, smoke
+from dml.run.subprocesses import python_command, python_environment
 from dml.run.tables import Table, Training
 
 FOLDERS = {
@@ -72,7 +72,7 @@ class Run:
         return RunFolder(self.folder).metrics()
 
     def arguments(self, data: Path) -> list[str]:
-        """What ``train.py`` is to be given: to begin, or to go on with what was interrupted."""
+        """What ``train`` is to be given: to begin, or to go on with what was interrupted."""
         here = [f"{key}={path}" for key, path in wanted(compose(self.training), data).items()]
         if self.started:
             return [f"resume={self.folder}", *here]
@@ -147,18 +147,22 @@ def check_data(target: str, runs: Sequence[Run], data: Path | None, otherwise: s
 def commands(runs: Iterable[Run], data: Path) -> list[str]:
     """The command line of each run that isn't finished, each once."""
     each = {run.folder: run for run in runs if not run.done}
-    return [shlex.join(["python", "train.py", *run.arguments(data)]) for run in each.values()]
+    return [_shown(["train", *run.arguments(data)]) for run in each.values()]
+
+
+def _shown(arguments: Sequence[str]) -> str:
+    return shlex.join(["python", "-m", "dml", *arguments])
 
 
 def processes(given: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
-    """Runs ``python`` with each of the arguments, of which the first names a script -> whether one of them failed."""
-    threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
+    """Runs ``python -m dml`` with each of the arguments, such as "train", "loss=rll" -> whether one of them failed."""
+    environment = python_environment(**({"OMP_NUM_THREADS": "1"} if jobs > 1 else {}))
 
     def run(number: int, arguments: Sequence[str]) -> int:
-        say(f"[{number} of {len(given)}] {shlex.join(['python', *arguments])}")
-        script, *overrides = arguments
-        command = [sys.executable, str(CONF.parent / script), *overrides]
-        return subprocess.run(command, check=False, env=os.environ | threads).returncode  # noqa: S603
+        say(f"[{number} of {len(given)}] {_shown(arguments)}")
+        command, *overrides = arguments
+        started = [*python_command(command), *overrides]
+        return subprocess.run(started, check=False, env=environment).returncode  # noqa: S603
 
     return _at_a_time(run, given, jobs)
 
@@ -175,8 +179,8 @@ def forks(given: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int 
     server.set_forkserver_preload(["dml.run.jobs"])
 
     def run(number: int, arguments: Sequence[str]) -> int | None:
-        say(f"[{number} of {len(given)}] {shlex.join(['python', *arguments])}")
-        process = server.Process(target=_as_script, args=(str(CONF.parent / arguments[0]), arguments[1:]))
+        say(f"[{number} of {len(given)}] {_shown(arguments)}")
+        process = server.Process(target=_run_command, args=(arguments,))
         process.start()
         process.join()
         return process.exitcode
@@ -195,12 +199,12 @@ def train(runs: Sequence[Run], data: Path, say: Callable[[str], None], jobs: int
         start: `processes`, or `forks`.
     """
     # all commands first: Hydra composes in one thread at a time
-    return start([["train.py", *run.arguments(data)] for run in runs], say, jobs)
+    return start([["train", *run.arguments(data)] for run in runs], say, jobs)
 
 
-def _as_script(script: str, arguments: Sequence[str]) -> None:
-    sys.argv = [script, *arguments]
-    runpy.run_path(script, run_name="__main__")
+def _run_command(arguments: Sequence[str]) -> None:
+    sys.argv = ["dml", *arguments]
+    main(arguments[0], is_named=True)
 
 
 def _at_a_time(run: Callable[[int, Sequence[str]], int | None], given: Sequence[Sequence[str]], jobs: int) -> bool:

@@ -1,8 +1,6 @@
 """Sweeps: a run is found by its configuration, so that a sweep which is started again goes on where it stopped."""
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,9 +12,9 @@ from rich.console import Console
 
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, configuration_id, folders_below
+from dml.run.config_folders import search_path_overrides
 from dml.run.stored import as_stored, of_run, write_configuration
-
-TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+from dml.run.subprocesses import python_command, python_environment
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -45,7 +43,8 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
         if not _claim(sweep / name):
             raise InputError(f"{sweep / name}: holds no configuration; delete it")
     hydra = OmegaConf.masked_copy(_root_, "hydra")
-    overrides = OmegaConf.select(_root_, "hydra.overrides.task", default=[])
+    given = OmegaConf.select(_root_, "hydra.overrides.task", default=[])
+    overrides = [*search_path_overrides(_root_.hydra), *given]
     RunFolder(sweep / name).write_configuration(*map(OmegaConf.to_yaml, (config, hydra, overrides)))
     return name
 
@@ -129,9 +128,10 @@ def _train_in_processes(folder: RunFolder, overrides: list[str]) -> None:
         InputError: if they fail; they have said why.
     """
     places = [f'hydra.run.dir="{folder.path}"', f'hydra.sweep.dir="{HydraConfig.get().sweep.dir}"']
-    command = [sys.executable, str(TRAIN), *overrides, *places]
+    command = [*python_command("train"), *overrides, *places]
     lock = folder.lock
-    done = subprocess.run(command, pass_fds=[lock.descriptor], env=os.environ | lock.environment, check=False)  # noqa: S603
+    environment = python_environment(**lock.environment)
+    done = subprocess.run(command, pass_fds=[lock.descriptor], env=environment, check=False)  # noqa: S603
     if done.returncode:
         raise InputError(f"its processes ended with exit code {done.returncode}; the lines above say why")
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dml.evaluation.items import ranking_device
 from dml.retrieval.search import nearest_neighbors
 from dml.training.embedding import AnyModel
 
@@ -24,9 +25,10 @@ class Stored:
     @classmethod
     def of(cls, model: AnyModel, embeddings: Mapping[str, Tensor], k: int) -> "Stored":
         """The heads' embeddings (N, D) of a split -> with the k nearest of each row, all others if there are fewer."""
-        count = len(next(iter(embeddings.values())))
-        nearest = nearest_neighbors(model.concatenate(embeddings), k)[1] if k else torch.empty(count, 0).long()
-        return cls(dict(embeddings), nearest)
+        if not k:
+            return cls(dict(embeddings), torch.empty(len(next(iter(embeddings.values()))), 0).long())
+        device = ranking_device(next(model.parameters()).device)
+        return cls(dict(embeddings), nearest_neighbors(model.concatenate(embeddings).to(device), k)[1])
 
     def around(self, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
         """Rows (B,) of the split -> for each head their neighbours' embeddings (B, K, D), on the device."""

@@ -174,8 +174,11 @@ def test_a_target_is_found_wherever_it_stands() -> None:
     ]
 
 
-def test_the_wandb_logger_takes_no_settings_from_a_file() -> None:
-    wandb = {"_target_": "pytorch_lightning.loggers.WandbLogger", "project": "dml", "save_dir": "x", "offline": True}
+@pytest.mark.parametrize(
+    "logger", ["dml.run.wandb_logger.RunFolderWandbLogger", "pytorch_lightning.loggers.WandbLogger"]
+)
+def test_the_wandb_loggers_take_no_settings_from_a_file(logger: str) -> None:
+    wandb = {"_target_": logger, "project": "dml", "save_dir": "x", "offline": True}
     assert list(unknown_targets({"logger": wandb})) == []
     for key in ("settings", "_args_", "experiment"):
         assert list(unknown_targets({"logger": wandb | {key: "x"}})) == [Unknown(f"logger.{key}", "x")]

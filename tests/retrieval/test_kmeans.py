@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
+from dml.retrieval import clustering
 from dml.retrieval.clustering import kmeans
 
 
@@ -55,29 +56,13 @@ def test_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert output.out + output.err == ""
 
 
-def test_one_gpu_and_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU here: FAISS's GPU calls are played by the CPU, and noted."""
+def test_embeddings_on_cuda_are_clustered_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: torch plays it on CPU, without FAISS's k-means."""
     rows = np.random.default_rng(0).normal(size=(200, 4))
     expected = kmeans(rows, 5)
-    moved: list[int] = []
-    memory: list[int] = []
-
-    class Resources:
-        def setTempMemory(self, size: int) -> None:
-            memory.append(size)
-
-    def to_gpu(resources: Resources, device: int, index: Any) -> Any:
-        moved.append(device)
-        return index
-
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 8)
-    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", to_gpu, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(clustering, "is_on_cuda", lambda rows: True)
+    monkeypatch.setattr(faiss, "Kmeans", None)
     assert torch.equal(kmeans(rows, 5), expected)
-    assert moved == [3]
-    assert memory == [256 * 2**20]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
-from dml.retrieval import gpu, search
+from dml.retrieval import block_search, search
 from dml.retrieval.search import nearest_neighbors
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
@@ -35,6 +35,19 @@ def assert_nearest(scores: Any, indices: Any, expected: list[tuple[float, int]])
     assert list(zip(scores.tolist(), indices.tolist(), strict=True)) == expected[: len(scores)]
 
 
+@pytest.fixture(scope="module", params=["on CPU", "on CUDA"])
+def device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """FAISS, and what searches on a CUDA device: there is none here, so torch plays it on CPU, a few rows at a time."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "on CUDA":
+            patched.setattr(search, "is_on_cuda", lambda rows: True)
+            patched.setattr(search, "Search", None)
+            patched.setattr(block_search, "MEMORY", 300)
+        with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
+            yield
+
+
+@pytest.mark.usefixtures("device")
 @given(tables(12), tables(30), st.integers(1, 40), st.integers(1, 5))
 @settings(deadline=None, max_examples=80)
 def test_gallery_agrees_with_brute_force(query: Any, gallery: Any, k: int, batch: int) -> None:
@@ -46,6 +59,7 @@ def test_gallery_agrees_with_brute_force(query: Any, gallery: Any, k: int, batch
         assert_nearest(scores[i], indices[i], ranking(query[i], gallery))
 
 
+@pytest.mark.usefixtures("device")
 @given(tables(30, least=2), st.integers(1, 40), st.integers(1, 8))
 @settings(deadline=None, max_examples=80)
 def test_own_gallery_leaves_out_the_query_by_index(query: Any, k: int, batch: int) -> None:
@@ -56,6 +70,7 @@ def test_own_gallery_leaves_out_the_query_by_index(query: Any, k: int, batch: in
         assert_nearest(scores[i], indices[i], ranking(query[i], query, left_out=i))
 
 
+@pytest.mark.usefixtures("device")
 def test_equals_are_listed_in_the_gallerys_order() -> None:
     _, indices = nearest_neighbors(np.ones((50, 4)), 3)
     assert indices.tolist() == [[j for j in range(4) if j != i][:3] for i in range(50)]
@@ -70,6 +85,7 @@ def copies(rows: int, size: int) -> tuple[Any, Any]:
     return table[originals], originals
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("rows", [60, 1025, 3000])
 @pytest.mark.parametrize("batch", [17, 400, 4096])
 def test_copies_stand_side_by_side_in_order(rows: int, batch: int) -> None:
@@ -86,6 +102,7 @@ def test_copies_stand_side_by_side_in_order(rows: int, batch: int) -> None:
                 assert scores[i, place + 1] == scores[i, place]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_a_tie_over_the_end_is_settled_by_index(k: int) -> None:
     """Different embeddings at the same score, and as many as FAISS likes to choose from."""
@@ -95,6 +112,7 @@ def test_a_tie_over_the_end_is_settled_by_index(k: int) -> None:
     assert indices.tolist() == [list(range(k))] * 30
 
 
+@pytest.mark.usefixtures("device")
 def test_order_of_the_gallery_is_irrelevant_without_ties() -> None:
     rng = np.random.default_rng(0)
     query, gallery = rng.normal(size=(40, 8)), rng.normal(size=(300, 8))
@@ -131,6 +149,7 @@ def products_in_turns() -> None:
         assert (order == indices).double().mean() > 0.999
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
 def test_any_real_dtype_and_layout(dtype: torch.dtype) -> None:
     query = torch.tensor([[1, 2, 0], [0, 1, 3], [2, 0, 1], [1, 1, 1]], dtype=dtype)
@@ -150,36 +169,13 @@ def test_read_only_arrays_are_searched_and_inputs_stay_as_they_were() -> None:
     assert np.array_equal(query, np.eye(3))
 
 
-def test_gpu_index_takes_lists_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU here: FAISS's GPU calls are played by the CPU, and counted."""
-    moved: list[int] = []
-
-    class Resources:
-        def setTempMemory(self, size: int) -> None:
-            assert size == gpu.SCRATCH
-
-    def to_gpu(resources: Resources, device: int, index: Any) -> Any:
-        moved.append(device)
-        return index
-
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", to_gpu, raising=False)
-    assert search.GPU_LIMIT == 2048
-    monkeypatch.setattr(search, "GPU_LIMIT", 9)
-    query = np.random.default_rng(0).normal(size=(20, 4))
-    nearest_neighbors(query, 7)  # and the query itself, and one more: 9
-    assert moved == [0]
-    nearest_neighbors(query, 8)
-    assert moved == [0]
-
-
 def broken(rows: int) -> np.ndarray[Any, Any]:
     query = np.ones((5, 3))
     query[:rows, 1] = [np.nan, np.inf, 1e300][:rows]
     return query
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -173,7 +173,7 @@ def test_only_the_validation_classes_choose(tmp_path: Path) -> None:
 def test_an_alternative_is_validated_by_its_last_checkpoint(tmp_path: Path) -> None:
     run = Run(Training("claims/rll"), 0, tmp_path)
     last = f"checkpoint={tmp_path / 'checkpoints' / 'last.ckpt'}"
-    assert validate(run) == ["evaluate.py", last, "split=val", f"hydra.run.dir={tmp_path / 'val'}"]
+    assert validate(run) == ["evaluate", last, "split=val", f"hydra.run.dir={tmp_path / 'val'}"]
 
 
 def test_seeds_of_all_come_before_the_next(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ class Invented:
     def forks(self, commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
         for command in commands:
             script, checkpoint, split, folder = command
-            assert (script, split) == ("evaluate.py", "split=val")
+            assert (script, split) == ("evaluate", "split=val")
             assert Path(checkpoint.partition("=")[2]).parent.is_dir()
             where = Path(folder.partition("=")[2])
             assert where.parent.joinpath("metrics.json").exists()

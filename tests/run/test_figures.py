@@ -268,7 +268,7 @@ def test_the_commands_are_those_of_what_is_missing(script: Script, tmp_path: Pat
     outputs = str(tmp_path / "runs")
     lines = script("--commands", "--outputs", outputs).splitlines()
     assert len(lines) == 30 + 8
-    assert all(line.startswith("python train.py experiment=") for line in lines)
+    assert all(line.startswith("python -m dml train experiment=") for line in lines)
     finish(figure("nra_3"), Plan(Path(outputs), seeds=2), points=4)
     assert len(script("nra_3", "--commands", "--outputs", outputs).splitlines()) == 4
 

@@ -6,9 +6,9 @@ import pytest
 
 PROGRAM = """
 from dml.run.reproduce import {start}
-fine = ["train.py", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
+fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
 assert not {start}([fine, fine], lambda line: print(line, flush=True), 2)
-assert {start}([fine, ["train.py", "loss=nothing"]], lambda line: print(line, flush=True), 1)
+assert {start}([fine, ["train", "loss=nothing"]], lambda line: print(line, flush=True), 1)
 """
 
 
@@ -17,8 +17,14 @@ def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
     # in a process of its own, as the scripts do: copies write to where the first of them was started
     program = [sys.executable, "-c", PROGRAM.format(start=start)]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
-    fine = "python train.py --cfg job loss=nra hydra.run.dir=here"
+    python = "python -m dml train"
+    fine = f"{python} --cfg job loss=nra hydra.run.dir=here"
     said = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    assert said == [f"[1 of 2] {fine}", f"[2 of 2] {fine}", f"[1 of 2] {fine}", "[2 of 2] python train.py loss=nothing"]
+    assert said == [
+        f"[1 of 2] {fine}",
+        f"[2 of 2] {fine}",
+        f"[1 of 2] {fine}",
+        "[2 of 2] python -m dml train loss=nothing",
+    ]
     assert done.stdout.count("dml.losses.nra.") == 3
     assert "error: loss=nothing" in done.stderr

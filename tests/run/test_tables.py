@@ -353,10 +353,10 @@ def test_make_shows_the_commands() -> None:
         cwd=CONF.parent,
         check=True,
     )
-    shown = [line for line in done.stdout.splitlines() if line.startswith("python train.py")]
+    shown = [line for line in done.stdout.splitlines() if line.startswith("python -m dml train")]
     (table,) = chosen("rll-V")
     runs = Plan(Path("outputs/tables"), seeds=2).table_runs(table)
-    assert [shlex.split(line)[2:] for line in shown] == [run.arguments(Path("/d")) for run in runs if not run.done]
+    assert [shlex.split(line)[4:] for line in shown] == [run.arguments(Path("/d")) for run in runs if not run.done]
 
 
 Script = Callable[..., str]
@@ -387,7 +387,7 @@ def test_a_table_is_run_and_written_and_then_known(script: Script, tmp_path: Pat
     own = [f"dataset.root={small_emoji}", *tiny, "trainer.max_steps=2"]
     asked = ["rll-V", "--preset", "smoke", "--outputs", str(tmp_path), *(f"--set={one}" for one in own)]
     first = script(*asked)
-    assert "[1 of 1] python train.py experiment=rll/V/rll_simpler" in first
+    assert "[1 of 1] python -m dml train experiment=rll/V/rll_simpler" in first
     table = (tmp_path / "smoke" / "rll-V.md").read_text()
     assert first.endswith(f"{table}\n")
     assert table.startswith("# RLL, Table V (smoke: not the paper's training)")

@@ -111,7 +111,7 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> Run:
 
 def versions() -> dict[str, str]:
     """The versions of what computes embeddings and metrics, and the platform: `QueryTable.made_with`."""
-    faiss = packages_distributions()["faiss"][0]  # faiss-cpu, or one of several for GPUs
+    faiss = packages_distributions()["faiss"][0]  # faiss-cpu, or another build of it
     return {
         "dml": version("dml"),
         "python": platform.python_version(),
