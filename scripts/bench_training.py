@@ -21,7 +21,7 @@ from pytorch_lightning import Callback
 from torch.optim import Optimizer
 
 from dml.data.dataset import Batch
-from dml.run import build
+from dml.run import build, length, loop
 from dml.run.config_folders import CONF
 from dml.run.quiet import quiet
 from dml.training.history import History
@@ -66,7 +66,7 @@ def framework(config: DictConfig, learner: MetricLearner, batches: list[Batch]) 
     """Seconds a step of the Lightning loop with its logger and progress bar."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build.trainer(
+        trainer = loop.trainer(
             config,
             logger=[History(Path(folder) / "metrics.csv")],
             callbacks=[StepSeed(config.seed), Progress(), clock],
@@ -105,7 +105,7 @@ def main() -> None:
             "train", overrides=["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
         )
     images = build.data(config, build.table(config))
-    build.count_in_steps(config, len(images.sampler))
+    length.count_in_steps(config, len(images.sampler))
     torch.manual_seed(config.seed)
     learner = build.learner(config, images, build.model(config))
 

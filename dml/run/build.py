@@ -1,16 +1,13 @@
 """Builds the objects that a configuration names."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
 from hydra.utils import get_class, instantiate
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf, open_dict
-from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import ProgressBar
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from dml.data.cache import CacheFolder
@@ -23,18 +20,14 @@ from dml.losses.csl import CSLLoss
 from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
-from dml.run.hardware import compile_settings, deterministic, loader_settings
+from dml.run import length
+from dml.run.hardware import compile_settings, loader_settings
 from dml.run.head_sets import concatenated_heads
-from dml.run.loggers import log_configuration
-from dml.run.trainer_arguments import check_arguments
 from dml.training.data import DataModule, EvaluationData, LoaderSettings
 from dml.training.embedding import AnyModel, ModelEmbedder
-from dml.training.float32 import Float32Precision
 from dml.training.gradient_cache import check_chunks
 from dml.training.module import MetricLearner
-from dml.training.processes import Together
 from dml.training.recurrent import RecurrentEmbedder, RecurrentLearner
-from dml.training.schedules import SchedulePace
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
@@ -202,13 +195,13 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
     _check_pairs(images, head_losses)
     check_beginning(config.proxies, head_losses.values())
     check_chunks(embedding_model, config.gradient_cache)
-    intervals = pace(config, len(images.sampler))
+    intervals = length.pace(config, len(images.sampler))
     kind = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else MetricLearner
     return kind(
         embedding_model,
         head_losses,
         optimizer=instantiate(config.optimizer),
-        schedule=instantiate(schedule(config, intervals)),
+        schedule=instantiate(length.schedule(config, intervals)),
         evaluate=judge(config, images.table.evaluated(images.validated_on), validation=True),
         validated_on=images.validated_on,
         monitor=config.checkpoints.monitor,
@@ -217,48 +210,6 @@ def learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -
         gradient_cache=config.gradient_cache,
         compiled=compile_settings(config),
     )
-
-
-def pace(config: DictConfig, batches_per_epoch: int) -> SchedulePace:
-    """What counts the intervals of ``scheduler``.
-
-    Raises:
-        InputError: if ``scheduler.interval`` is neither step nor epoch.
-    """
-    return SchedulePace(
-        config.scheduler.interval,
-        config.scheduler.warmup_steps,
-        batches_per_step=config.trainer.accumulate_grad_batches,
-        batches_per_epoch=batches_per_epoch,
-    )
-
-
-def schedule(config: DictConfig, intervals: SchedulePace) -> DictConfig | None:
-    """``scheduler.schedule``, each ``???`` in it replaced by the number of intervals from the warm-up to the run's end.
-
-    Raises:
-        InputError: if the warm-up leaves none.
-    """
-    if config.scheduler.schedule is None:
-        return None
-    filled: DictConfig = config.scheduler.schedule.copy()
-    for key in filled:
-        if OmegaConf.is_missing(filled, key):
-            filled[key] = intervals.length(config.trainer.max_steps)
-    return filled
-
-
-def late_milestones(config: DictConfig, batches_per_epoch: int) -> str:
-    """One line about a step of the schedule that the run ends before; empty if there is none."""
-    schedule = config.scheduler.schedule or {}
-    last = pace(config, batches_per_epoch).ended(config.trainer.max_steps - 1)
-    for key in schedule.keys() & {"milestones", "step_size"}:
-        numbers = schedule[key] if key == "milestones" else [schedule[key]]
-        if late := [number for number in numbers if number > last]:
-            return (
-                f"scheduler.schedule.{key}={schedule[key]}: the run ends before {config.scheduler.interval} {min(late)}"
-            )
-    return ""
 
 
 def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> None:
@@ -305,95 +256,3 @@ def _validated_metrics(config: DictConfig) -> tuple[list[str], list[int]]:
     monitored, recall_at = MetricName.parse(config.checkpoints.monitor), config.evaluation.recall_at
     ks = [*recall_at, *([monitored.k] if monitored.k else [])]
     return list(dict.fromkeys(["recall", monitored.family])), list(dict.fromkeys(ks))
-
-
-def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:
-    """Turns epochs into steps, which is all that the training loop counts.
-
-    Raises:
-        InputError: if no length is given, or two; or if the warm-up's is given twice.
-    """
-    trainer, scheduler = config.trainer, config.scheduler
-    epochs, steps = trainer.max_epochs, trainer.max_steps
-    if epochs is not None and steps is not None:
-        raise InputError(
-            f"trainer.max_steps={steps} and trainer.max_epochs={epochs}: a run has one length; set the other to null"
-        )
-    if (warmup_epochs := scheduler.get("warmup_epochs")) is not None:
-        if scheduler.warmup_steps:
-            raise InputError(
-                f"scheduler.warmup_epochs={warmup_epochs} and scheduler.warmup_steps={scheduler.warmup_steps}: "
-                "only one of them may be given"
-            )
-        scheduler.warmup_steps = warmup_epochs * batches_per_epoch // trainer.accumulate_grad_batches
-        scheduler.warmup_epochs = None
-    with open_dict(trainer):
-        every = trainer.pop("check_val_every_n_epoch")
-        trainer.max_epochs = None
-        # an epoch that ends within a step ends with it
-        trainer.max_steps = ceil(epochs * batches_per_epoch / trainer.accumulate_grad_batches) if epochs else steps
-        if every is not None:
-            trainer.val_check_interval = ceil(every * batches_per_epoch / trainer.accumulate_grad_batches)
-    if trainer.max_steps is None or trainer.max_steps < 1:
-        raise InputError(f"trainer.max_steps={trainer.max_steps}: a number of steps, or trainer.max_epochs")
-    interval = trainer.val_check_interval
-    if interval is not None and not (isinstance(interval, int) and interval >= 1):
-        raise InputError(f"trainer.val_check_interval={interval}: a whole number of steps, or null")
-
-
-def trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
-    """Lightning's Trainer.
-
-    Args:
-        config: the configuration; what is null in its ``trainer`` is Lightning's default.
-        callbacks: those of a training, which the user's own join; None: it is for tests alone.
-        settings: arguments that come on top of ``trainer.*``.
-
-    Raises:
-        InputError: for an argument that dml sets itself.
-    """
-    # part of `deterministic`, for code that reads memory it has not written: 10 % of a step for nothing
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    check_arguments(config.trainer)
-    given = config.trainer.copy()
-    with open_dict(given):
-        for key in [key for key in given if given[key] is None]:
-            del given[key]
-        users, plugins = (instantiate(given.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
-    interval = given.get("val_check_interval")
-    all_callbacks = [Together(), Float32Precision(config.matmul_precision)]
-    all_callbacks += [] if callbacks is None else [*callbacks, *users]
-    if given.get("enable_progress_bar") is False:
-        all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
-    arguments = {
-        "max_epochs": -1,
-        "check_val_every_n_epoch": None,
-        # Lightning counts batches
-        "val_check_interval": interval * given.accumulate_grad_batches if interval else 1,
-        "limit_val_batches": given.get("limit_val_batches", 1.0) if interval else 0,
-        "deterministic": deterministic(config.trainer),
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "enable_model_summary": given.get("enable_model_summary", False),
-        "callbacks": all_callbacks,
-        "plugins": [*plugins, *settings.pop("plugins", [])],
-    }
-    built: Trainer = instantiate(given, _convert_="all", **(arguments | settings))
-    return built
-
-
-def loggers(config: DictConfig) -> list[Any]:
-    """The loggers that are asked for beside ``metrics.csv``, which have been told the configuration.
-
-    Raises:
-        InputError: if one of them isn't installed.
-    """
-    try:
-        built = [instantiate(logger) for logger in config.logger.loggers.values()]
-    except Exception as error:
-        if isinstance(error.__cause__, ImportError):
-            names = ", ".join(config.logger.loggers)
-            raise InputError(f"logger={names}: not installed; pip install 'dml[{names}]'") from error
-        raise
-    log_configuration(built, config)
-    return built

@@ -21,7 +21,7 @@ from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
 from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder
-from dml.run import build
+from dml.run import build, loop
 from dml.run.experiments import compose
 from dml.run.figures import PLANE, Figure, Part, Value, values
 from dml.run.reproduce import Plan, Run
@@ -177,7 +177,7 @@ def plane(run: Run) -> tuple[NDArray[Any], NDArray[np.int64]]:
     model = build.model(config)
     load_model(model, RunFolder(run.folder).last_checkpoint)
     embedder = PlainEmbeddings(model)
-    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = loop.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.test(embedder, images, verbose=False)
     (places,) = embedder.embedded.embeddings.values()
     labels = images.table.evaluated("test").labels[embedder.embedded.rows.numpy(), 0]

@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
-from dml.run import build, outcome
+from dml.run import build, loop, outcome
 from dml.run.stages import evaluation_config, stage
 from dml.run.stored import check_unchanged, of_checkpoint, write_configuration
 from dml.training.checkpoints import Reached, load_model, read_checkpoint
@@ -31,7 +31,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     load_model(model, path)
     rank_zero_only(write_configuration)(folder, config, overrides)
     settings = {"default_root_dir": folder.path, "logger": False, "enable_checkpointing": False}
-    trainer = build.trainer(stage_config, callbacks=[progress()], **settings)
+    trainer = loop.trainer(stage_config, callbacks=[progress()], **settings)
     return outcome.test(
         stage_config,
         trainer,

@@ -12,7 +12,7 @@ from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
-from dml.run import build, outcome, present
+from dml.run import build, length, loop, outcome, present
 from dml.run.evaluation_checks import check_evaluation
 from dml.run.loggers import log_outcome
 from dml.run.pruning import pruning
@@ -105,10 +105,10 @@ def _fit(
     own: Stage, images: DataModule, learner: MetricLearner, folder: RunFolder, run: dict[str, Any], reached: Reached
 ) -> Trainer:
     """A stage's training, from where it has got to."""
-    trainer = build.trainer(
+    trainer = loop.trainer(
         own.config,
         default_root_dir=folder.path,
-        logger=[History(folder.history_file, reached.all_steps), *build.loggers(own.config)],
+        logger=[History(folder.history_file, reached.all_steps), *loop.loggers(own.config)],
         callbacks=_callbacks(own.config, folder, run | reached.place | _epoch(own.config, images), images.validated_on),
         plugins=[AtomicCheckpointIO()],
     )
@@ -129,7 +129,7 @@ def _parts(config: DictConfig, table: ImageTable) -> tuple[DataModule, AnyModel,
     """Data, model and learner, the random weights a function of the seed; epochs become steps."""
     seed_everything(config.seed, verbose=False)
     images = build.data(config, table)
-    build.count_in_steps(config, len(images.sampler))
+    length.count_in_steps(config, len(images.sampler))
     model = build.model(config)
     return images, model, build.learner(config, images, model)
 

@@ -24,7 +24,7 @@ from dml.ops.errors import InputError
 from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
-from dml.run import build, present
+from dml.run import build, loop, present
 from dml.run.head_sets import evaluated_heads
 from dml.run.stored import as_stored
 from dml.training.data import DataModule, EvaluationData
@@ -62,7 +62,7 @@ def _raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
 
 def _passing_trainer(config: DictConfig) -> Trainer:
     """A trainer for a pass over the test's images beside the training."""
-    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = loop.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     if config.trainer.get("enable_progress_bar") is not False:
         trainer.callbacks.append(progress())  # type: ignore[attr-defined]
     return trainer

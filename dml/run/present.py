@@ -17,7 +17,7 @@ from dml.evaluation.pictures import choose_queries, retrieval_sheet
 from dml.evaluation.queries import PerQuery
 from dml.evaluation.scores import GRADED, ON_REQUEST
 from dml.evaluation.tables import metric_table
-from dml.run import build
+from dml.run import length
 from dml.training.data import DataModule
 from dml.training.embedding import AnyModel
 
@@ -43,7 +43,7 @@ def setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path,
         )
     console.print(f"[bold]model[/]    {parameters / 1e6:.1f} M trainable parameters; heads {heads}")
     console.print(f"[bold]loss[/]     {config.loss._target_.rpartition('.')[2]}, {config.trainer.max_steps:,} steps")
-    if late := build.late_milestones(config, len(images.sampler)):
+    if late := length.late_milestones(config, len(images.sampler)):
         console.print(f"[bold red]schedule[/] {escape(late)}")
     console.print(f"[bold]folder[/]   {escape(str(folder))}")
 

@@ -16,7 +16,7 @@ from pytorch_lightning.profilers import SimpleProfiler
 from dml.data.copies import number_in_gallery
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
-from dml.run import build
+from dml.run import build, length, loop
 from dml.run.cli import CONF
 from dml.run.trainer_arguments import OWNED
 from dml.training.checkpoints import AtomicCheckpointIO
@@ -44,7 +44,7 @@ def composed(*overrides: str) -> DictConfig:
 )
 def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]) -> None:
     config = composed(*overrides)
-    build.count_in_steps(config, batches_per_epoch=40)
+    length.count_in_steps(config, batches_per_epoch=40)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
 
 
@@ -58,14 +58,14 @@ def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]
 )
 def test_a_warm_up_may_be_given_in_epochs(overrides: list[str], steps: int) -> None:
     config = composed("scheduler.warmup_steps=7", *overrides)
-    build.count_in_steps(config, batches_per_epoch=40)
+    length.count_in_steps(config, batches_per_epoch=40)
     assert config.scheduler.warmup_steps == steps
 
 
 def test_a_warm_up_is_given_once() -> None:
     config = composed("scheduler.warmup_steps=7", "scheduler.warmup_epochs=5")
     with pytest.raises(InputError, match=r"^scheduler\.warmup_epochs=5 and scheduler\.warmup_steps=7: only one"):
-        build.count_in_steps(config, batches_per_epoch=40)
+        length.count_in_steps(config, batches_per_epoch=40)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_a_warm_up_is_given_once() -> None:
 )
 def test_a_cosine_ends_with_the_run(overrides: list[str], expected: int) -> None:
     config = composed("scheduler=cosine", *overrides)
-    build.count_in_steps(config, batches_per_epoch=40)
-    schedule = build.schedule(config, build.pace(config, batches_per_epoch=40))
+    length.count_in_steps(config, batches_per_epoch=40)
+    schedule = length.schedule(config, length.pace(config, batches_per_epoch=40))
     assert schedule is not None
     assert schedule.T_max == expected
 
@@ -92,7 +92,7 @@ def test_a_cosine_ends_with_the_run(overrides: list[str], expected: int) -> None
 def test_a_warm_up_that_leaves_nothing_for_the_schedule_is_refused() -> None:
     config = composed("scheduler=cosine", "scheduler.warmup_steps=400")
     with pytest.raises(InputError, match=r"scheduler.warmup_steps=400: leaves nothing of the run's 400 steps"):
-        build.schedule(config, build.pace(config, batches_per_epoch=40))
+        length.schedule(config, length.pace(config, batches_per_epoch=40))
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def test_a_warm_up_that_leaves_nothing_for_the_schedule_is_refused() -> None:
 )
 def test_a_step_of_the_schedule_beyond_the_runs_end_is_told(overrides: list[str], expected: str) -> None:
     config = composed(*overrides)
-    build.count_in_steps(config, batches_per_epoch=40)
-    line = build.late_milestones(config, batches_per_epoch=40)
+    length.count_in_steps(config, batches_per_epoch=40)
+    line = length.late_milestones(config, batches_per_epoch=40)
     assert line.endswith(expected)
     assert bool(line) == bool(expected)
 
 
 def test_without_validation_there_is_none() -> None:
     config = composed("trainer.val_check_interval=null", "trainer.accelerator=cpu")
-    build.count_in_steps(config, batches_per_epoch=40)
-    assert build.trainer(config, logger=False, enable_checkpointing=False).limit_val_batches == 0
+    length.count_in_steps(config, batches_per_epoch=40)
+    assert loop.trainer(config, logger=False, enable_checkpointing=False).limit_val_batches == 0
 
 
 @pytest.fixture
@@ -186,8 +186,8 @@ def test_a_gallery_without_the_queries_keeps_its_nearest_items(vehicle: Path) ->
 
 def built_trainer(*overrides: str, **settings: Any) -> Trainer:
     config = composed("trainer.accelerator=cpu", *overrides)
-    build.count_in_steps(config, batches_per_epoch=40)
-    return build.trainer(config, logger=False, enable_checkpointing=False, **settings)
+    length.count_in_steps(config, batches_per_epoch=40)
+    return loop.trainer(config, logger=False, enable_checkpointing=False, **settings)
 
 
 def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:
@@ -243,10 +243,10 @@ def test_the_progress_bar_can_be_left_out(override: list[str], count: int) -> No
 def test_a_run_has_one_length() -> None:
     config = composed("trainer.max_steps=10", "trainer.max_epochs=2")
     with pytest.raises(InputError, match=r"trainer.max_steps=10 and trainer.max_epochs=2: a run has one length"):
-        build.count_in_steps(config, batches_per_epoch=40)
+        length.count_in_steps(config, batches_per_epoch=40)
     none = composed("trainer.max_steps=null")
     with pytest.raises(InputError, match=r"trainer.max_steps=None"):
-        build.count_in_steps(none, batches_per_epoch=40)
+        length.count_in_steps(none, batches_per_epoch=40)
 
 
 def test_each_head_has_a_loss_of_its_own() -> None:
@@ -274,4 +274,4 @@ def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.M
     monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False, raising=True)
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
     with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
-        build.loggers(config)
+        loop.loggers(config)

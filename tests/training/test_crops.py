@@ -14,7 +14,7 @@ from dml.data.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
-from dml.run import build
+from dml.run import build, loop
 from dml.run.cli import CONF
 from dml.run.quiet import quiet
 from dml.training.crops import over_crops
@@ -95,7 +95,7 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
     images = build.data(config, build.table(config))
     model: Any = build.model(config)
     assert isinstance(model, EmbeddingModel)
-    trainer = build.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = loop.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
     learner, raw = build.learner(config, images, model), RawFeatures(model)
     trainer.test(learner, images, verbose=False)
     trainer.test(raw, images, verbose=False)

@@ -22,7 +22,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.ops.errors import InputError
-from dml.run import build, launched
+from dml.run import launched, loop
 from dml.run.cli import CONF, explain
 from dml.training import watch
 from dml.training.processes import Together
@@ -173,7 +173,7 @@ def slurm_config(*overrides: str) -> DictConfig:
 
 @pytest.mark.usefixtures("srun")
 def test_slurm_says_who_a_process_is() -> None:
-    trainer = build.trainer(slurm_config(), logger=False)
+    trainer = loop.trainer(slurm_config(), logger=False)
     strategy = trainer.strategy
     assert isinstance(strategy, DDPStrategy)
     environment = strategy.cluster_environment
@@ -189,5 +189,5 @@ def test_slurm_says_who_a_process_is() -> None:
 def test_slurm_without_srun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     with pytest.raises(InstantiationException) as refused:
-        build.trainer(slurm_config(), logger=False)
+        loop.trainer(slurm_config(), logger=False)
     assert "srun did not start this process" in (explain(refused.value) or "")
