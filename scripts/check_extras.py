@@ -37,10 +37,10 @@ class Check:
     """A sweep, or a run.
 
     Args:
-        name: what is checked.
-        overrides: of the command, beside `SMALL`.
-        runs: finished runs that it has to leave.
-        files: patterns of files that a run has to leave beside metrics.json.
+        name: name of the check, as it is printed.
+        overrides: overrides of the command, beside `SMALL`.
+        runs: number of finished runs that the command has to leave.
+        files: patterns of files that have to be in the folder of the run or of the sweep.
     """
 
     name: str

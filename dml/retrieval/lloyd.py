@@ -23,10 +23,10 @@ def lloyd_clusters(rows: Tensor, clusters: int, seed: int, iterations: int) -> T
     a fixed order: the same rows give the same clusters on the same machine.
 
     Args:
-        rows: finite.
-        clusters: 1 to N.
-        seed: of the first centroids.
-        iterations: at least 1.
+        rows: (N, D) float32, all finite, on any device.
+        clusters: number of clusters, 1 to N.
+        seed: seed that the first centroids are drawn with.
+        iterations: number of rounds, at least 1.
     """
     if clusters == len(rows):
         return _nearest_centroids(rows, rows)

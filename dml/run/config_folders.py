@@ -1,9 +1,10 @@
 """The folders that configurations come from: the project's ``conf/``, and the user's on ``hydra.searchpath``."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from dml.run.arguments import quote
 
 FILE = "file://"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -27,7 +28,7 @@ def search_path_overrides(hydra: Any) -> list[str]:
         ``hydra.searchpath=[...]`` with absolute paths, as another run may be started in another folder; or nothing.
     """
     folders = [_absolute(str(folder)) for folder in hydra.get("searchpath") or ()]
-    return [f"hydra.searchpath=[{','.join(json.dumps(folder) for folder in folders)}]"] if folders else []
+    return [f"hydra.searchpath=[{','.join(quote(folder) for folder in folders)}]"] if folders else []
 
 
 def _absolute(folder: str) -> str:

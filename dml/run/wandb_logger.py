@@ -23,9 +23,9 @@ class RunFolderWandbLogger(WandbLogger):
 
     Args:
         save_dir: the run folder. It keeps the W&B run's id in wandb_id.txt.
-        id: of the W&B run, instead of that one.
-        worst_queries: rows in the table of worst queries.
-        neighbors: nearest images in each of these rows.
+        id: id of the W&B run, in place of the one in wandb_id.txt.
+        worst_queries: number of rows in the table of worst queries.
+        neighbors: number of nearest images in each row of that table.
         **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
     """
 
@@ -76,8 +76,8 @@ class RunFolderWandbLogger(WandbLogger):
         """Log the retrieval picture and the table of worst queries, those of them that there are.
 
         Args:
-            picture: retrieval.png.
-            queries: what per_query.parquet holds.
+            picture: path of the retrieval picture; None if there is none.
+            queries: the test's queries with their metrics and neighbours; None if there are none.
         """
         import wandb
 

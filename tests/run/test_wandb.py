@@ -83,8 +83,14 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wandb_gets_configuration_metrics_and_media_and_goes_on_with_its_run(
     here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
-    tiny = [*SMALL, "model.heads=[H]", "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false"]
-    arguments = [*tiny, f"dataset.root={small_emoji}", "logger=wandb", "evaluation.clustering=false"]
+    tiny = [*SMALL, "model=small_cnn", "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false"]
+    arguments = [
+        *tiny,
+        f"dataset.root={small_emoji}",
+        "logger=wandb",
+        "evaluation.clustering=false",
+        "evaluation.heads=false",
+    ]
     media = ["evaluation.report={neighbors:6,map:false,seed:0}", "logger.loggers.wandb.worst_queries=3"]
     run = tmp_path / "run"
     here("train", *arguments, *media, f"hydra.run.dir={run}")
