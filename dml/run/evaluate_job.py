@@ -12,7 +12,6 @@ from dml.run import build, loop, outcome
 from dml.run.stages import evaluation_config, stage
 from dml.run.stored import check_unchanged, of_checkpoint, write_configuration
 from dml.training.checkpoints import Reached, load_model, read_checkpoint
-from dml.training.progress import progress
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:
@@ -30,8 +29,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     model = build.model(stage_config)
     load_model(model, path)
     rank_zero_only(write_configuration)(folder, config, overrides)
-    settings = {"default_root_dir": folder.path, "logger": False, "enable_checkpointing": False}
-    trainer = loop.trainer(stage_config, callbacks=[progress()], **settings)
+    trainer = loop.testing_trainer(stage_config, default_root_dir=folder.path)
     return outcome.test(
         stage_config,
         trainer,

@@ -15,6 +15,7 @@ from dml.run.loggers import log_configuration
 from dml.run.trainer_arguments import check_arguments
 from dml.training.float32 import Float32Precision
 from dml.training.processes import Together
+from dml.training.progress import progress
 
 
 def trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
@@ -55,6 +56,14 @@ def trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, 
         "plugins": [*plugins, *settings.pop("plugins", [])],
     }
     built: Trainer = instantiate(given, _convert_="all", **(arguments | settings))
+    return built
+
+
+def testing_trainer(config: DictConfig, **settings: Any) -> Trainer:
+    """Lightning's Trainer of a test alone: without the user's callbacks, but it shows how far the test is."""
+    built = trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False, **settings)
+    if config.trainer.enable_progress_bar is not False:
+        built.callbacks.append(progress())  # type: ignore[attr-defined]
     return built
 
 

@@ -30,7 +30,6 @@ from dml.run.stored import as_stored
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedding import ALL_HEADS, AnyModel, Embedded, ModelEmbedder, RawFeatures, evaluate_heads
 from dml.training.module import MetricLearner
-from dml.training.progress import progress
 
 Metrics = dict[str, Any]
 
@@ -53,19 +52,11 @@ def raw(config: DictConfig, images: DataModule, model: AnyModel, folder: RunFold
 
 
 def _raw(config: DictConfig, images: DataModule, model: AnyModel) -> Metrics:
-    trainer = _passing_trainer(config)
+    trainer = loop.testing_trainer(config)
     embedder = RawFeatures(model)
     trainer.test(embedder, images, verbose=False)
     features = embedder.embedded.embeddings["raw"].to(ranking_device(trainer.strategy.root_device))
     return build.judge(config, images.table.evaluated("test"))(features, embedder.embedded.rows)
-
-
-def _passing_trainer(config: DictConfig) -> Trainer:
-    """A trainer for a pass over the test's images beside the training."""
-    trainer = loop.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    if config.trainer.get("enable_progress_bar") is not False:
-        trainer.callbacks.append(progress())  # type: ignore[attr-defined]
-    return trainer
 
 
 def fix_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
@@ -79,7 +70,7 @@ def fix_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule
         raise InputError(f"evaluation.fixed_neighbors={asked}: {config.dataset.name} has more than one list to search")
     if path.exists():
         return
-    trainer = _passing_trainer(config)
+    trainer = loop.testing_trainer(config)
     images.tested_on = "test"
     trainer.test(learner, images, verbose=False)
     embedded = learner.embedded

@@ -275,3 +275,12 @@ def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.M
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
     with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
         loop.loggers(config)
+
+
+@pytest.mark.parametrize(("override", "is_shown"), [("null", True), ("true", True), ("false", False)])
+def test_a_test_shows_how_far_it_is_and_has_no_callbacks_of_the_users(override: str, is_shown: bool) -> None:
+    own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer}]"
+    config = composed("trainer.accelerator=cpu", f"trainer.enable_progress_bar={override}", own)
+    callbacks = loop.testing_trainer(config).callbacks
+    assert any(isinstance(callback, ProgressBar) for callback in callbacks) == is_shown
+    assert not any(isinstance(callback, Timer) for callback in callbacks)
