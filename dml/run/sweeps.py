@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, configuration_id, folders_below
@@ -98,11 +99,11 @@ def one_run(config: DictConfig, folder: RunFolder, overrides: list[str], train: 
     if _is_folder_given() and (started or folder.is_finished) and of_run(folder).config != as_stored(config):
         raise InputError(f"hydra.sweep.subdir: {folder.path} holds a run of another configuration already")
     if folder.is_finished:
-        console.print(f"[bold]skipped[/]  {folder.path}: finished already")
+        console.print(f"[bold]skipped[/]  {escape(str(folder.path))}: finished already")
     else:
         write_configuration(folder, config, overrides)
         if started:
-            console.print(f"[bold]resumed[/]  {folder.path}")
+            console.print(f"[bold]resumed[/]  {escape(str(folder.path))}")
             config.resume = str(folder.path)
         if config.trainer.devices == 1:
             train()
