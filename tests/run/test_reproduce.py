@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
+from dml.run.cli import say
 from dml.run.reproduce import {start}
 fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
-assert not {start}([fine, fine], lambda line: print(line, flush=True), 2)
-assert {start}([fine, ["train", "loss=nothing"]], lambda line: print(line, flush=True), 1)
+assert not {start}([fine, fine], say, 2)
+assert {start}([fine, ["train", "loss=nothing"]], say, 1)
 """
 
 
