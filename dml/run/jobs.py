@@ -44,7 +44,7 @@ Metrics = dict[str, Any]
 
 def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
-    last, best = folder.last_checkpoint, folder.best_checkpoint
+    last = folder.last_checkpoint
     if config.resume:
         # Lightning starts the other processes without the overrides
         rank_zero_only(check_unchanged)(config, overrides, of_run(folder))
@@ -76,12 +76,10 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
         if pruned := any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks):
             break
 
-    # a training that never validated has no best checkpoint, or one of another stage
-    has_best = best.exists() and Reached.of(best).stage == own.name
-    selection = build.selection(own.config, table) if has_best else "last"
-    tested = last if selection == "last" else best
+    assert reached is not None  # every run has a stage
+    tested, tested_at, selection = _choose_checkpoint(own, folder, table, reached)
     load_model(model, tested)
-    described = before | Reached.of(tested).described(_epoch(own.config, images)) | {"selection": selection}
+    described = before | tested_at.described(_epoch(own.config, images)) | {"selection": selection}
     described[CONFIGURATION] = configuration_id(run["config"])
     if pruned:
         described["pruned"] = True
@@ -89,6 +87,19 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     metrics = outcome.test(own.config, trainer, learner, images, folder, split="test", described=described, fixed=fixed)
     log_outcome(trainer.loggers, metrics, folder)
     return metrics
+
+
+def _choose_checkpoint(own: Stage, folder: RunFolder, table: ImageTable, reached: Reached) -> tuple[Path, Reached, str]:
+    """The checkpoint that a run tests, where it was written, and what selected it.
+
+    A training that never validated has no best checkpoint, or one of another stage: the last one is tested then.
+    """
+    at_best = Reached.of(folder.best_checkpoint) if folder.best_checkpoint.exists() else None
+    if at_best is not None and at_best.stage == own.name:
+        selection = build.selection(own.config, table)
+        if selection != "last":
+            return folder.best_checkpoint, at_best, selection
+    return folder.last_checkpoint, reached, "last"
 
 
 def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> Reached:
