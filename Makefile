@@ -1,12 +1,14 @@
 # make demo    sets everything up, then trains, evaluates and shows a retrieval model
 # make test    sets everything up, then runs the tests
 # make check   style, types and the rooms' import rules
+# make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
 # make bench   training step, losses, loading, readers, evaluation and samplers against their bare counterparts
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims tested on the embedded data, in a few hours: writes docs/claims.md; JOBS=2 runs at a time
+# make reliability   makes faults happen to real commands, in half an hour: writes docs/reliability.md
 # make figures   runs what the papers' figures take and draws them to docs/images/figures; DATA, SEEDS, JOBS and -n as above
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
@@ -14,7 +16,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test check format bench tables tables-list reproducibility claims figures emoji clean
+.PHONY: demo setup test check format docs bench tables tables-list reproducibility claims reliability figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -36,6 +38,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+docs: setup
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -49,7 +54,7 @@ bench: setup
 	$(BIN)/python scripts/bench_evaluation.py
 	$(BIN)/python scripts/bench_sampling.py
 
-TABLE = $(BIN)/python scripts/table.py $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
+TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
 	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
 
 table-%: setup
@@ -59,16 +64,19 @@ tables: setup
 	+$(TABLE)
 
 tables-list: setup
-	$(BIN)/python scripts/table.py --list $(addprefix --seeds ,$(SEEDS))
+	$(BIN)/python -m dml tables --list $(addprefix --seeds ,$(SEEDS))
 
 reproducibility: setup
-	$(BIN)/python scripts/reproducibility.py
+	$(BIN)/python -m dml reproducibility
 
 claims: setup
-	$(BIN)/python scripts/claims.py $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY))
+	$(BIN)/python -m dml claims $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY))
+
+reliability: setup
+	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))
 
 figures: setup
-	+$(BIN)/python scripts/figures.py $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) $(addprefix --jobs ,$(JOBS)) \
+	+$(BIN)/python -m dml figures $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) $(addprefix --jobs ,$(JOBS)) \
 		$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
 
 emoji: setup

@@ -1,6 +1,9 @@
 """Tests a checkpoint again, on its own data set or another: ``python evaluate.py checkpoint=outputs/.../best.ckpt``."""
 
-from dml.run import main
+from dml.ops.signals import handle_signals
 
 if __name__ == "__main__":
+    handle_signals(is_importing=True)
+    from dml.commands import main  # after that: it takes seconds
+
     main("evaluate")

@@ -1,22 +1,92 @@
-"""``dml train loss=rll`` and ``python -m dml train loss=rll``: what ``python train.py loss=rll`` does, anywhere."""
+"""The command ``dml``, also ``python -m dml``: ``dml train loss=rll`` does what ``python train.py loss=rll`` does."""
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
 
-from dml.run import COMMANDS, main
-
-USAGE = f"dml {{{'|'.join(COMMANDS)}}} [OVERRIDES]; dml COMMAND --help lists the configuration groups"
+from dml.ops.signals import handle_signals
 
 
-def run_command() -> None:
-    """Run the command that the first argument names; what isn't one ends with one line and exit code 2."""
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command in ("-h", "--help"):
-        sys.stdout.write(f"{USAGE}\n")
-    elif command in COMMANDS:
-        main(command, is_named=True)
+class Command(NamedTuple):
+    """A command of ``dml``.
+
+    Args:
+        module: name of the module with the command's function, which is imported when the command is run.
+        function: name of the function, which takes the arguments that follow the command's name.
+        summary: description of the command, one line of ``dml --help``.
+    """
+
+    module: str
+    function: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("dml.commands.job_commands", "train", "train a model, test it, and write its report"),
+    "evaluate": Command("dml.commands.job_commands", "evaluate", "test a checkpoint again, also on another data set"),
+    "prepare": Command("dml.commands.job_commands", "prepare", "check a data set, and keep its images decoded"),
+    "report": Command("dml.commands.report_command", "write_report", "write the report of one run, or of two together"),
+    "compare": Command("dml.commands.compare_command", "compare_runs", "print a table of finished runs"),
+    "tables": Command("dml.papers.tables.tables_command", "run_tables", "reproduce tables of the papers"),
+    "claims": Command("dml.papers.claims.claims_command", "run_claims", "test the papers' claims on the emoji"),
+    "figures": Command("dml.papers.figures.figures_command", "run_figures", "reproduce figures of the papers"),
+    "reproducibility": Command(
+        "dml.papers.tables.protocols_command",
+        "write_protocols",
+        "write what differs from the papers' protocols",
+    ),
+}
+
+HELP = """\
+usage: dml COMMAND ...
+
+Train, test and compare networks for image retrieval.
+
+{commands}
+
+dml COMMAND --help lists what a command takes. For example:
+  dml train             trains on drawings that come with dml, in a few minutes
+  dml train dataset=folder dataset.root=photos transform=imagenet
+  dml compare outputs   prints a table of the finished runs below outputs
+"""
+
+
+def run_command(*leading_arguments: str) -> None:
+    """Run the command that the command line names; Ctrl-C ends it with one line and no trace from now on.
+
+    Args:
+        leading_arguments: arguments to put before those of the command line: the command's name in a script that has
+            one command only.
+    """
+    handle_signals(is_importing=True)  # before a command's imports, which take seconds
+    dispatch([*leading_arguments, *sys.argv[1:]])
+
+
+def dispatch(arguments: Sequence[str]) -> None:
+    """Run the command that the first argument names; an unknown name ends with one line and exit code 2.
+
+    Args:
+        arguments: name of the command and its arguments; ``--help`` or nothing lists the commands.
+    """
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        sys.stdout.write(format_help())
+    elif name in COMMANDS:
+        command = COMMANDS[name]
+        getattr(import_module(command.module), command.function)(arguments[1:])
     else:
-        sys.stderr.write(f"error: {command or 'no command'}: {USAGE}\n")
+        from dml.ops.errors import nearest
+        from dml.ops.escaping import printable
+
+        sys.stderr.write(f"error: {printable(name)}: no such command{nearest(name, COMMANDS)}; dml --help lists all\n")
         sys.exit(2)
+
+
+def format_help() -> str:
+    """Format what ``dml --help`` prints: every command with its summary, and examples."""
+    width = max(map(len, COMMANDS))
+    return HELP.format(commands="\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()))
 
 
 if __name__ == "__main__":

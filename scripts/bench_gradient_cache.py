@@ -1,11 +1,17 @@
-"""Prints the memory and the time of a training step with and without gradient caching.
+"""Print the memory and the time of a training step with and without gradient caching.
 
 python scripts/bench_gradient_cache.py    # a minute on two cores
 
 A step is the forward pass of EfficientNet-Lite0 with its heads L, M and H on images of 64 x 64 pixels, Ranked List Loss
-of each head, and the backward pass. Each row is a process of its own; MB are above what it had before the step, its
-images and a small first step included. Gradient caching should train 1,024 images in about the memory of 64.
+of each head, and the backward pass. Each row is measured in a new process. MB are what the step adds to the memory that
+the process has with its images and after a small first step. Gradient caching should train 1,024 images in about the
+memory of 64.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 import subprocess
 import sys
@@ -17,46 +23,46 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
 from dml.losses.rll import RankedListLoss
-from dml.run import build
+from dml.run import builders
 from dml.run.config_folders import CONF
-from dml.training.gradient_cache import in_chunks
+from dml.training.gradient_cache import embed_in_chunks
 
 ROWS = ((64, None), (1024, None), (1024, 64))
-"""Images a batch, and images at a time."""
+"""Images in a batch, and images that pass through the network at a time; None for all of them."""
 IMAGES_PER_CLASS = 4
 
 
-def memory(name: str) -> float:
-    """Megabytes of the process: "VmRSS" now, "VmHWM" at most since the last reset."""
+def read_memory(name: str) -> float:
+    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
 def step(model: nn.Module, images: Tensor, size: int | None) -> None:
-    """Forward pass, losses, backward pass."""
+    """Take a forward pass, compute the losses, and take a backward pass."""
     labels = torch.arange(len(images)) // IMAGES_PER_CLASS
     loss = RankedListLoss()
-    embeddings = in_chunks(model, images, size)
-    torch.stack([loss(own, labels) for own in embeddings.values()]).sum().backward()  # type: ignore[no-untyped-call]
+    embeddings = embed_in_chunks(model, images, size)
+    torch.stack([loss(head, labels) for head in embeddings.values()]).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def measure(batch: int, size: int | None) -> None:
-    """Prints a row."""
+    """Measure one step and print its row."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        model = build.model(compose("train", overrides=["transform.size=64"]))
+        model = builders.build_model(compose("train", overrides=["transform.size=64"]))
     images = torch.randint(0, 256, (batch, 3, 64, 64), dtype=torch.uint8)
     step(model, images[: 2 * IMAGES_PER_CLASS], IMAGES_PER_CLASS)
     model.zero_grad()
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before, started = memory("VmRSS"), perf_counter()
+    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
+    before, started = read_memory("VmRSS"), perf_counter()
     step(model, images, size)
     seconds = perf_counter() - started
-    megabytes = memory("VmHWM") - before
+    megabytes = read_memory("VmHWM") - before
     print(f"{batch:>6}{size or '-':>16}{megabytes:>8.0f}{seconds:>8.1f}{images.nbytes / 2**20:>14.1f}", flush=True)
 
 
 def main() -> None:
-    """Prints the table; with arguments, one row."""
+    """Print the table; with arguments, measure and print one row of it."""
     if len(sys.argv) > 1:
         measure(int(sys.argv[1]), int(sys.argv[2]) or None)
         return

@@ -1,10 +1,16 @@
-"""Prints how long a loss takes forward and backward, beside a yardstick, and the memory that this adds to the process.
+"""Print the time of each loss forward and backward, beside a yardstick, and the memory that a step adds.
 
 python scripts/bench_losses.py    # one minute on two cores
 
-Batches of B embeddings of 512 dimensions in classes of 4, 32 classes to a super-class (SOP's batches), float32. A loss
-and its yardstick are measured in turns; the ratio is the median of those of the turns.
+A batch has B float32 embeddings of 512 dimensions, in classes of 4 images and super-classes of 32 classes, like
+HAPPIER's batches on SOP. A loss and its yardstick are measured in turns. The printed ratio is the median over the
+turns.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +31,7 @@ SIZE, CLASS, SUPER_CLASS = 512, 4, 32
 
 
 class Row(NamedTuple):
-    """A loss to measure, and what its issue allows it."""
+    """A loss to measure, and the most milliseconds and megabytes that it may take."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -43,7 +49,7 @@ ROWS = [
 
 
 class FinestLevel(nn.Module):
-    """A loss of one column of labels, in the place of one that takes several levels."""
+    """A loss of one level that is given the labels of several levels, and uses the finest."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
@@ -56,7 +62,7 @@ class FinestLevel(nn.Module):
 
 
 class LogSumExp(nn.Module):
-    """The least that a loss of all pairs does: their similarities, reduced."""
+    """The least that a loss of all pairs does: it reduces their similarities."""
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002
         """(B, D) -> scalar."""
@@ -64,7 +70,7 @@ class LogSumExp(nn.Module):
 
 
 class Pair(NamedTuple):
-    """A loss beside a yardstick, and what its issue allows the ratio to be."""
+    """A loss beside a yardstick, and the largest ratio of their times that is allowed."""
 
     name: str
     loss: Callable[[], nn.Module]
@@ -73,73 +79,73 @@ class Pair(NamedTuple):
     limit: float
 
 
-def library_rll() -> nn.Module:
-    """pytorch-metric-learning's RLL with ours' parameters: boundary margin alpha = 1.2, Tn = 10."""
+def make_library_rll() -> nn.Module:
+    """Make pytorch-metric-learning's RLL with this project's parameters: boundary margin alpha = 1.2, Tn = 10."""
     return FinestLevel(LibraryRankedListLoss(margin=0.4, Tn=10, imbalance=0.5, alpha=1.2, Tp=0))
 
 
 PAIRS = [
-    Pair("RLL", RankedListLoss, "pytorch-metric-learning's", library_rll, 1.0),
+    Pair("RLL", RankedListLoss, "pytorch-metric-learning's", make_library_rll, 1.0),
     Pair("NRA", NonlinearRankApproximationLoss, "logsumexp(E E^T)", LogSumExp, 2.0),
     Pair("tuplet", TupletLoss, "logsumexp(E E^T)", LogSumExp, 2.0),
 ]
 TURNS = 60
 
 
-def step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
-    """Milliseconds of one forward and backward pass."""
+def time_step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
+    """Return the milliseconds of one forward and backward pass."""
     leaf = embeddings.clone().requires_grad_()
     started = perf_counter()
     loss(leaf, labels).backward()
     return 1000 * (perf_counter() - started)
 
 
-def memory(name: str) -> float:
-    """Megabytes of the process: "VmRSS" now, "VmHWM" at most since the last reset."""
+def read_memory(name: str) -> float:
+    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
-def peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
-    """Megabytes that a step adds at most; meaningful in the loss's first step, before freed memory is reused."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = memory("VmRSS")
-    step(loss, embeddings, labels)
-    return memory("VmHWM") - before
+def measure_peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
+    """Return the megabytes that a step adds at most; only a first step shows them, before freed memory is reused."""
+    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
+    before = read_memory("VmRSS")
+    time_step(loss, embeddings, labels)
+    return read_memory("VmHWM") - before
 
 
-def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Embeddings (B, D) and labels (B, 2)."""
+def draw_batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw embeddings (B, D) and labels (B, 2)."""
     fine = torch.arange(size) // CLASS
     return torch.randn(size, SIZE, generator=generator), torch.stack([fine, fine // SUPER_CLASS], dim=1)
 
 
 def print_alone(generator: torch.Generator) -> None:
-    """The table of losses alone, with their memory."""
+    """Print the table of losses alone, with their memory."""
     print(f"{'loss':<28}{'batch':>6}{'ms':>9}{'limit':>7}{'MB':>7}{'limit':>7}")
     for row in ROWS:
-        embeddings, labels = batch(row.batch, generator)
+        embeddings, labels = draw_batch(row.batch, generator)
         loss = row.build()
-        added = peak(loss, embeddings, labels)
-        taken = median(step(loss, embeddings, labels) for _ in range(row.repeats))
+        added = measure_peak(loss, embeddings, labels)
+        taken = median(time_step(loss, embeddings, labels) for _ in range(row.repeats))
         limit = "" if row.milliseconds is None else f"{row.milliseconds:.0f}"
         print(f"{row.name:<28}{row.batch:>6}{taken:>9.1f}{limit:>7}{added:>7.0f}{row.megabytes:>7.0f}")
 
 
 def print_beside(generator: torch.Generator) -> None:
-    """The table of losses beside their yardsticks."""
+    """Print the table of losses beside their yardsticks."""
     print(f"\n{'loss':<8}{'ms':>7}  {'beside':<26}{'ms':>7}{'ratio':>8}{'limit':>7}")
-    embeddings, labels = batch(256, generator)
+    embeddings, labels = draw_batch(256, generator)
     for pair in PAIRS:
         both = pair.loss(), pair.yardstick()
-        turns = [tuple(step(loss, embeddings, labels) for loss in both) for _ in range(TURNS)]
-        own, other = (median(times) for times in zip(*turns, strict=True))
+        turns = [tuple(time_step(loss, embeddings, labels) for loss in both) for _ in range(TURNS)]
+        milliseconds, yardstick = (median(times) for times in zip(*turns, strict=True))
         ratio = median(first / second for first, second in turns)
-        print(f"{pair.name:<8}{own:>7.2f}  {pair.beside:<26}{other:>7.2f}{ratio:>8.2f}{pair.limit:>7.1f}")
+        print(f"{pair.name:<8}{milliseconds:>7.2f}  {pair.beside:<26}{yardstick:>7.2f}{ratio:>8.2f}{pair.limit:>7.1f}")
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Measure and print both tables."""
     print(f"{torch.get_num_threads()} threads")
     generator = torch.Generator().manual_seed(0)
     print_alone(generator)

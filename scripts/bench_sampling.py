@@ -1,11 +1,17 @@
-"""Prints what local neighbourhood sampling costs beside the training step, and what the other samplers cost.
+"""Print the cost of local neighbourhood sampling beside that of a training step, and the cost of the other samplers.
 
 python scripts/bench_sampling.py              # a tenth of Stanford Online Products, half a minute on two cores
-python scripts/bench_sampling.py 59551        # its training split: 59,551 images; ten minutes
+python scripts/bench_sampling.py 59551        # its whole training split, 59,551 images; ten minutes
 
-Synthetic embeddings of 512 dimensions around the centres of classes of 5 or 6 images, K = 16, batches of 128.
-Their search and FAISS's own run in turns in one process, so that a change of the machine's speed meets both.
+The embeddings are synthetic, with 512 dimensions, around the centres of classes of 5 or 6 images; K = 16, batches of
+128. This project's search and FAISS's run in turns in one process, so that a change of the machine's speed affects
+both.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 import sys
 from collections.abc import Callable
@@ -17,7 +23,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from bench_losses import memory
+from bench_losses import read_memory
 from numpy.typing import NDArray
 
 from dml.data.stream import BatchSampler
@@ -29,13 +35,14 @@ from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_share
 
 SIZE, CLASS, K, BATCH = 512, 5.26, 16, 128
 ROUNDS, BATCHES = 3, 200
-STEP = 0.25  # seconds that a ResNet-50 takes for a batch of 128 on a GPU
+STEP = 0.25
+"""Seconds that a ResNet-50 takes for a batch of 128 on a GPU."""
 
 Rows = NDArray[np.float32]
 
 
-def synthetic(images: int) -> tuple[Rows, NDArray[np.int64]]:
-    """Embeddings (N, 512) of unit length, and labels (N, 2): classes, and twelve super-classes."""
+def draw_items(images: int) -> tuple[Rows, NDArray[np.int64]]:
+    """Draw embeddings (N, 512) of unit length, and labels (N, 2): classes, and twelve super-classes."""
     rng = np.random.default_rng(0)
     classes = rng.permutation(np.arange(images) % round(images / CLASS))
     embeddings = rng.standard_normal((images, SIZE), dtype=np.float32)
@@ -44,53 +51,54 @@ def synthetic(images: int) -> tuple[Rows, NDArray[np.int64]]:
     return embeddings, np.stack([classes, classes % 12], axis=1)
 
 
-def bare(embeddings: Rows) -> Any:
-    """FAISS alone: the K nearest of each row, and the row itself."""
+def search_bare(embeddings: Rows) -> Any:
+    """Search with FAISS alone for the row itself and the K nearest neighbours of each row."""
     index: Any = faiss.IndexFlatIP(SIZE)
     index.add(embeddings)
     return index.search(embeddings, K + 1)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
+def time_call(work: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
     started = perf_counter()
     work()
     return perf_counter() - started
 
 
-def milliseconds_a_batch(sampler: BatchSampler) -> float:
-    """The median over the first batches of an epoch, each with its share of the epoch's start."""
+def time_batch(sampler: BatchSampler) -> float:
+    """Return the median milliseconds of an epoch's first batches, each with its share of the epoch's start."""
     times = []
     for epoch in range(ROUNDS):
         sampler.set_epoch(epoch)
         count = min(BATCHES, len(sampler))
-        times.append(1000 * seconds(lambda: list(islice(sampler, BATCHES))) / count)
+        times.append(1000 * time_call(lambda: list(islice(sampler, BATCHES))) / count)
     return median(times)
 
 
 def main() -> None:
-    """Prints the table."""
+    """Measure everything and print the table."""
     images = int(sys.argv[1]) if len(sys.argv) > 1 else 6000
-    embeddings, labels = synthetic(images)
+    embeddings, labels = draw_items(images)
     print(f"{images} images, {labels[:, 0].max() + 1} classes, K = {K}, {faiss.omp_get_max_threads()} threads")
 
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
+    before = read_memory("VmRSS")
     table = nearest_neighbors(embeddings, K)[1].numpy()
     local = LocalNeighborhoodSampler(labels, table, BATCH)
     list(islice(local, BATCHES))
-    added = memory("VmHWM") - before
+    added = read_memory("VmHWM") - before
     print(f"table and sampler: {added:.0f} MB at most beside the embeddings (limit 200)")
 
     pairs = [
-        (seconds(lambda: nearest_neighbors(embeddings, K)), seconds(lambda: bare(embeddings))) for _ in range(ROUNDS)
+        (time_call(lambda: nearest_neighbors(embeddings, K)), time_call(lambda: search_bare(embeddings)))
+        for _ in range(ROUNDS)
     ]
-    ratio = median(ours / alone for ours, alone in pairs)
+    ratio = median(search / bare for search, bare in pairs)
     print(
         f"table: {median(a for a, _ in pairs):.1f} s, FAISS alone {median(b for _, b in pairs):.1f} s, "
         f"ratio {ratio:.2f} (limit 1.2)"
     )
-    print(f"new table into the sampler: {1000 * seconds(lambda: local.set_neighbors(table)):.0f} ms")
+    print(f"new table into the sampler: {1000 * time_call(lambda: local.set_neighbors(table)):.0f} ms")
 
     classes = labels[:, 0]
     means = np.stack([np.bincount(classes, weights=column) for column in embeddings.T], axis=1)
@@ -104,7 +112,7 @@ def main() -> None:
     print(f"{'a batch':<30}{'ms':>8}{'% of a step':>13}{'hard negatives':>16}{'usable positives':>18}{'anchors':>9}")
     for name, sampler in samplers.items():
         shares = np.mean([hard_shares(labels, table, batch) for batch in islice(sampler, 20)], axis=0)
-        cost = milliseconds_a_batch(sampler)
+        cost = time_batch(sampler)
         print(f"{name:<30}{cost:>8.2f}{cost / STEP / 10:>13.2f}{shares[0]:>16.3f}{shares[1]:>18.3f}{shares[2]:>9.3f}")
 
 

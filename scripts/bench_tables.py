@@ -1,11 +1,16 @@
-"""Prints how long the largest data set's table takes to read and to check, and the memory that it adds.
+"""Print the time to read and check the table of the largest data set, and the memory that this adds.
 
 python scripts/bench_tables.py    # half a minute on two cores
 
-The lists and ``train2018.json`` of iNaturalist-2018 in their true size (461,939 images, 8,142 species), made up, in a
-temporary folder; no images. Each row is a process of its own: MB are above what it had before reading, at most and
-at the end.
+The script makes up lists and a ``train2018.json`` of the size of iNaturalist-2018 (461,939 images, 8,142 species),
+without images. Each row is measured in a new process. MB are what reading adds to the memory of the process: the peak,
+and at the end.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 import json
 import subprocess
@@ -27,8 +32,8 @@ SUPER_CATEGORIES = 14
 LIMITS = "limits: 10 s, 400 MB"
 
 
-def write(root: Path) -> None:
-    """The lists and the json file; a species' taxa are nested, its super-category any."""
+def write_files(root: Path) -> None:
+    """Write the lists and the json file; the taxa of a species are nested, its super-category is arbitrary."""
     total = sum(SPECIES.values())
     order = np.random.default_rng(0).permutation(total)
     (root / "Inat_dataset_splits").mkdir()
@@ -53,34 +58,34 @@ def write(root: Path) -> None:
     (root / "train2018.json").write_text(json.dumps(contents))
 
 
-def memory(name: str) -> float:
-    """Megabytes of the process: "VmRSS" now, "VmHWM" at most since the last reset."""
+def read_memory(name: str) -> float:
+    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
 def measure(root: Path, variant: str, checks: bool) -> None:
-    """Prints the row of one reading."""
+    """Measure one reading and print its row."""
     reader = partial(read, variant=variant)
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before, started = memory("VmRSS"), perf_counter()
+    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
+    before, started = read_memory("VmRSS"), perf_counter()
     table = load(reader, str(root), name="inat") if checks else reader(root)
     seconds = perf_counter() - started
-    most, left = memory("VmHWM") - before, memory("VmRSS") - before
+    peak, added = read_memory("VmHWM") - before, read_memory("VmRSS") - before
     print(
         f"{variant + (', with the checks of load' if checks else ', read alone'):<32}{len(table):>8}{seconds:>7.1f}"
-        f"{most:>9.0f}{left:>8.0f}",
+        f"{peak:>9.0f}{added:>8.0f}",
         flush=True,
     )
 
 
 def main() -> None:
-    """Prints the table; with arguments, one row."""
+    """Print the table; with arguments, measure and print one row of it."""
     if len(sys.argv) > 1:
         measure(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "checks")
         return
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
+        write_files(Path(folder))
         print(f"{LIMITS}; {RANKS[0]} to {RANKS[-1]}")
         print(f"{'iNaturalist-2018':<32}{'images':>8}{'s':>7}{'MB most':>9}{'MB left':>8}")
         for variant in ("base", "full"):

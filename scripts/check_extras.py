@@ -29,12 +29,13 @@ SMALL = (
 SEEDS = ("seed=0,1",)
 OPTUNA = ("sweep=optuna", "hydra.sweeper.n_trials=2")
 AT_ONCE = (*OPTUNA, "hydra.sweeper.n_jobs=2")
-LOCAL = "hydra/launcher=submitit_local"  # Slurm's launcher, but for Slurm
+LOCAL = "hydra/launcher=submitit_local"
+"""Slurm's launcher, starting processes on this machine instead of Slurm's jobs."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A sweep, or a run.
+    """A command to check: a sweep, or a single run.
 
     Args:
         name: name of the check, as it is printed.
@@ -49,9 +50,9 @@ class Check:
     files: tuple[str, ...] = ()
 
     def command(self, python: Path, folder: Path) -> list[str]:
-        """The command line that leaves the runs in ``folder``."""
-        place = ["-m", f"hydra.sweep.dir={folder}"] if self.runs > 1 else [f"hydra.run.dir={folder}"]
-        return [str(python), "-m", "dml", "train", *place, *SMALL, *self.overrides]
+        """Return the command line that leaves the runs in ``folder``."""
+        folder_override = ["-m", f"hydra.sweep.dir={folder}"] if self.runs > 1 else [f"hydra.run.dir={folder}"]
+        return [str(python), "-m", "dml", "train", *folder_override, *SMALL, *self.overrides]
 
 
 CHECKS = (
@@ -69,7 +70,7 @@ SLURM = ("launcher=submitit", "--cfg", "hydra", "--package", "hydra.launcher")
 
 
 def main() -> int:
-    """Reads the command line and runs the checks -> the exit code."""
+    """Read the command line and run the checks -> the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the Python of an environment with the package and its extras")
     parser.add_argument("--only", default="", help="a part of the names of the checks that are run")
@@ -85,7 +86,7 @@ def main() -> int:
 
 def install(environment: Path) -> Path:
     """Make a virtual environment with the package and its extras -> its Python."""
-    with reported("pip install"):
+    with report("pip install"):
         venv.create(environment, with_pip=True)
         python = environment / "bin" / "python"
         constraints = ["--constraint", str(ROOT / "constraints.txt")]
@@ -98,8 +99,8 @@ def run(check: Check, python: Path, work: Path) -> bool:
     """Run a check -> whether it has left what it has to."""
     folder = work / f"{CHECKS.index(check)}"
     work.mkdir(exist_ok=True)
-    with reported(check.name) as lines:
-        output, code = executed(check.command(python, folder), work)
+    with report(check.name) as lines:
+        output, code = execute(check.command(python, folder), work)
         runs = len(list(folder.rglob("metrics.json")))
         missing = [pattern for pattern in check.files if not any(folder.glob(pattern))]
         succeeded = code == 0 and runs == check.runs and not missing
@@ -110,16 +111,16 @@ def run(check: Check, python: Path, work: Path) -> bool:
 
 
 def compose_slurm(python: Path, work: Path) -> bool:
-    """Compose launcher=submitit with the plugin, whose settings have to know each of ours -> whether it does."""
+    """Compose launcher=submitit with the plugin, which has to know every setting -> whether it does."""
     work.mkdir(exist_ok=True)
-    with reported("launcher=submitit, Slurm") as lines:
-        output, code = executed([str(python), "-m", "dml", "train", *SLURM], work)
+    with report("launcher=submitit, Slurm") as lines:
+        output, code = execute([str(python), "-m", "dml", "train", *SLURM], work)
         succeeded = code == 0 and "SlurmLauncher" in output
         lines.append("composed, not run" if succeeded else f"FAILED with exit code {code}\n{output}")
     return succeeded
 
 
-def executed(command: list[str], work: Path) -> tuple[str, int]:
+def execute(command: list[str], work: Path) -> tuple[str, int]:
     """Run a command in a folder -> what it printed and its exit code."""
     done = subprocess.run(  # noqa: S603
         command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -128,7 +129,7 @@ def executed(command: list[str], work: Path) -> tuple[str, int]:
 
 
 @contextmanager
-def reported(name: str) -> Iterator[list[str]]:
+def report(name: str) -> Iterator[list[str]]:
     """Print a name, how long the block took, and the lines that it adds to the list."""
     lines: list[str] = []
     started = time.perf_counter()

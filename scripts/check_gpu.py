@@ -1,13 +1,18 @@
-"""Checks in one command what can only be checked on GPUs, and prints how fast they train.
+"""Check what can only be checked on GPUs, and print how fast they train.
 
 python scripts/check_gpu.py                              # all GPUs of this machine
 python scripts/check_gpu.py --steps 50 model=resnet50    # overrides as for train.py
-python scripts/check_gpu.py --accelerator cpu --small    # its logic, on a few images without a GPU
+python scripts/check_gpu.py --accelerator cpu --small    # the same checks on a few images, without a GPU
 
-It trains emoji in float32, in bfloat16 and compiled; stops one of these runs half way and resumes it; tests its
-checkpoint on the GPU and on the CPU, whose metrics may differ by 1e-4; and trains on all GPUs together. It ends with a
-table, and with exit code 1 if a check failed; all that the runs left is in --output.
+The script trains emoji in float32, in bfloat16 and compiled. It stops the float32 run half way and resumes it. It
+tests a checkpoint on the GPU and on the CPU; the metrics may differ by 1e-4. It trains on all GPUs together. At the
+end it prints a table. The exit code is 1 if a check failed. --output holds the run folders.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 import argparse
 import json
@@ -25,6 +30,7 @@ from rich.table import Table
 from small_emoji import slice_of_emoji
 
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 from dml.training.checkpoints import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,12 +45,12 @@ SMALL = [
     "data.num_workers=0",
 ]
 COMMON = [
-    "scheduler=constant",  # of which a run that is stopped half way has the first half
+    "scheduler=constant",  # a run that is stopped half way has then taken the first half of the same schedule
     "trainer.val_check_interval=null",
     "evaluation.raw=false",
     "evaluation.report=null",
     "evaluation.sheet=null",
-    "evaluation.clustering=false",  # FAISS's k-means is another one on each device
+    "evaluation.clustering=false",  # FAISS's k-means differs between devices
 ]
 
 Execute = Callable[[str, Sequence[str]], None]
@@ -62,13 +68,13 @@ def execute(script: str, arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the result.
+    """A row of the printed table.
 
     Args:
-        name: what was checked.
-        verdict: "ok", "skipped", or "failed".
-        remark: why, or what was compared.
-        speed: what `dml.training.meter.SpeedMeter` measured; empty if nothing.
+        name: name of the check.
+        verdict: result of the check: "ok", "skipped", or "failed".
+        remark: reason of the verdict, or what was compared.
+        speed: measurements of `dml.training.meter.SpeedMeter`; empty if the check measures none.
     """
 
     name: str
@@ -82,11 +88,11 @@ class Checks:
     """The checks of one machine.
 
     Args:
-        folder: what the runs leave.
+        folder: folder for the runs.
         accelerator: "cuda" or "cpu".
-        devices: processes of the last check, one a GPU.
-        steps: of each training, more than the `WARM_UP` that isn't measured.
-        overrides: for every run.
+        devices: processes of the last check, one for each GPU.
+        steps: steps of each training, more than the `WARM_UP` that isn't measured.
+        overrides: overrides of every run.
         execute: runs a script with arguments.
     """
 
@@ -97,20 +103,20 @@ class Checks:
     overrides: Sequence[str]
     execute: Execute = execute
 
-    def rows(self) -> list[Row]:
+    def run_all(self) -> list[Row]:
         """Run all checks, each by itself: one that fails doesn't keep the others from running."""
         graphs = "true" if self.accelerator == "cuda" else "{backend: aot_eager}"  # inductor takes a minute on a CPU
         checks: dict[str, Callable[[str], Row]] = {
-            "float32": self.trains,
-            "bfloat16": lambda name: self.trains(name, "trainer.precision=bf16-mixed"),
-            "compiled": lambda name: self.trains(name, f"compile={graphs}"),
-            "resumed": self.resumes,
-            "tested on the CPU": self.evaluates_alike,
-            f"{self.devices} processes": self.trains_together,
+            "float32": self.check_training,
+            "bfloat16": lambda name: self.check_training(name, "trainer.precision=bf16-mixed"),
+            "compiled": lambda name: self.check_training(name, f"compile={graphs}"),
+            "resumed": self.check_resuming,
+            "tested on the CPU": self.check_evaluation,
+            f"{self.devices} processes": self.check_processes,
         }
-        return [_guarded(name, check) for name, check in checks.items()]
+        return [_run_guarded(name, check) for name, check in checks.items()]
 
-    def trains(self, name: str, *overrides: str) -> Row:
+    def check_training(self, name: str, *overrides: str) -> Row:
         """Train from the beginning, and measure it."""
         folder, speed = self.folder / _file_name(name), self.folder / f"{_file_name(name)}.json"
         meter = f"{{_target_: dml.training.meter.SpeedMeter, path: '{speed}', warm_up: {WARM_UP}}}"
@@ -118,18 +124,18 @@ class Checks:
         remark = f"recall@1 {_metrics(folder)['level0/recall@1']:.3f}"
         return Row(name, "ok", remark, json.loads(speed.read_text(encoding="utf-8")))
 
-    def resumes(self, name: str) -> Row:
+    def check_resuming(self, name: str) -> Row:
         """Stop a run half way, resume it, and compare its weights with those of the float32 run."""
         folder = self.folder / _file_name(name)
         self._train(folder, self.steps // 2)
         self.execute("train", [f"resume={folder}", f"trainer.max_steps={self.steps}"])
-        whole, resumed = (
+        uninterrupted, resumed = (
             read_checkpoint(run / "checkpoints" / "last.ckpt") for run in (self.folder / "float32", folder)
         )
-        if resumed["global_step"] != whole["global_step"]:
+        if resumed["global_step"] != uninterrupted["global_step"]:
             return Row(name, "failed", f"ended at step {resumed['global_step']}")
-        difference = largest_difference(whole["state_dict"], resumed["state_dict"])
-        # a GPU's sums may be taken in another order in each run
+        difference = find_largest_difference(uninterrupted["state_dict"], resumed["state_dict"])
+        # a GPU may take sums in another order in each run
         verdict = "ok" if difference == 0 or self.accelerator != "cpu" else "failed"
         return Row(name, verdict, f"weights differ by {difference:.1e} at most")
 
@@ -138,7 +144,7 @@ class Checks:
         device = f"trainer.accelerator={self.accelerator}"
         self.execute("train", [f"hydra.run.dir={folder}", device, *lengths, *COMMON, *self.overrides, *overrides])
 
-    def evaluates_alike(self, name: str) -> Row:
+    def check_evaluation(self, name: str) -> Row:
         """Test the float32 run's checkpoint on both devices."""
         checkpoint = _last_checkpoint(self.folder / "float32")
         tested: list[dict[str, Any]] = []
@@ -147,23 +153,23 @@ class Checks:
             arguments = [f"checkpoint={checkpoint}", f"hydra.run.dir={folder}", f"trainer.accelerator={accelerator}"]
             self.execute("evaluate", [*arguments, "trainer.callbacks=null"])
             tested.append(_metrics(folder))
-        difference = largest_difference(*tested)
+        difference = find_largest_difference(*tested)
         verdict = "ok" if difference <= TOLERANCE else "failed"
         return Row(name, verdict, f"metrics differ by {difference:.1e} at most")
 
-    def trains_together(self, name: str) -> Row:
+    def check_processes(self, name: str) -> Row:
         """Train on all devices."""
         if self.devices < 2:
             return Row(name, "skipped", "needs two GPUs")
-        return self.trains(name, "trainer=ddp", f"trainer.devices={self.devices}")
+        return self.check_training(name, "trainer=ddp", f"trainer.devices={self.devices}")
 
 
-def largest_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
-    """The largest difference between numbers of one name; infinite where a name, or a finite number, is missing.
+def find_largest_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """Return the largest difference between numbers of one name; infinite if a name, or a finite number, is missing.
 
     Args:
         first: numbers, or tensors of one shape, by name; anything else is left out.
-        second: the same of another run.
+        second: numbers, or tensors, of another run.
     """
     differences = [0.0]
     for name in first.keys() | second.keys():
@@ -172,13 +178,13 @@ def largest_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> f
             continue
         if any(value is None for value in values):
             return float("inf")
-        one, other = (torch.as_tensor(value, dtype=torch.float64) for value in values)
-        difference = (one - other).abs().max().item() if one.numel() else 0.0
+        left, right = (torch.as_tensor(value, dtype=torch.float64) for value in values)
+        difference = (left - right).abs().max().item() if left.numel() else 0.0
         differences.append(difference if difference == difference else float("inf"))
     return max(differences)
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print the rows as a table."""
     table = Table("check", "verdict", "images/s", "waits for images", "peak memory", "waits for the GPU", "remark")
     for row in rows:
@@ -193,8 +199,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def machine(accelerator: str) -> str:
-    """The devices and torch's version in one line."""
+def describe_machine(accelerator: str) -> str:
+    """Return the devices and torch's version in one line."""
     if accelerator == "cpu":
         return f"CPU, torch {torch.__version__}"
     names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
@@ -210,11 +216,10 @@ def _last_checkpoint(folder: Path) -> Path:
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
-    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return metrics
+    return RunFolder(folder).metrics()
 
 
-def _guarded(name: str, check: Callable[[str], Row]) -> Row:
+def _run_guarded(name: str, check: Callable[[str], Row]) -> Row:
     try:
         return check(name)
     except (subprocess.CalledProcessError, InputError, OSError, KeyError) as error:
@@ -222,13 +227,17 @@ def _guarded(name: str, check: Callable[[str], Row]) -> Row:
 
 
 def main() -> None:
-    """Run all checks and print what they gave."""
+    """Run all checks and print their table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--accelerator", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--steps", type=int, default=100, help=f"of each training, more than {WARM_UP}")
-    parser.add_argument("--small", action="store_true", help="a few small images")
-    parser.add_argument("--output", type=Path, default=None, help="an empty folder; by default a temporary one")
-    parser.add_argument("overrides", nargs="*", help="as for train.py")
+    parser.add_argument("--accelerator", choices=("cuda", "cpu"), default="cuda", help="device to check (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=100, help=f"steps of each training, more than {WARM_UP} (%(default)s)"
+    )
+    parser.add_argument("--small", action="store_true", help="train on a few small images")
+    parser.add_argument(
+        "--output", type=Path, default=None, help="an empty folder for the runs; by default a temporary one"
+    )
+    parser.add_argument("overrides", nargs="*", help="overrides of every run, as for train.py")
     arguments = parser.parse_args()
     if arguments.accelerator == "cuda" and not torch.cuda.is_available():
         sys.exit("error: no CUDA GPU; --accelerator cpu --small runs the same checks without one")
@@ -241,10 +250,10 @@ def main() -> None:
         overrides = [f"dataset.root={slice_of_emoji(folder / 'emoji.zip')}", *SMALL, *overrides]
     devices = torch.cuda.device_count() if arguments.accelerator == "cuda" else 2
     console = Console(highlight=False, width=120)
-    console.print(machine(arguments.accelerator))
-    rows = Checks(folder.resolve(), arguments.accelerator, devices, arguments.steps, overrides).rows()
+    console.print(describe_machine(arguments.accelerator))
+    rows = Checks(folder.resolve(), arguments.accelerator, devices, arguments.steps, overrides).run_all()
     (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
-    show(rows, console)
+    print_table(rows, console)
     console.print(f"all that the runs left: {folder}")
     sys.exit(any(row.verdict == "failed" for row in rows))
 

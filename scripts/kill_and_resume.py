@@ -1,14 +1,19 @@
-"""Kills a run of three stages at named points, resumes it, and compares what it ends with bit for bit.
+"""Kill a run of three stages at named points, resume it, and compare the results bit for bit.
 
 python scripts/kill_and_resume.py                 # 40 kills; a quarter of an hour on two cores
 python scripts/kill_and_resume.py --kills 3
 
-The run is experiment=lns/emoji/rnn on a slice of the data, with a few small steps a stage and new neighbours in the
-middle of a stage. The points are those of `kill_points.py`, such as "after last.ckpt is replaced". A first run tells
-how often each is reached; the kills then go through all of them, once at the beginning, the middle and the end of the
-run, by turns with one batch a step and with two (``accumulate_grad_batches``). Ends with exit code 1 if a resumed run
+The run is experiment=lns/emoji/rnn on a part of the data, with a few small steps in each stage and new neighbours in
+the middle of a stage. The points are those of `kill_points.py`, such as "after last.ckpt is replaced". A first run
+counts how often each point is reached. Then the script kills a run at each point near the beginning, the middle and
+the end of the run. Every second run accumulates the gradients of two batches. The exit code is 1 if a resumed run
 differs from the uninterrupted one.
 """
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)  # before imports that take seconds
 
 import argparse
 import multiprocessing
@@ -27,8 +32,8 @@ import torch
 from kill_points import POINTS, count_points, die_at
 from small_emoji import slice_of_emoji
 
+from dml.commands import main as dml
 from dml.ops.run_folder import RunFolder
-from dml.run import main as dml
 
 STEPS = 8
 ARGUMENTS = [
@@ -44,23 +49,26 @@ ARGUMENTS = [
     "trainer.log_every_n_steps=1",
     "checkpoints.every_n_steps=1",
     "evaluation.metrics=[recall]",
-    "evaluation.report=null",
+    "evaluation.report={neighbors:2,map:false,seed:0}",
 ]
 BATCHES_PER_STEP = (1, 2)
 MOMENTS = (0.0, 0.5, 1.0)
-"""Parts of a point's occurrences after which the run is killed there."""
+"""Shares of the occurrences of a point after which a run is killed there."""
 PATHS = ("best_model_path", "best_k_models", "kth_best_model_path", "last_model_path", "dirpath")
-"""What a checkpoint says of the folder that it was written to."""
+"""Entries of a checkpoint that depend on the folder that it was written to."""
 
 Prepare = Callable[[], Any]
 
 
 def run(*arguments: str, prepare: Prepare = dict) -> tuple[int, Any]:
-    """Runs ``train.py``, silent, in a copy of this process, which has loaded the libraries -> exit code, what it sends.
+    """Run ``train.py`` without output in a copy of this process, which has loaded the libraries.
 
     Args:
-        arguments: of the command line.
-        prepare: is called in the copy before; what it returns is sent back at the end.
+        arguments: arguments of the command line.
+        prepare: function that the copy calls before the training; its result is sent back at the end.
+
+    Returns:
+        The exit code, and the result of ``prepare``; None if the copy died before it could send the result.
     """
 
     def child(connection: Connection) -> None:
@@ -80,43 +88,47 @@ def run(*arguments: str, prepare: Prepare = dict) -> tuple[int, Any]:
 
 
 def finish(*arguments: str, prepare: Prepare = dict) -> Any:
-    """As `run`, for a run that has to come to its end -> what it sends."""
+    """Run ``train.py`` to its end, which must be a success, and return the result of ``prepare``."""
     code, sent = run(*arguments, prepare=prepare)
     if code:
         sys.exit(f"failed with exit code {code}: train.py {' '.join(arguments)}")
     return sent
 
 
-def last(folder: Path) -> dict[str, Any]:
-    """The run's last checkpoint; empty if it has none."""
+def load_last_checkpoint(folder: Path) -> dict[str, Any]:
+    """Load the last checkpoint of a run; {} if the run has none."""
     path = RunFolder(folder).last_checkpoint
     return torch.load(path, weights_only=True) if path.exists() else {}
 
 
-def differences(whole: Path, resumed: Path) -> list[str]:
-    """What differs between two finished runs: weights, the optimizer's state, callbacks' states, and results."""
-    one, other = RunFolder(whole), RunFolder(resumed)
-    pairs = {"metrics.json": (one.metrics(), other.metrics()), "metrics.csv": (one.history(), other.history())}
-    checkpoints = last(whole), last(resumed)
+def find_differences(uninterrupted: Path, resumed: Path) -> list[str]:
+    """Name what differs between two finished runs: weights, states of the optimizer and the callbacks, results."""
+    expected_run, resumed_run = RunFolder(uninterrupted), RunFolder(resumed)
+    pairs = {
+        "metrics.json": (expected_run.metrics(), resumed_run.metrics()),
+        "metrics.csv": (expected_run.history(), resumed_run.history()),
+    }
+    checkpoints = load_last_checkpoint(uninterrupted), load_last_checkpoint(resumed)
     for part in ("state_dict", "optimizer_states", "callbacks", "lr_schedulers"):
         pairs[part] = (checkpoints[0][part], checkpoints[1][part])
-    found = [name for name, (expected, value) in pairs.items() if not same(expected, value)]
-    return found + [str(path.relative_to(resumed)) for path in resumed.rglob("*.partial")]
+    different = [name for name, (expected, value) in pairs.items() if not are_equal(expected, value)]
+    return different + [str(path.relative_to(resumed)) for path in resumed.rglob("*.partial")]
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two nested values are equal, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one if key not in PATHS)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def are_equal(first: Any, second: Any) -> bool:
+    """Return whether two nested values are equal, tensors bit for bit."""
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, dict):
+        keys = first.keys() - {*PATHS}
+        return first.keys() == second.keys() and all(are_equal(first[key], second[key]) for key in keys)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(are_equal, first, second))
+    return bool(first == second)
 
 
-def kills(counts: dict[int, Counter[str]]) -> Iterator[tuple[int, str, int]]:
-    """(batches a step, point, occurrence): every point before any of them comes a second time."""
+def plan_kills(counts: dict[int, Counter[str]]) -> Iterator[tuple[int, str, int]]:
+    """Yield (batches in a step, point, occurrence), every point once before any point comes a second time."""
     for turn, moment in enumerate(MOMENTS):
         for number, name in enumerate(POINTS):
             batches = BATCHES_PER_STEP[(turn + number) % len(BATCHES_PER_STEP)]
@@ -129,10 +141,10 @@ def kills(counts: dict[int, Counter[str]]) -> Iterator[tuple[int, str, int]]:
 
 
 def main() -> None:
-    """Prints a line for each kill."""
+    """Make the kills and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=40)
-    asked = parser.parse_args()
+    parser.add_argument("--kills", type=int, default=40, help="number of kills")
+    kills = parser.parse_args().kills
     began, failed, counts = time.perf_counter(), 0, {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -143,9 +155,9 @@ def main() -> None:
             return [*arguments, epoch, f"trainer.accumulate_grad_batches={batches}"]
 
         for batches in BATCHES_PER_STEP:
-            whole = f"hydra.run.dir={folder / f'whole_{batches}'}"
-            counts[batches] = finish(*accumulating(batches), whole, prepare=count_points)
-        for number, (batches, name, occurrence) in zip(range(asked.kills), kills(counts), strict=False):
+            run_folder = f"hydra.run.dir={folder / f'uninterrupted_{batches}'}"
+            counts[batches] = finish(*accumulating(batches), run_folder, prepare=count_points)
+        for number, (batches, name, occurrence) in zip(range(kills), plan_kills(counts), strict=False):
             killed = folder / f"killed_{number}"
             code, _ = run(
                 *accumulating(batches),
@@ -154,15 +166,20 @@ def main() -> None:
             )
             if code != -signal.SIGKILL:
                 sys.exit(f"{name}, the {occurrence}th time: ended with exit code {code} instead of being killed")
-            at = last(killed)
-            place = f"stage {at['run']['stage']}, step {at['global_step']}" if at else "before any checkpoint"
-            going_on = [f"resume={killed}"] if at or RunFolder(killed).has_configuration else accumulating(batches)
-            finish(*going_on, *([] if going_on[0].startswith("resume") else [f"hydra.run.dir={killed}"]))
-            wrong = differences(folder / f"whole_{batches}", killed)
+            checkpoint = load_last_checkpoint(killed)
+            place = (
+                f"stage {checkpoint['run']['stage']}, step {checkpoint['global_step']}"
+                if checkpoint
+                else "before any checkpoint"
+            )
+            can_resume = bool(checkpoint) or RunFolder(killed).has_configuration
+            restart = [*accumulating(batches), f"hydra.run.dir={killed}"]
+            finish(*([f"resume={killed}"] if can_resume else restart))
+            wrong = find_differences(folder / f"uninterrupted_{batches}", killed)
             failed += bool(wrong)
             verdict = f"DIFFERS in {', '.join(wrong)}" if wrong else "the same bit for bit"
             print(f"{number + 1:>3}: {batches} a step, {name} ({occurrence}), {place}: {verdict}", flush=True)
-    print(f"{asked.kills - failed} of {asked.kills} the same, in {time.perf_counter() - began:.0f} s")
+    print(f"{kills - failed} of {kills} the same, in {time.perf_counter() - began:.0f} s")
     sys.exit(1 if failed else 0)
 
 

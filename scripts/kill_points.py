@@ -1,10 +1,11 @@
-"""The points of a run at which `kill_and_resume.py` and the tests kill it: each is a call in the project's code.
+"""Points at which `kill_and_resume.py` and the tests kill a run. A point is the call of a function of the project.
 
-A process that is about to run `train.py` calls `die_at`; nothing in the project itself knows of this.
+A process calls `die_at` before it runs `train.py`; the project itself contains no code for this.
 """
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 
 from dml.ops.run_folder import RunFolder
-from dml.run import jobs, outcome
+from dml.run import final_test, jobs
+from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.checkpoints import AtomicCheckpointIO
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.storing import StoredEmbeddings
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Point:
     """A call during a run.
 
     Args:
-        owner: the class or module that has the function.
-        function: the function's name.
-        after: whether the process dies after the call, not before it.
-        file_name: if given, only calls with a path among their arguments that ends in this name count.
+        owner: class or module of the function.
+        function: name of the function.
+        after: whether the point is after the call instead of before it.
+        file_name: file name that a path among the arguments must have for the call to count; None counts all calls.
     """
 
     owner: Any
@@ -39,7 +40,7 @@ class Point:
     file_name: str | None = None
 
     def is_met(self, arguments: tuple[Any, ...], within: str) -> bool:
-        """Whether a call with these arguments counts; ``within`` stands in the path of one of them, if it isn't ""."""
+        """Return whether a call with these arguments counts; ``within`` must be a part of a path among them."""
         paths = [Path(os.fspath(argument)) for argument in arguments if isinstance(argument, str | os.PathLike)]
         paths += [getattr(argument, "path", Path()) for argument in arguments]
         is_same_file = self.file_name is None or any(path.name == self.file_name for path in paths)
@@ -49,7 +50,7 @@ class Point:
 POINTS = {
     "before the configuration is written": Point(RunFolder, "write_configuration"),
     "after the configuration is written": Point(RunFolder, "write_configuration", after=True),
-    "before the embeddings are stored": Point(StoredEmbeddings, "_store"),
+    "before the embeddings are stored": Point(EmbeddingBankUpdates, "_compute_bank"),
     "after a step, before its metrics are logged": Point(History, "log_metrics"),
     "after a step's metrics are logged": Point(History, "log_metrics", after=True),
     "before metrics.csv is replaced": Point(Path, "replace", file_name="metrics.csv"),
@@ -62,22 +63,28 @@ POINTS = {
     "before best.ckpt is written": Point(AtomicCheckpointIO, "save_checkpoint", file_name="best.ckpt"),
     "after best.ckpt is replaced": Point(Path, "replace", after=True, file_name="best.ckpt"),
     "in the middle of a checkpoint": Point(torch, "save"),
-    "before a stage begins": Point(jobs, "_start"),
+    "before a stage begins": Point(jobs, "_load_weights"),
     "after a stage ends": Point(jobs, "_fit", after=True),
-    "before the test": Point(outcome, "test"),
+    "before the test": Point(jobs, "run_test"),
+    "before retrieval.png is replaced": Point(Path, "replace", file_name="retrieval.png"),
+    "before per_query.parquet is replaced": Point(Path, "replace", file_name="per_query.parquet"),
+    "before report.html is replaced": Point(Path, "replace", file_name="report.html"),
+    "before the loggers get the final metrics": Point(final_test, "log_final_metrics"),
     "before metrics.json is written": Point(RunFolder, "write_metrics"),
     "before metrics.json is replaced": Point(Path, "replace", file_name="metrics.json"),
 }
-"""The points by name."""
+"""The points, by name."""
 
 
-def die_at(name: str, occurrence: int, within: str = "") -> None:
-    """Makes this process kill itself and its process group, as SIGKILL does, at the n-th time a point is reached.
+def die_at(name: str, occurrence: int, within: str = "", signum: int = signal.SIGKILL, pause: float = 0) -> None:
+    """Make this process signal itself the n-th time it reaches a point; SIGKILL goes to its process group.
 
     Args:
         name: a key of `POINTS`.
         occurrence: n, from 1 on.
-        within: only calls with a path in their arguments that contains this.
+        within: part of a path that the arguments of the call must contain.
+        signum: number of the signal; a signal other than SIGKILL goes to this process alone.
+        pause: seconds that the process stays at the point after the signal, as in a long step.
     """
     calls = 0
 
@@ -85,6 +92,10 @@ def die_at(name: str, occurrence: int, within: str = "") -> None:
         nonlocal calls
         calls += 1
         if calls == occurrence:
+            if signum != signal.SIGKILL:
+                os.kill(os.getpid(), signum)
+                time.sleep(pause)
+                return
             if name == "in the middle of a checkpoint":
                 _write_half()
             os.killpg(os.getpgid(0), signal.SIGKILL)
@@ -93,7 +104,7 @@ def die_at(name: str, occurrence: int, within: str = "") -> None:
 
 
 def count_points() -> Counter[str]:
-    """Counts from now on how often this process reaches each point."""
+    """Count from now on how often this process reaches each point."""
     counts: Counter[str] = Counter()
 
     def counter(name: str) -> Callable[[], None]:
@@ -104,17 +115,36 @@ def count_points() -> Counter[str]:
     return counts
 
 
+def act_at(point: Point, occurrence: int, action: Callable[[], None]) -> None:
+    """Make this process call a function the n-th time it reaches a point.
+
+    Args:
+        point: point, which needn't be one of `POINTS`.
+        occurrence: n, from 1 on.
+        action: function to call.
+    """
+    calls = 0
+
+    def reached() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == occurrence:
+            action()
+
+    _watch(point, reached, "")
+
+
 _partial: Any = None
 
 
 def _write_half() -> None:
-    """Leaves a checkpoint's file as a death during the writing does."""
+    """Write half of a checkpoint, as a process does that dies while writing."""
     _partial.write(b"half of a checkpoint")
     _partial.flush()
 
 
 def _watch(point: Point, reached: Callable[[], None], within: str) -> None:
-    """Replaces the point's function by one that calls ``reached`` before or after it."""
+    """Replace the function of a point by one that also calls ``reached``, before or after."""
     function = getattr(point.owner, point.function)
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""A slice of the embedded data set, with which runs take seconds."""
+"""A slice of the embedded data set, on which runs take seconds."""
 
 import csv
 import io
@@ -11,16 +11,16 @@ SUBGROUPS = ("food-fruit", "animal-bird", "food-sweet")  # 39 classes
 
 
 def slice_of_emoji(path: Path, subgroups: Sequence[str] = SUBGROUPS) -> Path:
-    """Writes an archive of the images of some subgroups to ``path`` -> ``path``."""
-    whole = resources.files("dml.data") / "assets" / "emoji.zip"
-    with zipfile.ZipFile(str(whole)) as source, zipfile.ZipFile(path, "w") as target:
+    """Write an archive of the images of some subgroups to ``path``, and return ``path``."""
+    archive = resources.files("dml.data") / "assets" / "emoji.zip"
+    with zipfile.ZipFile(str(archive)) as source, zipfile.ZipFile(path, "w") as target:
         rows = list(csv.DictReader(io.StringIO(source.read("table.csv").decode())))
-        kept = [row for row in rows if row["subgroup"] in subgroups]
+        slice_rows = [row for row in rows if row["subgroup"] in subgroups]
         table = io.StringIO()
         writer = csv.DictWriter(table, rows[0])
         writer.writeheader()
-        writer.writerows(kept)
+        writer.writerows(slice_rows)
         target.writestr("table.csv", table.getvalue())
-        for row in kept:
+        for row in slice_rows:
             target.writestr(row["path"], source.read(row["path"]))
     return path

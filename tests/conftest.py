@@ -1,12 +1,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import configurations
+import examples  # noqa: F401  loads the Hypothesis profile
 import pytest
 
-from dml.run import main
+from dml.commands import main
 
 # many small jobs: threads would only wait for each other; set before torch is imported
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -14,6 +16,8 @@ os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji  # noqa: E402
+
+from dml.papers import experiments  # noqa: E402
 
 SMALL = [
     "dataset.counts=null",
@@ -34,6 +38,20 @@ SMALL = [
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files of whole runs first: processes that take a file at a time then end together."""
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compose each configuration once for all processes of the session."""
+    session = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        session = session.parent
+    folder = session / "compositions"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in ((configurations, "_compose_once"), (experiments, "_compose_groups")):
+            patched.setattr(module, name, configurations.keep_results(getattr(module, name).__wrapped__, folder))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,21 @@
 """Runs that are killed, what runs leave in their folders, and whether two have left the same."""
 
-import json
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
 from kill_points import die_at
 
-from dml.run import main
+from dml.commands import main
+from dml.ops import signals
+from dml.ops.run_folder import RunFolder
 
 
 def kill_at(point: str, occurrence: int, *arguments: str, within: str = "") -> None:
@@ -35,10 +39,50 @@ def kill_at(point: str, occurrence: int, *arguments: str, within: str = "") -> N
     assert process.exitcode == -signal.SIGKILL, f"it ended before it was {occurrence} times {point}"
 
 
+def stop_at(
+    point: str, occurrence: int, signum: int, *arguments: str, command: str = "train", again: float | None = None
+) -> tuple[int, str]:
+    """Starts a command, which sends itself a signal when it reaches a point for the n-th time -> exit code, stderr.
+
+    Args:
+        point: a key of `kill_points.POINTS`.
+        occurrence: n, from 1 on.
+        signum: the signal.
+        arguments: of the command.
+        command: "train", "evaluate" or "prepare".
+        again: seconds after which the signal is sent a second time, while the process stays at the point.
+    """
+
+    def send_again() -> None:
+        while signals.state.signum is None:
+            time.sleep(0.01)
+        time.sleep(again or 0)
+        os.kill(os.getpid(), signum)
+
+    def run() -> None:
+        os.setsid()
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+        sys.stderr = errors  # pytest has replaced it
+        die_at(point, occurrence, signum=signum, pause=10 if again else 0)
+        if again is not None:
+            Thread(target=send_again, daemon=True).start()
+        sys.argv = [f"{command}.py", *arguments]
+        main(command)
+
+    with tempfile.TemporaryFile("w+") as errors:
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        process.join()
+        assert process.exitcode is not None
+        errors.seek(0)
+        return process.exitcode, errors.read()
+
+
 def metrics(folder: Path) -> dict[str, Any]:
-    """The contents of metrics.json."""
-    read: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return read
+    """The contents of metrics.json, without the checksums."""
+    return RunFolder(folder).metrics()
 
 
 def last(folder: Path) -> dict[str, Any]:

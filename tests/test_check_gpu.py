@@ -8,7 +8,7 @@ from typing import Any
 import check_gpu
 import pytest
 import torch
-from check_gpu import Checks, Row, largest_difference
+from check_gpu import Checks, Row, find_largest_difference
 from conftest import SMALL, Here
 
 OVERRIDES = [override for override in SMALL if not override.startswith(("trainer.", "checkpoints."))]
@@ -26,7 +26,7 @@ def one_process(here: Here) -> Callable[[str, Sequence[str]], None]:
 
 def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     overrides = [f"dataset.root={small_emoji}", *OVERRIDES, "evaluation.metrics=[recall]", "model.heads=[H]"]
-    rows = Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).rows()
+    rows = Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).run_all()
     assert {row.name: row.verdict for row in rows} == {
         "float32": "ok",
         "bfloat16": "ok",
@@ -59,14 +59,14 @@ def leaves(metrics: Sequence[dict[str, Any]]) -> Callable[[str, Sequence[str]], 
 def test_devices_that_disagree_fail(tmp_path: Path, other: float, verdict: str) -> None:
     tested = [{"recall@1": 0.5, "split": "test"}, {"recall@1": other, "split": "test"}]
     checks = Checks(tmp_path, "cuda", 1, 12, [], leaves(tested))
-    assert checks.evaluates_alike("tested").verdict == verdict
+    assert checks.check_evaluation("tested").verdict == verdict
 
 
 def test_a_check_that_fails_leaves_the_others(tmp_path: Path) -> None:
     def execute(script: str, arguments: Sequence[str]) -> None:
         raise OSError("no\n such device")
 
-    rows = Checks(tmp_path, "cuda", 1, 12, [], execute).rows()
+    rows = Checks(tmp_path, "cuda", 1, 12, [], execute).run_all()
     assert [row.verdict for row in rows] == [*["failed"] * 5, "skipped"]
     assert rows[0] == Row("float32", "failed", "no such device")
 
@@ -81,7 +81,7 @@ def test_a_check_that_fails_leaves_the_others(tmp_path: Path) -> None:
     ],
 )
 def test_the_largest_difference(second: dict[str, Any], expected: float) -> None:
-    assert largest_difference({"a": torch.tensor([1, 2.0]), "b": 3, "c": "x"}, second) == expected
+    assert find_largest_difference({"a": torch.tensor([1, 2.0]), "b": 3, "c": "x"}, second) == expected
 
 
 def test_without_a_gpu_one_line_says_what_would_do(

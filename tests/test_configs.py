@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from configurations import CONF, compose
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-CONF = Path(__file__).parents[1] / "conf"
 # tests/run/test_sweeps.py composes the launchers: they are Hydra's plugins, and not all are installed
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name not in ("experiment", "launcher"))
 CHOICES = [
@@ -21,20 +20,15 @@ CHOICES = [
 FILLED_IN = {"num_classes", "embedding_dim"}
 
 
-def composed(*overrides: str, command: str = "train") -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(command, overrides=list(overrides))
-
-
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes(group: str, choice: str) -> None:
-    config = composed(f"{group}={choice}", "model.backbone.weights=null")
+    config = compose(f"{group}={choice}")
     assert group in config
     assert config.seed == 0
 
 
 def test_evaluate_composes_what_train_does() -> None:
-    train, evaluate = composed(), composed("checkpoint=some.ckpt", command="evaluate")
+    train, evaluate = compose(), compose("checkpoint=some.ckpt", command="evaluate")
     assert {key: evaluate[key] for key in train} == {key: train[key] for key in train}
 
 
@@ -54,7 +48,7 @@ def targets(node: Any) -> Iterator[DictConfig]:
 @pytest.mark.parametrize("path", sorted((CONF / "loss").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_loss_lists_every_parameter_with_its_default(path: Path) -> None:
     derived = "defaults" in OmegaConf.load(path)  # a diff against another YAML departs from the defaults
-    for node in targets(composed(f"loss={path.stem}").loss):
+    for node in targets(compose(f"loss={path.stem}").loss):
         parameters = inspect.signature(get_method(node._target_)).parameters
         given = {str(key) for key in node if not str(key).startswith("_")}
         assert given == set(parameters), node._target_
@@ -67,7 +61,7 @@ def test_a_loss_lists_every_parameter_with_its_default(path: Path) -> None:
     ("group", "choice"), [pair for pair in CHOICES if pair[0] in ("model", "sampler", "optimizer")]
 )
 def test_a_target_takes_what_its_yaml_gives(group: str, choice: str) -> None:
-    for node in targets(composed(f"{group}={choice}")[group]):
+    for node in targets(compose(f"{group}={choice}")[group]):
         signature = inspect.signature(get_method(node._target_))
         keywords = {str(key): None for key in node if not str(key).startswith("_")}
         signature.bind_partial(**keywords)

@@ -11,6 +11,7 @@ from PIL import Image
 from runs import assert_same_run, kill_at, last, metrics
 
 from dml.evaluation.per_query import read_queries
+from dml.ops.run_files import write_text
 from dml.ops.run_folder import RunFolder, RunState
 
 STEPS = 24
@@ -193,8 +194,8 @@ def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path
 def test_resuming_refuses_a_configuration_that_has_changed(refused: Refused, finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "changed"
     shutil.copytree(finished, folder)
-    config = folder / ".hydra" / "config.yaml"
-    config.write_text(config.read_text().replace("margin: 0.4", "margin: 0.3"))  # as if conf/ had said so at its start
+    # as if conf/ had said so at its start
+    write_text(folder / ".hydra" / "config.yaml", RunFolder(folder).config_text.replace("margin: 0.4", "margin: 0.3"))
     line = refused(f"resume={folder}")
     assert "loss.margin=0.4: the run was made with 0.3" in line
 

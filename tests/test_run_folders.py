@@ -11,10 +11,10 @@ from conftest import ROOT, SMALL, Here, Refused
 from pytorch_lightning.callbacks import Timer
 from runs import assert_same_run, kill_at, last, metrics
 
+from dml.commands import main
+from dml.evaluation.run_comparison import find_unfinished
 from dml.ops.run_folder import RunFolder, RunState
-from dml.run import main
-from dml.run.compare import find_unfinished
-from dml.training.embedding import RawFeatures
+from dml.training.embedders import RawFeatures
 
 QUICK = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.heads=false", "model.heads=[H]"]
 QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]"]
@@ -55,7 +55,7 @@ def test_a_folder_that_holds_a_run_is_not_begun_anew(
 def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
     here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "scheduler=constant"]
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "scheduler=constant", "trainer.val_check_interval=2"]
     whole, folder = tmp_path / "whole", tmp_path / "folder"
     here("train", *arguments, "trainer.max_steps=4", f"hydra.run.dir={whole}")
     here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={folder}")
@@ -68,23 +68,49 @@ def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
     assert metrics(folder) == metrics(whole)
 
 
+REPORTED = [*QUICK, "trainer.max_steps=1", "evaluation.report={neighbors:2,map:false,seed:0}"]
+REPORTED += ["evaluation.sheet={queries:2,neighbors:2,seed:0}"]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before retrieval.png is replaced",
+        "before per_query.parquet is replaced",
+        "before report.html is replaced",
+        "before the loggers get the final metrics",
+        "before metrics.json is replaced",
+    ],
+)
+def test_a_run_is_finished_when_all_that_it_leaves_is_there(
+    here: Here, small_emoji: Path, tmp_path: Path, point: str
+) -> None:
+    kill_at(point, 1, f"dataset.root={small_emoji}", *REPORTED, f"hydra.run.dir={tmp_path}")
+    folder = RunFolder(tmp_path)
+    assert folder.state == RunState.INTERRUPTED
+    here("train", f"resume={tmp_path}")
+    assert folder.state == RunState.FINISHED
+    files = [folder.picture_file, folder.queries_file, folder.report_file]
+    assert max(file.stat().st_mtime_ns for file in files) <= folder.metrics_file.stat().st_mtime_ns
+    folder.check_files()
+
+
 def test_resuming_finds_the_raw_metrics_that_it_had(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [f"dataset.root={small_emoji}", *QUICK, "evaluation.raw=true", "scheduler=constant"]
     here("train", *arguments, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
     before = metrics(tmp_path)["raw/level0/recall@1"]
-    monkeypatch.delattr(RawFeatures, "of_images")
+    monkeypatch.delattr(RawFeatures, "embed_images")
     here("train", f"resume={tmp_path}", "trainer.max_steps=2")
     assert metrics(tmp_path)["raw/level0/recall@1"] == before
 
 
-@pytest.mark.parametrize("interval", ["null", "100"])
 def test_without_a_validation_the_last_checkpoint_is_tested_and_named(
-    here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], interval: str
+    here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
-    here("train", *arguments, f"trainer.val_check_interval={interval}", f"hydra.run.dir={tmp_path}")
+    here("train", *arguments, "trainer.val_check_interval=null", f"hydra.run.dir={tmp_path}")
     assert metrics(tmp_path)["selection"] == "last"
     said = " ".join(capfd.readouterr().out.split())
     assert "test of step 1, the last one; no validation chose one, though evaluation.selection=val" in said
@@ -107,7 +133,7 @@ def accumulated(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_intervals_are_in_steps_under_accumulation(accumulated: Path) -> None:
     values = RunFolder(accumulated).values("val/level0/recall@1")
-    assert sorted(values) == [2, 4]
+    assert sorted(values) == [2, 4, 5]  # the last step is validated too
     assert sorted(RunFolder(accumulated).values("loss")) == [1, 2, 3, 4, 5]
 
 

@@ -1,16 +1,15 @@
 """Runs of several stages through the command line, killed and resumed."""
 
 import csv
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Here, Refused
-from runs import assert_same_run, kill_at, last
+from runs import assert_same_run, kill_at, last, metrics
 
-from dml.run import main
+from dml.commands import main
 
 STEPS = 6  # of each of the three stages
 ARGUMENTS = [
@@ -54,9 +53,9 @@ def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_each_stage_is_trained_and_the_last_one_tested(finished: Path) -> None:
-    history, metrics = rows(finished), json.loads((finished / "metrics.json").read_text())
+    history, found = rows(finished), metrics(finished)
     assert [int(row["step"]) for row in history] == list(range(1, 3 * STEPS + 1))
-    assert metrics["step"] in (2 * STEPS + 4, 3 * STEPS)
+    assert found["step"] in (2 * STEPS + 4, 3 * STEPS)
     assert last(finished)["run"]["stage"] == "rnn"
     assert any(name.startswith("model.recurrent.H.lstm") for name in last(finished)["state_dict"])
     # only neighbourhoods have shares, and every anchor of theirs can have a positive
@@ -101,8 +100,8 @@ def test_killed_in_any_stage_and_resumed_ends_bit_for_bit_the_same(
 def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     here("evaluate", f"checkpoint={finished / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={again}")
-    before = json.loads((finished / "metrics.json").read_text())
-    for name, value in json.loads((again / "metrics.json").read_text()).items():
+    before = metrics(finished)
+    for name, value in metrics(again).items():
         assert before[name] == value, name
 
 

@@ -13,6 +13,8 @@ import yaml
 from conftest import ROOT, SMALL, Here, Refused
 from runs import last, metrics
 
+from dml.ops.run_folder import RunFolder
+
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.sheet=null"]
 
 OWN_LOSS = """
@@ -27,7 +29,7 @@ class OwnLoss(torch.nn.Module):
 @pytest.fixture(scope="module")
 def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that began with a file of weights which is gone, with more classes a batch than other data sets have."""
-    from dml.run import main
+    from dml.commands import main
 
     folder = tmp_path_factory.mktemp("stored")
     weights = folder / "weights.pth"
@@ -153,8 +155,8 @@ def test_a_folder_does_not_read_the_environment(
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     shutil.rmtree(run / "checkpoints")
-    with (run / ".hydra" / "overrides.yaml").open("a") as file:
-        file.write("- +loss.x=${oc.env:DML_TEST_SECRET}\n")
+    overrides = [*RunFolder(run).overrides, "+loss.x=${oc.env:DML_TEST_SECRET}"]
+    (run / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     line = refused(f"resume={run}")
     assert "${oc.env:DML_TEST_SECRET}" in line
     assert "hunter2" not in line

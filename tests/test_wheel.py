@@ -107,9 +107,36 @@ def test_a_wheel_holds_all_that_the_checkout_does(site: Path, installed: Install
     assert installed("-c", "from dml.run.config_folders import CONF; print(CONF)").strip() == str(site / "dml" / "conf")
 
 
-def test_a_command_that_there_is_not_is_one_line() -> None:
-    done = subprocess.run([sys.executable, "-m", "dml", "trian"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: trian: dml {train|evaluate|prepare} [OVERRIDES]; dml COMMAND --help lists the configuration groups\n"
-    )
+COMMANDS = """
+import sys
+from dml.__main__ import run_command
+
+def run(*arguments):
+    sys.argv[1:] = arguments
+    run_command()
+
+run("prepare", "dataset=emoji", "dataset.root={emoji}", "dataset.counts=null", "data.cache=cache", "processes=1")
+run("train", "dataset.root={emoji}", "hydra.run.dir=run", {short}, "evaluation.report={{neighbors:3,map:false,seed:0}}")
+run("report", "run")
+run("compare", "run", "--csv", "tables/table.csv")
+run("tables", "rll-V", "--list")
+run("tables", "rll-V", "--show")
+run("claims", "--commands", "--only", "1")
+run("claims", "--show", "--docs", "pages")
+run("figures", "nra_3", "--commands")
+run("reproducibility", "pages/protocols.md")
+"""
+
+
+def test_a_wheel_has_all_commands(installed: Installed, site: Path, small_emoji: Path, tmp_path: Path) -> None:
+    assert installed(site / "bin" / "dml") == installed("-m", "dml", "--help")
+    # in one process, as loading the libraries takes longer than all the rest
+    script = COMMANDS.format(emoji=small_emoji, short=", ".join(map(repr, SHORT)))
+    printed = installed("-c", script)
+    assert printed.count("python -m dml train experiment=claims/rll") == 2
+    assert printed.count("python -m dml evaluate checkpoint=outputs/claims/") == 2
+    for page in ("run/report.html", "tables/table.csv", "outputs/tables/rll-V.md", "pages/protocols.md"):
+        assert (tmp_path / page).exists()
+    assert "RLL, Table V" in printed
+    assert (tmp_path / "pages" / "claims.md").exists()
+    assert not (tmp_path / "pages" / "results.md").exists()

@@ -1,70 +1,135 @@
-"""Decoded and resized images in one file, memory-mapped, for transforms that begin with a `Resize`.
+"""A cache of decoded and resized images in a memory-mapped file, for transforms that begin with a `Resize`.
 
-``warp-256.pixels`` holds the images one after the other, (h, w, 3) uint8; ``warp-256.parquet`` is its index: the
-path of each, the stamp of the file that it was made from, where it begins and its shape. The index is written last,
-so a cache without one is unfinished; ``warp-256.progress`` says how far it is.
+``warp-256.pixels`` holds the images one after the other, (h, w, 3) uint8. ``warp-256.parquet`` is the index. For each
+image it holds the path, the stamp and the content of the image file, the offset and shape of the pixels, and their
+CRC-32. The index is written last, so a cache without an index is unfinished; ``warp-256.progress`` then lists the
+images that are done.
 """
 
 import json
+import mmap
+import os
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.contents import stamps_of
+from dml.data.contents import read_stamps
+from dml.data.prepared_files import FOLDER, UnfitFileError, open_file, read_parquet, refuse_links
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 
-FORMAT = 2
-"""Goes up when what is decoded, or how it is stored, changes: older caches are then refused."""
+FORMAT = 3
+"""Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
+
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("content", pa.int64()),
+        ("offset", pa.int64()),
+        ("height", pa.int64()),
+        ("width", pa.int64()),
+        ("crc32", pa.int64()),
+    ]
+)
+"""The columns of an index: ``content`` is the first 8 bytes of the image file's SHA-256, 0 for an unreadable file."""
+
+
+class DamagedPixelsError(InputError):
+    """An error for stored pixels that aren't as they were written; the message doesn't name the image."""
 
 
 class ImageCache:
-    """The resized images of a table's rows.
+    """The decoded and resized images of a table.
+
+    The pixels of an image are compared with their checksum once: by the first process that reads them, among this
+    process and its forked children.
 
     Args:
-        path: the file of pixels.
-        offsets: (N,) where the image of each row begins.
-        shapes: (N, 2) its height and width; 0 for one that couldn't be read.
+        path: path of the file of pixels.
+        memory: all bytes of the file of pixels, uint8.
+        index: the columns ``offset``, ``height``, ``width`` and ``crc32`` of `INDEX_SCHEMA`, with one row for each row
+            of the table; the height of an unreadable image is 0.
+        remedy: end of the error line for damaged pixels, which tells the user what to do.
     """
 
-    def __init__(self, path: Path, offsets: NDArray[np.int64], shapes: NDArray[np.int64]) -> None:
+    def __init__(self, path: Path, memory: NDArray[np.uint8], index: pa.Table, remedy: str) -> None:
         self.path = path
-        self.offsets = offsets
-        self.shapes = shapes
+        self.remedy = remedy
+        self.offsets = _stack_columns(index, "offset")[:, 0]
+        self.shapes = _stack_columns(index, "height", "width")
+        self.checksums = _stack_columns(index, "crc32")[:, 0].astype(np.uint32)
+        self._set_memory(memory)
 
     def pixels(self, row: int) -> Tensor | None:
-        """(3, h, w) uint8, a copy; None if the image couldn't be read when the cache was made."""
+        """Return a copy of the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
+
+        Args:
+            row: row of the image in the table.
+
+        Raises:
+            DamagedPixelsError: if the pixels don't have their checksum.
+        """
         height, width = self.shapes[row].tolist()
         if not height:
             return None
-        begin = int(self.offsets[row])
-        stored = self._memory[begin : begin + height * width * 3]
+        start = int(self.offsets[row])
+        stored = self._memory[start : start + height * width * 3]
+        if not self._is_checked[row]:
+            if len(stored) != height * width * 3 or crc32(stored.data) != self.checksums[row]:
+                raise DamagedPixelsError(
+                    f"its pixels in {self.path} are damaged (their checksum differs); {self.remedy}"
+                )
+            self._is_checked[row] = True
         return torch.from_numpy(stored.reshape(height, width, 3).copy()).permute(2, 0, 1)
 
-    @cached_property
-    def _memory(self) -> NDArray[np.uint8]:
-        return np.asarray(np.memmap(self.path, np.uint8, "r"))
+    def _set_memory(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        # This process shares anonymous memory with its forked children, such as the workers of a data loader.
+        self._is_checked = np.frombuffer(mmap.mmap(-1, max(1, len(self.shapes))), np.bool_)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the memory: another process maps the file itself, instead of being sent all of it."""
-        return {name: value for name, value in self.__dict__.items() if name != "_memory"}
+        """Leave out the memory: a process that unpickles the cache maps the file, instead of receiving its bytes."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_memory", "_is_checked")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_memory(map_pixels(self.path))
+
+
+def map_pixels(path: Path) -> NDArray[np.uint8]:
+    """Map the bytes of a file of pixels into memory; return an empty array if there is no such file.
+
+    Raises:
+        UnfitFileError: if the file can't be read.
+        InputError: if the path is a link or a folder.
+    """
+    try:
+        with open_file(path) as file:
+            if not os.fstat(file.fileno()).st_size:  # an empty file can't be mapped
+                return np.empty(0, np.uint8)
+            return np.asarray(np.memmap(file, np.uint8, "r"))
+    except FileNotFoundError:
+        return np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
-class Files:
-    """The files of one cache."""
+class CacheFiles:
+    """The paths of the three files of a cache."""
 
     pixels: Path
     index: Path
@@ -73,82 +138,149 @@ class Files:
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """The folder of a data set's caches.
+    """The folder with the caches and the other prepared files of a data set.
 
     Args:
-        path: the folder.
-        root: the data set's; images are known by their paths from there, so both may move together.
+        path: path of the folder.
+        root: root of the data set. The prepared files name images by their paths relative to the root, so that the
+            data set and the folder can be moved together.
+        arguments: command line arguments that name the data set and the folder, for error lines.
     """
 
     path: Path
     root: str | None
+    arguments: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, setting: str | None, root: str | None, name: str) -> "CacheFolder | None":
-        """What ``data.cache`` says.
+    def from_setting(cls, setting: str | None, root: str | None, name: str) -> "CacheFolder | None":
+        """Return the folder that ``data.cache`` selects; None if the data set has no such folder.
 
         Args:
-            setting: a folder, in which each data set has its own; "auto": ``.dml`` in the data set's root, or
-                beside it if it is a file, or nowhere if none is given; None: nowhere.
-            root: of the data set.
-            name: of the data set.
+            setting: value of ``data.cache``. A path is a folder that holds one folder a data set. "auto" is ``.dml`` in
+                the root of the data set, or beside the root if that is a file; without a root it selects no folder.
+                None selects no folder.
+            root: root of the data set.
+            name: name of the data set.
         """
         if setting is None or (setting == "auto" and root is None):
             return None
+        arguments = f"dataset={name}"
         root = str(expand_home(root)) if root is not None else None
+        if root is not None:
+            arguments += f" {shlex.quote(f'dataset.root={root}')}"
+        if setting != "auto":
+            arguments += f" {shlex.quote(f'data.cache={setting}')}"
         if root is not None and not Path(root).is_dir():
-            name = Path(root).stem  # lists and archives may share a folder
-        return cls((_base(root) / ".dml" if setting == "auto" and root else expand_home(setting)) / name, root)
+            name = Path(root).stem  # several lists or archives may be in one folder
+        parent = _base_folder(root) / FOLDER if setting == "auto" and root else expand_home(setting)
+        return cls(parent / name, root, arguments)
 
-    def names(self, paths: Sequence[str]) -> list[str]:
-        """The paths as seen from the root, or from the folder that it is in if it is a file."""
-        prefix = f"{_base(self.root)}/" if self.root else ""
+    def relative_paths(self, paths: Sequence[str]) -> list[str]:
+        """Make paths relative to the root of the data set, or to the root's folder if the root is a file."""
+        prefix = f"{_base_folder(self.root)}/" if self.root else ""
         return [path.removeprefix(prefix) for path in paths]
 
-    def files(self, resize: Resize) -> Files:
-        """Where the cache of images that ``resize`` makes is, or would be."""
+    def files(self, resize: Resize) -> CacheFiles:
+        """Return the paths of the cache of images that ``resize`` has resized, whether or not the cache exists."""
         stem = self.path / f"{resize.mode}-{resize.size}"
-        return Files(*(stem.with_name(f"{stem.name}.{part}") for part in ("pixels", "parquet", "progress")))
+        return CacheFiles(*(stem.with_name(f"{stem.name}.{ending}") for ending in ("pixels", "parquet", "progress")))
 
     def find(self, table: ImageTable, resize: Resize | None) -> ImageCache | None:
-        """The cache of the table's images as ``resize`` leaves them; None if there is none.
+        """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
+
+        Args:
+            table: the table of the images.
+            resize: the first step of the transform; None if the transform doesn't begin with a `Resize`.
 
         Raises:
-            InputError: if it lacks an image, or one has changed since, or the file of pixels is damaged.
+            InputError: if the cache lacks an image, an image file has changed since it was cached, the index or the
+                file of pixels is damaged, or there is a link in the folder.
         """
-        if resize is None or not (files := self.files(resize)).index.exists():
+        refuse_links(self.path)
+        if resize is None:
             return None
-        index = pq.read_table(files.index)
-        made = description(index)
-        remedy = f"run scripts/prepare.py with resize={resize.size} mode={resize.mode} again, or give data.cache=null"
-        if made["format"] != FORMAT:
-            raise InputError(f"{files.index}: made by another version; {remedy}")
-        paths = table.paths.tolist()
-        places = pc.index_in(pa.array(self.names(paths), pa.string()), value_set=index["path"].combine_chunks())
-        if places.null_count:
-            first = paths[places.is_null().index(True).as_py()]
-            raise InputError(f"{files.index}: {places.null_count:,} images are not in it, such as {first}; {remedy}")
-        rows = places.to_numpy()
-        changed = (stamps_of(paths) != _columns(index, "bytes", "mtime_ns")[rows]).any(axis=1)
-        if changed.any():
-            first = paths[int(changed.argmax())]
-            raise InputError(f"{files.index}: {changed.sum():,} images have changed since, such as {first}; {remedy}")
-        size = files.pixels.stat().st_size if files.pixels.exists() else 0
-        if size != made["bytes"]:
-            raise InputError(f"{files.pixels}: {size:,} bytes, its index is of {made['bytes']:,}; {remedy}")
-        offsets, shapes = _columns(index, "offset")[rows, 0], _columns(index, "height", "width")[rows]
-        return ImageCache(files.pixels, offsets, shapes)
+        files = self.files(resize)
+        command = " ".join(filter(None, ("dml prepare", self.arguments, f"resize={resize.size}")))
+        remedy = f"run {command} mode={resize.mode} again, or give data.cache=null"
+        try:
+            return self._read(files, table, remedy)
+        except UnfitFileError as error:
+            raise InputError(f"{error}; {remedy}") from error
+
+    def _read(self, files: CacheFiles, table: ImageTable, remedy: str) -> ImageCache | None:
+        if (index_and_pixels := _read_index_and_pixels(files)) is None:
+            return None
+        index, memory = index_and_pixels
+        description = read_description(index)
+        if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
+            raise UnfitFileError(f"{files.index}: made by another version")
+        index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
+        if len(memory) != description["bytes"]:
+            raise UnfitFileError(f"{files.pixels}: {len(memory):,} bytes, its index is of {description['bytes']:,}")
+        columns = index.select(["offset", "height", "width", "crc32"]).take(index_rows)
+        # Damage would change the checksum of the index; only somebody who wrote a checksum can have written this.
+        if _stack_columns(columns, "height", "width").min(initial=0) < 0:
+            raise UnfitFileError(f"{files.index}: has images of negative size")
+        return ImageCache(files.pixels, memory, columns, remedy)
+
+    def _find_index_rows(self, index: pa.Table, file: Path, paths: list[str]) -> pa.Array:
+        """Return the row in the index of each image, and refuse an index that lacks an image or is older than one."""
+        names = pa.array(self.relative_paths(paths), pa.string())
+        index_rows = pc.index_in(names, value_set=index["path"].combine_chunks())
+        if index_rows.null_count:
+            first = paths[index_rows.is_null().index(True).as_py()]
+            raise UnfitFileError(f"{file}: {index_rows.null_count:,} images are not in it, such as {first}")
+        stamps = _stack_columns(index, "bytes", "mtime_ns")[index_rows.to_numpy()]
+        has_changed = (read_stamps(paths) != stamps).any(axis=1)
+        if has_changed.any():
+            first = paths[int(has_changed.argmax())]
+            raise UnfitFileError(f"{file}: {has_changed.sum():,} images have changed since, such as {first}")
+        return index_rows
 
 
-def _base(root: str) -> Path:
+def _read_index_and_pixels(files: CacheFiles) -> tuple[pa.Table, NDArray[np.uint8]] | None:
+    """Read an index and the pixels that belong to it, even while the cache is rebuilt; None if there is no index.
+
+    `build_cache` deletes the index before it begins a new file of pixels. Pixels that are opened while the index stays
+    the same file therefore belong to this index, and keep their values.
+    """
+    while (identity := _identify_file(files.index)) is not None:
+        try:
+            index_and_pixels = read_parquet(files.index), map_pixels(files.pixels)
+        except (FileNotFoundError, InputError):
+            if _identify_file(files.index) == identity:
+                raise
+            continue
+        if _identify_file(files.index) == identity:
+            return index_and_pixels
+    return None
+
+
+def _identify_file(path: Path) -> tuple[int, int, int] | None:
+    """Return numbers that change when the file is replaced; None if there is no such file."""
+    try:
+        state = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _base_folder(root: str) -> Path:
     return Path(root) if Path(root).is_dir() else Path(root).parent
 
 
-def description(index: pa.Table) -> dict[str, Any]:
-    """What an index says of its cache: "format", "mode", "size", and "bytes", the length of the file of pixels."""
-    stated: dict[str, Any] = json.loads(index.schema.metadata[b"dml"])
-    return stated
+def read_description(index: pa.Table) -> dict[str, Any]:
+    """Return the description of a cache that its index holds.
+
+    Returns:
+        The version of the cache files ("format"), the mode and size of the `Resize` ("mode", "size"), and the length
+        of the file of pixels ("bytes"); an empty dictionary for a table that isn't an index.
+    """
+    description: dict[str, Any] = json.loads((index.schema.metadata or {}).get(b"dml", "{}"))
+    return description
 
 
-def _columns(index: pa.Table, *names: str) -> NDArray[np.int64]:
+def _stack_columns(index: pa.Table, *names: str) -> NDArray[np.int64]:
     return np.stack([index[name].to_numpy() for name in names], axis=1)

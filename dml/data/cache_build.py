@@ -1,24 +1,45 @@
+"""The making of the cache files that `dml.data.cache` reads, from decoded and resized images."""
+
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from dml.data.cache import FORMAT, CacheFolder, Files, description
-from dml.data.images import ImageFile
-from dml.data.prepare import CheckedImage
-from dml.data.processes import in_processes
+from dml.data.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, map_pixels, read_description
+from dml.data.images import LIMITS, ImageFile
+from dml.data.limits import ImageLimits
+from dml.data.prepared_files import (
+    UnfitFileError,
+    checksummed_line,
+    delete_file,
+    open_file,
+    read_lines,
+    read_parquet,
+    refuse_links,
+    replacing_file,
+    write_parquet,
+)
 from dml.data.transforms import Resize
+from dml.data.verification import CheckedImage
+from dml.data.worker_processes import run_in_processes
 from dml.ops.errors import InputError
-from dml.ops.files import replacing
+from dml.ops.escaping import printable
 
-CHUNK = 64  # images that are written between two lines of the progress file
+CHUNK = 64
+"""Number of images that are written between two lines of the progress file."""
+
+logger = logging.getLogger(__name__)
+
+ChunkChecksums = dict[int, list[int]]
+"""The CRC-32 of each image of a chunk, 0 for an unreadable image, by the number of the chunk."""
 
 
 def build_cache(
@@ -28,124 +49,235 @@ def build_cache(
     *,
     processes: int,
     advance: Callable[[int], None],
-) -> Files:
-    """Writes a cache of images, goes on with an unfinished one of the same images, or leaves a finished one.
+    warn: Callable[[str], None] = logger.warning,
+    limits: ImageLimits = LIMITS,
+) -> CacheFiles:
+    """Build a cache of images: start a new one, continue an unfinished one, or keep a finished one of the same images.
+
+    The pixels of an unfinished or finished cache are compared with their checksums; damaged images are decoded again.
 
     Args:
-        folder: where to; it exists.
-        resize: what is done to the images.
-        images: by their paths; those that can't be read have an empty place.
-        processes: how many share the work.
-        advance: is told how many more images are done.
+        folder: folder of the cache. It must exist, and no other process may build a cache in it.
+        resize: the step that resizes the images.
+        images: result of the check of each image, by path; the cache holds no pixels of unreadable images.
+        processes: number of processes that share the work.
+        advance: function that is called with a number of images whenever so many more images are done.
+        warn: function that is called with a line for each damaged file.
+        limits: largest size of an image file.
+
+    Returns:
+        The paths of the cache files.
 
     Raises:
-        InputError: if the disk is too small, or an image has changed since it was checked.
+        InputError: if the disk is too small, an image has changed since it was checked, or there are links in the
+            folder.
     """
-    files = folder.files(resize)
-    index = _index_of(folder, resize, images)
-    if _is_finished(files, index):
-        advance(len(images))
-        return files
-    plan = _digest(index)
-    done = _chunks_done(files, plan, description(index)["bytes"])
-    files.index.unlink(missing_ok=True)
+    refuse_links(folder.path)
+    files, index = folder.files(resize), _plan_index(folder, resize, images)
+    chunks = [*_plan_chunks(files.pixels, resize, limits, [*images], index)]
+    finished = _read_finished(files, index, warn)
+    done = _find_intact(files, index, chunks, finished, advance, warn)
+    remaining = [chunk for chunk in chunks if chunk.number not in done]
+    # A file with a second name may be a backup or a file of the user, which must not be written to.
+    if remaining and _has_other_names(files.pixels):
+        done, remaining = {}, chunks
+    if not finished or (remaining and not done):
+        delete_file(files.index)
     if not done:
-        _allocate(files.pixels, description(index)["bytes"])
-    chunks = [*_chunks(files.pixels, resize, [*images], index)]
-    advance(sum(len(chunk.images) for chunk in chunks if chunk.number in done))
-    with replacing(files.progress) as partial:  # a line that a kill has cut short goes
-        partial.write_text("".join(f"{line}\n" for line in (plan, *done)))
-    left = [chunk for chunk in chunks if chunk.number not in done]
-    with files.progress.open("a") as progress:
-        for number in in_processes(_write, left, processes):
-            progress.write(f"{number}\n")
-            progress.flush()
-            advance(len(chunks[number].images))
-    with replacing(files.index) as partial:
-        pq.write_table(index, partial)
-    files.progress.unlink()
+        _allocate(files.pixels, read_description(index)["bytes"])
+    if remaining or not finished:
+        done |= _write_chunks(files, _identify_plan(index), done, remaining, processes, advance)
+        checksums = [checksum for number in sorted(done) for checksum in done[number]]
+        write_parquet(files.index, index.append_column("crc32", pa.array(checksums, pa.int64())))
+    delete_file(files.progress)
     return files
 
 
 class _Chunk(NamedTuple):
+    """Images that one process decodes and writes together."""
+
     number: int
     pixels: Path
     resize: Resize
+    limits: ImageLimits
     images: list[tuple[str, int, tuple[int, int]]]
-    """Path, offset and shape of each; a shape of (0, 0) is left out."""
+    """Path, offset and shape of each image; an unreadable image has the shape (0, 0)."""
 
 
-def _index_of(folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage]) -> pa.Table:
+def _plan_index(folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage]) -> pa.Table:
+    """Compute the index of a cache without the checksums of the pixels, which are known only after decoding."""
     shapes = [resize.shape(image.height, image.width) if not image.error else (0, 0) for image in images.values()]
     height, width = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
     ends = np.cumsum(3 * height * width)
     columns = {
-        "path": pa.array(folder.names([*images]), pa.string()),
-        "bytes": pa.array([image.bytes for image in images.values()], pa.int64()),
-        "mtime_ns": pa.array([image.mtime_ns for image in images.values()], pa.int64()),
+        "path": folder.relative_paths([*images]),
+        "bytes": [image.bytes for image in images.values()],
+        "mtime_ns": [image.mtime_ns for image in images.values()],
+        "content": [_first_bytes(image.sha256) for image in images.values()],
         "offset": ends - 3 * height * width,
         "height": height,
         "width": width,
     }
-    made = {"format": FORMAT, "mode": resize.mode, "size": resize.size, "bytes": int(ends[-1]) if len(ends) else 0}
-    return pa.table(columns).replace_schema_metadata({"dml": json.dumps(made)})
+    total = int(ends[-1]) if len(ends) else 0
+    description = {"format": FORMAT, "mode": resize.mode, "size": resize.size, "bytes": total}
+    checksum_column = INDEX_SCHEMA.get_field_index("crc32")
+    schema = INDEX_SCHEMA.remove(checksum_column).with_metadata({"dml": json.dumps(description)})
+    return pa.table(columns, schema)
 
 
-def _is_finished(files: Files, index: pa.Table) -> bool:
-    return (
-        files.index.exists()
-        and files.pixels.exists()
-        and files.pixels.stat().st_size == description(index)["bytes"]
-        and pq.read_table(files.index).equals(index, check_metadata=True)
-    )
+def _first_bytes(sha256: str) -> int:
+    """Return the first 8 bytes of a hexadecimal SHA-256 as an integer."""
+    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
 
 
-def _digest(index: pa.Table) -> str:
-    """What tells an unfinished cache of these images from one of others."""
+def _read_finished(files: CacheFiles, index: pa.Table, warn: Callable[[str], None]) -> ChunkChecksums:
+    """Read the checksums of a finished cache of the same images; return none if there is no such cache."""
+    try:
+        stored = read_parquet(files.index)
+    except FileNotFoundError:
+        return {}
+    except UnfitFileError as error:
+        warn(f"{error}; its images are decoded again")
+        return {}
+    is_same = stored.schema.equals(INDEX_SCHEMA) and stored.select(index.column_names).equals(index)
+    if not is_same or read_description(stored) != read_description(index):
+        return {}
+    checksums = stored["crc32"].to_pylist()
+    return {i // CHUNK: checksums[i : i + CHUNK] for i in range(0, len(checksums), CHUNK)}
+
+
+def _identify_plan(index: pa.Table) -> str:
+    """Compute a SHA-256 that differs for caches of different images or of another `Resize`."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, index.schema) as stream:
         stream.write_table(index)
     return hashlib.sha256(sink.getvalue()).hexdigest()
 
 
-def _chunks_done(files: Files, plan: str, size: int) -> list[int]:
-    if not files.progress.exists() or not files.pixels.exists() or files.pixels.stat().st_size != size:
-        return []
-    begun, *lines = files.progress.read_text().split("\n")[:-1]  # what follows the last line's end was cut short
-    return sorted({int(line) for line in lines}) if begun == plan else []
+def _read_progress(
+    files: CacheFiles, plan_id: str, chunks: Sequence[_Chunk], warn: Callable[[str], None]
+) -> ChunkChecksums:
+    """Read the checksums of the chunks that an unfinished cache of the same images holds."""
+    try:
+        lines, damaged = read_lines(files.progress)
+    except FileNotFoundError:
+        return {}
+    except UnfitFileError as error:
+        warn(f"{error}; all images are decoded again")
+        return {}
+    if damaged:
+        warn(f"{files.progress}: {damaged} lines were cut short or damaged; their images are decoded again")
+    if lines[:1] != [plan_id]:
+        return {}
+    lengths = {chunk.number: len(chunk.images) for chunk in chunks}
+    return {number: checksums for number, checksums in lines[1:] if lengths.get(number) == len(checksums)}
+
+
+def _find_intact(
+    files: CacheFiles,
+    index: pa.Table,
+    chunks: Sequence[_Chunk],
+    finished: ChunkChecksums,
+    advance: Callable[[int], None],
+    warn: Callable[[str], None],
+) -> ChunkChecksums:
+    """Return the checksums of the chunks whose stored pixels match them, in a finished or an unfinished cache."""
+    try:
+        stored = map_pixels(files.pixels)
+    except UnfitFileError:
+        stored = np.empty(0, np.uint8)
+    if len(stored) != read_description(index)["bytes"]:
+        if finished:
+            warn(f"{files.pixels}: can't be read, or isn't as long as its index says; all images are decoded again")
+        return {}
+    stored_checksums = finished or _read_progress(files, _identify_plan(index), chunks, warn)
+    intact: ChunkChecksums = {}
+    damaged_paths: list[str] = []
+    for chunk in chunks:
+        if chunk.number not in stored_checksums:
+            continue
+        damaged_in_chunk = [
+            path
+            for (path, offset, shape), checksum in zip(chunk.images, stored_checksums[chunk.number], strict=True)
+            if crc32(stored[offset : offset + 3 * shape[0] * shape[1]].data) != checksum
+        ]
+        damaged_paths += damaged_in_chunk
+        if not damaged_in_chunk:
+            intact[chunk.number] = stored_checksums[chunk.number]
+            advance(len(chunk.images))
+    if damaged_paths:
+        images = f"{len(damaged_paths):,} images were damaged, such as {printable(damaged_paths[0])}"
+        warn(f"{files.pixels}: the pixels of {images}; decoded again")
+    return intact
+
+
+def _has_other_names(path: Path) -> bool:
+    """Tell whether a file has hard links."""
+    return path.exists() and path.stat().st_nlink > 1
+
+
+def _write_chunks(
+    files: CacheFiles,
+    plan_id: str,
+    done: ChunkChecksums,
+    remaining: Sequence[_Chunk],
+    processes: int,
+    advance: Callable[[int], None],
+) -> ChunkChecksums:
+    """Write the remaining chunks, and after each chunk a line of the progress file; return their checksums."""
+    # The progress file is written anew, because a kill may have cut off its last line.
+    with replacing_file(files.progress) as partial:
+        partial.write_text("".join(checksummed_line(line) for line in (plan_id, *done.items())))
+    written: ChunkChecksums = {}
+    sizes = {chunk.number: len(chunk.images) for chunk in remaining}
+    with open_file(files.progress, os.O_WRONLY | os.O_APPEND) as progress:
+        for number, checksums in run_in_processes(_write_chunk, remaining, processes):
+            written[number] = checksums
+            progress.write(checksummed_line((number, checksums)).encode())
+            progress.flush()
+            advance(sizes[number])
+    return written
 
 
 def _allocate(path: Path, size: int) -> None:
-    """A new file of zeros, which takes no room yet; one of that name that is being read stays as it is until then."""
-    path.unlink(missing_ok=True)
+    """Create a file of zeros, which takes no room on the disk yet.
+
+    A process that has opened an older file of this name goes on reading the older file.
+    """
+    delete_file(path)
     free = shutil.disk_usage(path.parent).free
     if free < size:
         raise InputError(
             f"{path}: the cache takes {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free; "
             "data.cache=FOLDER puts it elsewhere"
         )
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.truncate(size)
 
 
-def _chunks(pixels: Path, resize: Resize, paths: list[str], index: pa.Table) -> Iterator[_Chunk]:
+def _plan_chunks(
+    pixels: Path, resize: Resize, limits: ImageLimits, paths: list[str], index: pa.Table
+) -> Iterator[_Chunk]:
     offsets, heights, widths = (index[name].to_pylist() for name in ("offset", "height", "width"))
     images = [*zip(paths, offsets, zip(heights, widths, strict=True), strict=True)]
     for number, first in enumerate(range(0, len(images), CHUNK)):
-        yield _Chunk(number, pixels, resize, images[first : first + CHUNK])
+        yield _Chunk(number, pixels, resize, limits, images[first : first + CHUNK])
 
 
-def _write(chunk: _Chunk) -> int:
-    """Writes the images of a chunk to the disk -> its number."""
-    with chunk.pixels.open("r+b") as file:
-        for path, offset, shape in chunk.images:
+def _write_chunk(chunk: _Chunk) -> tuple[int, list[int]]:
+    """Decode, resize and write the images of a chunk; return the number of the chunk and each image's checksum."""
+    checksums = [0] * len(chunk.images)
+    with open_file(chunk.pixels, os.O_RDWR) as file:
+        for i, (path, offset, shape) in enumerate(chunk.images):
             if not shape[0]:
                 continue
-            image = chunk.resize(ImageFile(path)).permute(1, 2, 0).numpy()
+            image = chunk.resize(ImageFile(path, chunk.limits)).permute(1, 2, 0).numpy()
             if image.shape[:2] != shape:
-                raise InputError(f"image {path}: has changed while the cache was made; run it again")
+                raise InputError(f"image {printable(path)}: has changed while the cache was made; run it again")
             file.seek(offset)
-            file.write(image.tobytes())
+            content = image.tobytes()
+            file.write(content)
+            checksums[i] = crc32(content)
         file.flush()
         os.fsync(file.fileno())
-    return chunk.number
+    return chunk.number, checksums

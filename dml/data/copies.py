@@ -1,107 +1,148 @@
-"""Which query images are in their gallery too, as files of the same content under other names."""
+"""Query images that are in their gallery too, as files of the same content under other names."""
 
 import hashlib
-import os
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dml.data.cache import CacheFolder
-from dml.data.contents import MISSING, content_of, stamps_of
-from dml.data.prepare import read_verified
+from dml.data.contents import MISSING, read_content, read_stamps
+from dml.data.images import LIMITS
+from dml.data.limits import ImageLimits
+from dml.data.prepared_files import UnfitFileError, delete_file, read_parquet, refuse_links, write_parquet
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
+from dml.data.verification import read_verified
+from dml.ops.regular_files import RefusedFileError
 
-STORE = "digests.parquet"
+HASHES_FILE = "digests.parquet"
+"""The file of a data set's cache folder that holds the SHA-256 of image files."""
+
+logger = logging.getLogger(__name__)
 
 Stamp = tuple[int, int]
-Digests = dict[str, tuple[Stamp, str]]
-"""The stamp and the SHA-256 of files, by their names in the data set's cache folder."""
+"""The size of a file and the time when it was last written, see `read_stamps`."""
+ContentHashes = dict[str, tuple[Stamp, str]]
+"""The stamp and the SHA-256 of each file, by its path relative to the root of the data set."""
 
 
-def number_contents(table: ImageTable, folder: CacheFolder | None) -> ImageTable:
-    """The table with its `content` filled in for query and gallery images that may be the same.
+def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: ImageLimits = LIMITS) -> ImageTable:
+    """Fill in the column ``content`` of a table: images of the same content in query and gallery share a number.
 
-    Files of different sizes differ. Of the others the content is compared by SHA-256, which is read only once: it is
-    taken from what ``scripts/prepare.py`` found, or from an earlier call's ``digests.parquet``, where the file's size
-    and time are unchanged. Files that are missing are left alone: whoever reads them says so.
+    Only files that have the size of some query image are compared, by the SHA-256 of their content. The SHA-256 of a
+    file whose size and time are unchanged is taken from the verification by ``dml prepare``, or from
+    ``digests.parquet``, which an earlier call wrote. Files that are missing or can't be read get no number; decoding
+    them raises the error.
 
     Args:
-        table: the data set.
-        folder: where digests are kept; None, or a folder that can't be written to, keeps none.
+        table: the table of the data set.
+        folder: folder that the SHA-256 of the files are written to. With None, or with a folder that can't be written
+            to, the next call computes them again.
+        limits: largest size of an image file.
+
+    Returns:
+        The table with the column ``content``; it is `UNKNOWN` for images that aren't compared.
+
+    Raises:
+        InputError: if there are links in the folder.
     """
+    if folder is not None:
+        refuse_links(folder.path)
     rows = table.rows("query", "gallery")
     paths = table.paths[rows].tolist()
-    stamps = [(size, time) for size, time in stamps_of(paths).tolist()]
-    of_query = {stamp[0] for stamp, row in zip(stamps, rows, strict=True) if table.split[row] == "query"} - {MISSING[0]}
-    candidates = [place for place, stamp in enumerate(stamps) if stamp[0] in of_query]
-    digests = _digests([paths[place] for place in candidates], [stamps[place] for place in candidates], folder)
-    numbers: dict[str, int] = {}
+    stamps = [(size, time) for size, time in read_stamps(paths).tolist()]
+    is_query = table.split[rows] == "query"
+    query_sizes = {size for (size, _), query in zip(stamps, is_query, strict=True) if query} - {MISSING[0]}
+    candidates = [i for i, (size, _) in enumerate(stamps) if size in query_sizes]
+    hashes = _find_hashes(
+        [paths[i] for i in candidates], [stamps[i] for i in candidates], folder, limits.max_image_bytes
+    )
+    content_ids: dict[str, int] = {}
     content = np.full(len(table), UNKNOWN, dtype=np.int64)
-    for place in candidates:
-        content[rows[place]] = numbers.setdefault(digests[paths[place]], len(numbers))
+    for i in candidates:
+        if content_hash := hashes[paths[i]]:
+            content[rows[i]] = content_ids.setdefault(content_hash, len(content_ids))
     return replace(table, content=content)
 
 
-def number_in_gallery(table: ImageTable) -> tuple[int, int]:
-    """How many query images are in the gallery of their list too, and how many there are. -> (found, queries)"""
+def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
+    """Count the query images that are in the gallery of their benchmark list too.
+
+    Args:
+        table: a table with the column ``content``, see `assign_content_ids`.
+
+    Returns:
+        The number of query images in their gallery, and the number of all query images.
+    """
     queries = table.rows("query")
-    found = 0
+    count = 0
     for level in np.unique(table.benchmark[queries]).tolist():
-        inside = queries[table.benchmark[queries] == level]
+        list_queries = queries[table.benchmark[queries] == level]
         gallery = table.rows("gallery")
         if level != EVERY_LEVEL:
             gallery = gallery[np.isin(table.benchmark[gallery], (EVERY_LEVEL, level))]
-        known = np.setdiff1d(table.content[gallery], UNKNOWN)
-        found += int(np.isin(table.content[inside], known).sum())
-    return found, len(queries)
+        gallery_contents = np.setdiff1d(table.content[gallery], UNKNOWN)
+        count += int(np.isin(table.content[list_queries], gallery_contents).sum())
+    return count, len(queries)
 
 
-def _digests(paths: Sequence[str], stamps: Sequence[Stamp], folder: CacheFolder | None) -> dict[str, str]:
-    """The SHA-256 of each file, by its path."""
+def _find_hashes(
+    paths: Sequence[str], stamps: Sequence[Stamp], folder: CacheFolder | None, max_bytes: int
+) -> dict[str, str]:
+    """Return the SHA-256 of each file by its path, stored or computed; an empty string for one that can't be read."""
     if folder is None:
-        return {path: _digest(path) for path in paths}
-    names = folder.names(paths)
-    stored = _stored_digests(folder)
-    if any(_key(stored, name) != stamp for name, stamp in zip(names, stamps, strict=True)):
+        return {path: _compute_hash(path, max_bytes) for path in paths}
+    names = folder.relative_paths(paths)
+    stored = _read_hashes(folder)
+    if any(_stored_stamp(stored, name) != stamp for name, stamp in zip(names, stamps, strict=True)):
         verified = {name: image for name, image in read_verified(folder).items() if image.sha256}
         stored |= {name: ((image.bytes, image.mtime_ns), image.sha256) for name, image in verified.items()}
         stored = {
-            name: stored[name] if _key(stored, name) == stamp else (stamp, _digest(path))
+            name: stored[name] if _stored_stamp(stored, name) == stamp else (stamp, _compute_hash(path, max_bytes))
             for name, path, stamp in zip(names, paths, stamps, strict=True)
         }
-        _write(folder, stored)
+        _write_hashes(folder, {name: entry for name, entry in stored.items() if entry[1]})
     return {path: stored[name][1] for name, path in zip(names, paths, strict=True)}
 
 
-def _key(digests: Digests, name: str) -> Stamp | None:
-    return digests[name][0] if name in digests else None
+def _stored_stamp(hashes: ContentHashes, name: str) -> Stamp | None:
+    return hashes[name][0] if name in hashes else None
 
 
-def _digest(path: str) -> str:
-    return hashlib.sha256(content_of(path)).hexdigest()
+def _compute_hash(path: str, max_bytes: int) -> str:
+    try:
+        return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
+    except (OSError, RefusedFileError):
+        return ""
 
 
-def _stored_digests(folder: CacheFolder) -> Digests:
-    if not (path := folder.path / STORE).exists():
+def delete_content_hashes(folder: CacheFolder) -> None:
+    """Delete the file in which earlier calls of `assign_content_ids` stored the SHA-256 of images."""
+    refuse_links(folder.path)
+    delete_file(folder.path / HASHES_FILE)
+
+
+def _read_hashes(folder: CacheFolder) -> ContentHashes:
+    try:
+        columns = read_parquet(folder.path / HASHES_FILE, ["path", "bytes", "mtime_ns", "sha256"]).to_pydict()
+    except FileNotFoundError:
         return {}
-    columns = pq.read_table(path).to_pydict()
-    rows = zip(*(columns[name] for name in ("path", "bytes", "mtime_ns", "sha256")), strict=True)
-    return {name: ((size, time), digest) for name, size, time, digest in rows}
+    except UnfitFileError as error:
+        logger.warning("%s; the contents of images are read again", error)
+        return {}
+    return {name: ((size, time), sha256) for name, size, time, sha256 in zip(*columns.values(), strict=True)}
 
 
-def _write(folder: CacheFolder, digests: Digests) -> None:
+def _write_hashes(folder: CacheFolder, hashes: ContentHashes) -> None:
     columns = {
-        "path": pa.array(digests, pa.string()),
-        "bytes": pa.array([stamp[0] for stamp, _ in digests.values()], pa.int64()),
-        "mtime_ns": pa.array([stamp[1] for stamp, _ in digests.values()], pa.int64()),
-        "sha256": pa.array([digest for _, digest in digests.values()], pa.string()),
+        "path": pa.array(hashes, pa.string()),
+        "bytes": pa.array([stamp[0] for stamp, _ in hashes.values()], pa.int64()),
+        "mtime_ns": pa.array([stamp[1] for stamp, _ in hashes.values()], pa.int64()),
+        "sha256": pa.array([sha256 for _, sha256 in hashes.values()], pa.string()),
     }
-    partial = folder.path / f".{STORE}.{os.getpid()}.partial"  # the processes of a run may write at once
-    with suppress(OSError):  # where the data set may only be read, the next run reads its files again
+    with suppress(OSError):  # if the data set's folder is read-only, the next run computes the SHA-256 again
         folder.path.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(columns), partial)
-        partial.replace(folder.path / STORE)
+        write_parquet(folder.path / HASHES_FILE, pa.table(columns))

@@ -1,3 +1,5 @@
+"""The PyTorch data set of the images in an `ImageTable`, and the function that makes batches of its items."""
+
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,16 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.cache import ImageCache
-from dml.data.images import ImageFile, UnreadableImageError
+from dml.data.cache import DamagedPixelsError, ImageCache
+from dml.data.images import LIMITS, ImageFile, UnreadableImageError
+from dml.data.limits import ImageLimits
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline, stack
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 
 logger = logging.getLogger(__name__)
 
 Draw = tuple[int, tuple[int, ...]]
-"""A row of the table, and the numbers that seed the random part of its transform."""
+"""A row of the table, and the numbers that seed the random steps of the image's transform."""
 Item = tuple[Tensor, Tensor, int]
 """An image (3, H, W) uint8, its labels (L,) and its row."""
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -24,19 +28,23 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class ImageDataset(Dataset[Item | None]):
-    """The images of a table.
+    """A data set of transformed images with their labels and rows, indexed by a row of the table or by a `Draw`.
 
-    Indexed by a row, or by a `Draw`: a draw's transform is a function of its numbers alone, whichever worker
-    makes it and whatever was drawn before.
+    The random steps of a draw's transform depend only on the draw's numbers, not on the worker that computes it nor on
+    earlier draws.
 
     Args:
-        table: the rows.
-        transform: (3, H, W) uint8 -> (3, h, w) uint8; its randomness comes from torch's global generator. A
-            `Pipeline` may read the file itself.
-        on_corrupt: what an unreadable image does: "raise"; "replace" by the next readable one of its class, so
-            that a training batch keeps its size; "drop" gives None, which `collate` leaves out.
-        cache: the images as ``transform.resize`` leaves them, of this table's rows; None reads the files. The items
-            are the same.
+        table: the table of the images.
+        transform: (3, H, W) uint8 -> (3, h, w) uint8; it draws from torch's global generator. A `Pipeline` may read
+            the image file itself.
+        on_corrupt: treatment of an unreadable image: "raise" raises the error; "replace" takes the next readable image
+            of the same class, so that a training batch keeps its size; "drop" gives None, which `collate` leaves out.
+        cache: images of this table that ``transform.resize`` has resized; None reads the files, which gives the same
+            items.
+        limits: largest size of an image file.
+
+    Raises:
+        InputError: if ``on_corrupt`` is another string; on indexing, if "replace" finds no readable image of the class.
     """
 
     def __init__(
@@ -45,14 +53,16 @@ class ImageDataset(Dataset[Item | None]):
         transform: Callable[[Tensor], Tensor],
         on_corrupt: str = "raise",
         cache: ImageCache | None = None,
+        limits: ImageLimits = LIMITS,
     ) -> None:
         if on_corrupt not in ("raise", "replace", "drop"):
-            raise InputError(f"on_corrupt={on_corrupt}: raise, replace or drop")
+            raise InputError(f"on_corrupt={on_corrupt}: expected raise, replace or drop")
         self.paths = table.paths
         self.labels = torch.from_numpy(table.labels)
         self.transform = transform if isinstance(transform, Pipeline) else Pipeline([transform])
         self.on_corrupt = on_corrupt
         self.cache = cache
+        self.limits = limits
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -61,34 +71,41 @@ class ImageDataset(Dataset[Item | None]):
         row, seed = index if isinstance(index, tuple) else (index, None)
         for candidate in self._candidates(int(row)):
             try:
-                with _seeded(seed):
-                    return self._transformed(candidate), self.labels[candidate], candidate
+                with _seed_generator(seed):
+                    return self._load(candidate), self.labels[candidate], candidate
             except UnreadableImageError as error:
                 if self.on_corrupt == "raise":
                     raise
                 logger.warning("skipped: %s", error)
         if self.on_corrupt == "replace":
-            raise InputError(f"image {self.paths[row]}: not one image of its class can be read")
+            raise InputError(f"image {printable(self.paths[row])}: not one image of its class can be read")
         return None
 
     def _candidates(self, row: int) -> Iterator[int]:
-        """The row, then those that may stand in for it."""
+        """Yield the row, and then the rows of the images that may replace its image."""
         yield row
         if self.on_corrupt == "replace":
-            same = torch.nonzero(self.labels[:, 0] == self.labels[row, 0]).flatten().tolist()
-            place = same.index(row)
-            yield from same[place + 1 :] + same[:place]
+            class_rows = torch.nonzero(self.labels[:, 0] == self.labels[row, 0]).flatten().tolist()
+            position = class_rows.index(row)
+            yield from class_rows[position + 1 :] + class_rows[:position]
 
-    def _transformed(self, row: int) -> Tensor:
-        resized = self.cache.pixels(row) if self.cache else None
+    def _load(self, row: int) -> Tensor:
+        """Read and transform the image of a row."""
+        try:
+            resized = self.cache.pixels(row) if self.cache else None
+        except DamagedPixelsError as error:
+            raise InputError(f"image {printable(self.paths[row])}: {error}") from error
         if resized is not None:
             return self.transform.rest(resized)
-        return self.transform(ImageFile(str(self.paths[row])))
+        return self.transform(ImageFile(str(self.paths[row]), self.limits))
 
 
 @contextmanager
-def _seeded(seed: tuple[int, ...] | None) -> Iterator[None]:
-    """Within it torch's global generator draws what ``seed`` alone determines."""
+def _seed_generator(seed: tuple[int, ...] | None) -> Iterator[None]:
+    """Seed torch's global generator in the body of the ``with`` statement and restore it after that.
+
+    None leaves the generator as it is.
+    """
     if seed is None:
         yield
         return
@@ -98,10 +115,10 @@ def _seeded(seed: tuple[int, ...] | None) -> Iterator[None]:
 
 
 def collate(items: Sequence[Item | None]) -> Batch:
-    """Stacks items into a batch, leaving out those that could not be read."""
+    """Stack items into a batch; items that are None, for images that couldn't be read, are left out."""
     present = [item for item in items if item is not None]
     if not present:
-        none = torch.empty(0, dtype=torch.long)
-        return torch.empty(0, 3, 1, 1, dtype=torch.uint8), none[:, None], none
+        no_rows = torch.empty(0, dtype=torch.long)
+        return torch.empty(0, 3, 1, 1, dtype=torch.uint8), no_rows[:, None], no_rows
     images, labels, rows = zip(*present, strict=True)
     return stack(images), torch.stack(labels), torch.tensor(rows)

@@ -1,21 +1,38 @@
-"""What a data set's folder has to look like, and lists read from it with errors that name file and line."""
+"""The files that a data set's folder has to hold, and parsers of its lists whose errors name file and line."""
 
+import codecs
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dml.data.limits import read_list_bytes
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The official layout of a data set, for the one line that a user gets who has another.
+class EncodingError(InputError):
+    """An error for a list that isn't text in the expected encoding.
 
     Args:
-        name: of the data set.
-        tree: the files and folders that its root holds, in words.
-        page: the address where it is published.
+        message: the error line.
+        likely_encoding: Python's name of the encoding that the file seems to have; an empty string if it seems to be
+            no text.
+    """
+
+    def __init__(self, message: str, likely_encoding: str) -> None:
+        super().__init__(message)
+        self.likely_encoding = likely_encoding
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The official layout of a data set, which error lines describe to a user whose folder differs from it.
+
+    Args:
+        name: name of the data set.
+        tree: the files and folders that the root of the data set holds, in words.
+        page: address of the page that publishes the data set.
     """
 
     name: str
@@ -23,26 +40,31 @@ class Layout:
     page: str
 
     def root(self, root: str | Path | None) -> Path:
-        """The folder.
+        """Return the root of the data set as a path, with ``~`` expanded.
 
         Raises:
-            InputError: if none is given, or there is none.
+            InputError: if ``root`` is None or isn't a folder.
         """
         if root is None:
             raise InputError(f"dataset.root: give the folder of {self}")
         folder = expand_home(root)
-        if not folder.is_dir():
-            raise InputError(f"dataset.root={root}: no such folder; give that of {self}")
+        # unlike Path.is_dir, os.path.isdir doesn't fail for names that are too long and folders that may not be read
+        if not os.path.isdir(folder):
+            raise InputError(f"dataset.root={root}: no such folder; give the folder of {self}")
         return folder
 
     def find(self, root: Path, *candidates: str) -> Path:
-        """The first of the files or folders that is there.
+        """Return the path of the first candidate that exists.
+
+        Args:
+            root: root of the data set.
+            candidates: files or folders, relative to the root.
 
         Raises:
-            InputError: if none is.
+            InputError: if no candidate exists.
         """
         for candidate in candidates:
-            if (root / candidate).exists():
+            if os.path.exists(root / candidate):
                 return root / candidate
         raise InputError(f"dataset.root={root}: no {' or '.join(candidates)} in it; give the folder of {self}")
 
@@ -50,36 +72,71 @@ class Layout:
         return f"{self.name}, which holds {self.tree} ({self.page})"
 
 
-def lines_of(path: Path) -> list[str]:
-    """The lines of a text file in UTF-8, with or without a byte order mark, whatever system ended them.
-
-    Raises:
-        InputError: if the file isn't text.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
-
-
-def rows_of(
-    path: Path, columns: int, *, skip: int = 0, header: str = "", separator: str | None = None
-) -> Iterator[list[str]]:
-    """The lines of a list as ``columns`` strings each; empty lines are passed over.
+def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    """Read the lines of a text file, with any line ends and with or without a byte order mark.
 
     Args:
-        path: the text file, as `lines_of` reads it.
-        columns: how many a line has; what stands beyond the last separator belongs to the last.
-        skip: lines at its head.
-        header: what the last of these says, blanks aside; empty: it isn't looked at.
-        separator: None is any run of blanks.
+        path: path of the file.
+        encoding: name of the file's encoding.
 
     Raises:
-        InputError: if a line has fewer columns, the header is another, or the file isn't text.
+        EncodingError: if the file isn't text in this encoding.
+        InputError: if Python knows no such encoding, or the file isn't a regular file, or is too large.
     """
-    lines = lines_of(path)
-    if header and (found := " ".join("".join(lines[skip - 1 : skip]).split())) != header:
-        raise InputError(f"{path}, line {skip}: {found!r}, expected the header {header!r}")
+    content = read_list_bytes(path)
+    try:
+        text = content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except UnicodeError as error:
+        place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
+        reason = getattr(error, "reason", str(error))
+        raise EncodingError(f"{path}: not a text file ({reason}{place})", _guess_encoding(content)) from error
+    except LookupError as error:
+        raise InputError(f"{path}: {error}") from error
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if "\0" in text:
+        number = next(number for number, line in enumerate(lines, 1) if "\0" in line)
+        raise InputError(f"{path}, line {number}: a NUL byte, which neither text nor the name of a file holds")
+    return lines
+
+
+def _guess_encoding(content: bytes) -> str:
+    """Guess the encoding of a text that isn't UTF-8; an empty string if it looks like no text."""
+    candidates = (
+        ("utf-16",) if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ("cp1252", "latin-1")
+    )
+    for encoding in candidates:
+        try:
+            text = content.decode(encoding)
+        except UnicodeError:
+            continue
+        if all(character.isprintable() or character.isspace() for character in text.removeprefix("\ufeff")):
+            return encoding
+    return ""
+
+
+def read_list_rows(
+    path: Path, columns: int, *, skip: int = 0, header: str = "", separator: str | None = None
+) -> Iterator[list[str]]:
+    """Split each line of a list into its cells; empty lines are passed over.
+
+    Args:
+        path: a text file, as `read_list_lines` reads it.
+        columns: number of cells of each line. The last cell is the rest of the line, further separators included.
+        skip: number of lines above the first row.
+        header: the text that the last of the skipped lines must have, apart from blanks; an empty string skips this
+            check.
+        separator: the text between two cells; None takes any run of blanks.
+
+    Yields:
+        The cells of a line, ``columns`` strings.
+
+    Raises:
+        InputError: if a line has too few cells, the header differs, or the file isn't text.
+    """
+    lines = read_list_lines(path)
+    file_header = " ".join("".join(lines[skip - 1 : skip]).split())
+    if header and file_header != header:
+        raise InputError(f"{path}, line {skip}: {file_header!r}, expected the header {header!r}")
     for number, line in enumerate(lines[skip:], skip + 1):
         if not line.strip():
             continue
@@ -89,16 +146,21 @@ def rows_of(
         yield cells
 
 
-def whole_number(cell: str, path: Path, what: str) -> int:
-    """A cell as an integer that 32 bits hold.
+def parse_whole_number(cell: str, path: Path, meaning: str) -> int:
+    """Parse a cell as an integer that fits into 32 bits.
+
+    Args:
+        cell: the text of the cell.
+        path: the file that the cell stands in, for the error line.
+        meaning: name of the number, such as "class_id", for the error line.
 
     Raises:
-        InputError: if it is none.
+        InputError: if the text isn't such an integer.
     """
     try:
         number = int(cell)
     except ValueError as error:
-        raise InputError(f"{path}: {what} {cell!r}, expected a whole number") from error
+        raise InputError(f"{path}: {meaning} {cell!r}, expected a whole number") from error
     if abs(number) >= 2**31:
-        raise InputError(f"{path}: {what} {cell!r} is too large to be one")
+        raise InputError(f"{path}: {meaning} {cell!r}, expected a whole number below 2**31")
     return number

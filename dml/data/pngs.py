@@ -1,4 +1,4 @@
-"""Images that come as arrays, stored once as PNG files in a zip, for `dml.data.images` to read."""
+"""Archives of PNG files for data sets whose images come as arrays; `dml.data.images` reads them like other images."""
 
 import os
 import zipfile
@@ -12,26 +12,28 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dml.ops.errors import InputError
+from dml.ops.files import replacing
 
 
-def cache_folder() -> Path:
-    """Where files go that can be made again: ``$XDG_CACHE_HOME/dml``, or ``~/.cache/dml``."""
+def user_cache_folder() -> Path:
+    """Return the user's folder for files that can be made again: ``$XDG_CACHE_HOME/dml``, or ``~/.cache/dml``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dml"
 
 
-def png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
-    """The zip file of the images, as ``00000.png``...; it is written unless it is there.
+def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
+    """Return the path of a zip file that holds the images as ``00000.png``, ``00001.png`` and so on.
 
-    Its name holds a checksum of the pixels, so that it never belongs to others. It is written beside its place and
-    renamed: whoever finds it finds it whole, however many processes begin at a time.
+    If no folder holds the zip file, it is written to the first folder that can be written to. Its name contains a
+    checksum of the pixels, so that it is never taken for the file of other images. Several processes may call this
+    function at a time: the file appears at its path only when it is complete.
 
     Args:
         images: (N, H, W) grey values.
-        name: what the file's name begins with.
-        folders: where to look for it, and to write it: the first that can be written to.
+        name: beginning of the zip file's name.
+        folders: folders that may hold the zip file, in the order in which they are tried.
 
     Raises:
-        InputError: if none can.
+        InputError: if none of the folders can be written to.
     """
     file = f"{name}-{crc32(images.tobytes()):08x}.zip"
     for folder in folders:
@@ -41,7 +43,7 @@ def png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / file, images)
+            _write_pngs(folder / file, images)
         except OSError as error:
             refusals.append(f"{folder} ({error.strerror})")
         else:
@@ -49,19 +51,14 @@ def png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -
     raise InputError(f"{file}: cannot be written to {' or '.join(refusals)}; XDG_CACHE_HOME names another folder")
 
 
-def _write(path: Path, images: NDArray[np.uint8]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")  # of this process alone
-    try:
-        with zipfile.ZipFile(partial, "w") as archive:
-            for i, image in enumerate(images):
-                png = BytesIO()
-                Image.fromarray(image).save(png, "PNG")
-                archive.writestr(zipfile.ZipInfo(f"{i:05d}.png"), png.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def _write_pngs(path: Path, images: NDArray[np.uint8]) -> None:
+    with replacing(path) as partial, zipfile.ZipFile(partial, "w") as archive:
+        for i, image in enumerate(images):
+            png = BytesIO()
+            Image.fromarray(image).save(png, "PNG")
+            archive.writestr(zipfile.ZipInfo(f"{i:05d}.png"), png.getvalue())
 
 
-def members(archive: Path, number: int) -> list[str]:
-    """The paths of the images in a `png_archive`."""
-    return [f"{archive}/{i:05d}.png" for i in range(number)]
+def member_paths(archive: Path, count: int) -> list[str]:
+    """Return the paths of the first ``count`` images of an archive that `find_or_write_png_archive` wrote."""
+    return [f"{archive}/{i:05d}.png" for i in range(count)]

@@ -1,5 +1,8 @@
-"""What the readers of a user's own data share: classes numbered by their names, and splits drawn by class."""
+"""Functions for the readers of a user's data: they number classes by name and draw splits by class."""
 
+import hashlib
+import math
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,50 +12,126 @@ from numpy.typing import NDArray
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
+TRAINING_CLASSES = 2
+"""The smallest number of training classes: a loss compares images of different classes."""
 
-def numbered(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class names (N,) -> labels (N,) in the sorted names' order, and these: the same on every machine."""
+
+def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Number classes in the order of their sorted names, which is the same on every machine.
+
+    >>> labels, classes = number_classes(["cat", "ant", "cat"])
+    >>> labels.tolist(), classes
+    ([1, 0, 1], ('ant', 'cat'))
+
+    Args:
+        names: class name of each image, N strings.
+
+    Returns:
+        The labels (N,) and the class names, indexed by label.
+    """
     classes, labels = np.unique(np.array([*names], dtype=np.str_), return_inverse=True)
     return labels.astype(np.int64), tuple(classes.tolist())
 
 
 def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: float, seed: int) -> ImageTable:
-    """Draws the splits that a table of one's own lacks; no class of level 0 is in two of those that are drawn.
+    """Draw the splits that a user's table lacks; each drawn split takes whole classes of level 0.
+
+    For each class, a hash of the seed, the name of the fraction and the class name is compared with the fraction. So a
+    class stays in its split when other classes are added or removed, in any order and on any machine.
+    The number of drawn classes varies around the fraction. It is at least half of the intended number, and so is the
+    number of the other classes; the classes whose hashes are nearest to the fraction then change sides. Two
+    classes are drawn at least, because the nearest neighbours in a single class are always right, and two remain for
+    training. Of less than six classes, a split may get one.
 
     Args:
-        table: with splits of its own, or with an empty string in every row.
-        test_fraction: of the classes, if the table has no split at all.
-        val_fraction: of the training classes, if there is no ``val``; 0 draws none.
-        seed: of the draws, which depend on nothing else but the labels that there are.
+        table: a table with splits, or with an empty string as the split of every row.
+        test_fraction: fraction of all classes that becomes ``test``, if the table has no split at all; 0 draws
+            none, for a model that is to learn from all classes.
+        val_fraction: fraction of the training classes that becomes ``val``, if the table has no ``val``; 0 draws none.
+        seed: seed of the draws, which depend only on it, the fractions and the class names.
 
     Raises:
-        InputError: if there are too few classes, a fraction isn't one, or a table's own splits can't be trained and
-            tested on.
+        InputError: if there are too few classes, a fraction isn't between 0 and 1, or the table has splits with which
+            a model can't be both trained and tested.
     """
     split = table.split.astype("U7")
+    draws_val = bool(val_fraction) and not (split == "val").any()
+    has_test = True
     if not (split != "").any():
+        has_test = test_fraction != 0
         split[:] = "train"
-        split[_drawn(table, split, "test_fraction", test_fraction, seed)] = "test"
+        class_count = len(np.unique(table.labels[:, 0]))
+        to_keep = TRAINING_CLASSES + 1 if draws_val else min(TRAINING_CLASSES, max(class_count - 1, 1))
+        if has_test:
+            split[_draw_classes(table, split, "test_fraction", test_fraction, seed, to_keep)] = "test"
     present = {*np.unique(split).tolist()}
-    if not ("train" in present and ("test" in present or {"query", "gallery"} <= present)):
+    if has_test and not ("train" in present and ("test" in present or {"query", "gallery"} <= present)):
         raise InputError(
             f"{table.source}: has the splits {', '.join(sorted(present))}; "
             "train and test are needed, or train, query and gallery"
         )
-    if val_fraction and "val" not in present:
-        split[_drawn(table, split, "val_fraction", val_fraction, seed)] = "val"
+    if draws_val:
+        split[_draw_classes(table, split, "val_fraction", val_fraction, seed, TRAINING_CLASSES)] = "val"
     return replace(table, split=split)
 
 
-def _drawn(table: ImageTable, split: NDArray[np.str_], name: str, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """The rows (N,) of the drawn fraction of the training classes: at least one class, and never all."""
+def _draw_classes(
+    table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, to_keep: int
+) -> NDArray[np.bool_]:
+    """Draw a fraction of the training classes.
+
+    Args:
+        table: the table that has the labels.
+        split: (N,) the current split of each row.
+        option: name of the reader's option that sets ``fraction``, for the hashes and for error messages.
+        fraction: fraction of the training classes to draw.
+        seed: seed of the draw.
+        to_keep: number of training classes that must not be drawn.
+
+    Returns:
+        The mask (N,) of the rows of the drawn classes.
+    """
     if not 0 < fraction < 1:
-        raise InputError(f"dataset.reader.{name}={fraction}: a number between 0 and 1")
-    training = split == "train"
-    classes = np.unique(table.labels[training, 0])
-    if len(classes) < 2:
-        raise InputError(f"{table.source}: {len(classes)} training class, two are needed to draw {name} of them")
-    number = min(max(round(fraction * len(classes)), 1), len(classes) - 1)
-    drawn = np.random.default_rng(seed).permutation(classes)[:number]
-    rows: NDArray[np.bool_] = training & np.isin(table.labels[:, 0], drawn)
-    return rows
+        raise InputError(f"dataset.reader.{option}={fraction}: expected a number between 0 and 1")
+    is_training = split == "train"
+    labels = np.unique(table.labels[is_training, 0])
+    count = len(labels)
+    if count <= to_keep:
+        raise InputError(_describe_lack(table.source, count, option, to_keep))
+    names = [table.names[0][label] if table.names else str(label) for label in labels.tolist()]
+    hashes = np.array([_hash_to_fraction(seed, option, name) for name in names])
+    number = int((hashes < fraction).sum())
+    number = max(number, min(2, count - to_keep), math.ceil(fraction * count / 2))
+    number = min(number, count - max(to_keep, math.ceil((1 - fraction) * count / 2)))
+    drawn = labels[np.argsort(hashes, kind="stable")[:number]]
+    is_drawn: NDArray[np.bool_] = is_training & np.isin(table.labels[:, 0], drawn)
+    return is_drawn
+
+
+def _hash_to_fraction(seed: int, option: str, name: str) -> float:
+    """Return a number from 0 to 1 that depends on the seed, the option and the class name alone.
+
+    The name is hashed in its composed form (NFC), because file systems differ in how they write an accent.
+    """
+    key = f"{seed}\0{option}\0{unicodedata.normalize('NFC', name)}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+
+
+def _describe_lack(source: str, count: int, option: str, to_keep: int) -> str:
+    """Return the error line for a data set with too few classes to draw some of them."""
+    classes = "class" if count == 1 else "classes"
+    if option == "val_fraction":
+        return (
+            f"{source}: {count} training {classes}, {to_keep + 1} are needed to draw val_fraction of them; "
+            "dataset.reader.val_fraction=0 trains without a validation split"
+        )
+    needs_val = to_keep > TRAINING_CLASSES
+    training, val = (TRAINING_CLASSES, ", 1 for validation") if needs_val else (1, "")
+    remedy = (
+        "dataset.reader.val_fraction=0, which needs no validation, would do"
+        if needs_val and count == to_keep
+        else "give the split of each image (docs/own_data.md), and dataset.disjoint=false if training and test have "
+        "the same classes"
+    )
+    needed = f"{training} for training{val} and 1 for test"
+    return f"{source}: {count} {classes}, {to_keep + 1} are needed to draw whole classes: {needed}; {remedy}"

@@ -1,3 +1,5 @@
+"""The endless, reproducible and resumable stream of a run's training batches."""
+
 from collections.abc import Iterator
 from itertools import islice
 from time import perf_counter
@@ -7,14 +9,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from dml.data.dataset import Batch, Draw, ImageDataset, collate
+from dml.data.worker_processes import choose_start_method
+from dml.ops.child_processes import survive_group_signals
 from dml.ops.errors import InputError
 
 
 class BatchSampler(Protocol):
-    """Yields an epoch's batches as lists of rows: a pure function of its settings, its seed and the epoch."""
+    """An iterable over the batches of an epoch, as lists of rows; they depend only on settings, seed and epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration yields."""
+        """Set the epoch whose batches the next iteration yields."""
 
     def __iter__(self) -> Iterator[list[int]]: ...
 
@@ -22,31 +26,35 @@ class BatchSampler(Protocol):
 
 
 class BatchStream:
-    """The batches of a run, one epoch of the sampler after the other without end, from any batch on.
+    """An endless iterable over the batches of a run, epoch after epoch of the sampler, which can start at any batch.
 
-    Batch t is a function of (seed, t): of the sampler's epoch t // len(sampler), and of draws seeded by
-    (seed, epoch, batch, place in the batch). So a run resumed at batch t sees what the uninterrupted run saw,
-    with any number of workers. Under DDP each rank gets its contiguous share of every batch.
+    Batch t depends only on (seed, t): its rows are those of the sampler's epoch t // len(sampler), and the transform of
+    each image is seeded by (seed, epoch, number of the batch in the epoch, position in the batch). A run that is
+    resumed at batch t therefore continues with the batches of the uninterrupted run, with any number of workers. Under
+    DDP each rank gets its contiguous share of every batch.
 
-    Workers load ahead, and go on into the next epoch while the last batches of one are used. They stop where what
-    comes next isn't known yet, at the multiples of ``pause_every`` batches, and where the run ends.
+    Workers load batches ahead of time, those of the next epoch too. They stop at multiples of ``pause_every`` batches,
+    because the sampler may change there, and at the end of the run.
 
-    To Lightning a run is one long epoch: `__len__` is out of reach, and the position is `state_dict`.
+    For Lightning a run is one long epoch: `__len__` is a number that no run reaches, and `state_dict` is the position.
 
     Args:
-        dataset: indexed by `Draw`.
-        sampler: yields lists of its rows.
-        seed: of the transforms' draws.
-        rank, world_size: this process among all.
-        pause_every: batches, whole epochs, after each of which the sampler may change; None: it never does.
-        ends_after: the batches of the run; None: nobody knows.
+        dataset: data set of the training images.
+        sampler: sampler of the rows of each batch.
+        seed: seed of the transforms' draws.
+        rank: number of this process among the processes that train together.
+        world_size: number of the processes that train together.
+        pause_every: number of batches, a multiple of the epoch's, after which the sampler may change; None if it never
+            changes.
+        ends_after: number of batches of the run; None if it isn't known.
         loader: settings of the DataLoader (num_workers, pin_memory, ...).
 
     Attributes:
-        waits, wait_seconds: how many batches were handed out, and how long their receiver waited for them.
+        waits: number of batches that were handed out.
+        wait_seconds: seconds for which the training waited for these batches.
 
     Raises:
-        InputError: on iteration, if a batch can't be divided among the ranks.
+        InputError: if a batch can't be divided among the ranks; it is raised on iteration.
     """
 
     def __init__(
@@ -65,19 +73,21 @@ class BatchStream:
         self.pause_every, self.ends_after = pause_every, ends_after
         self.position = 0
         self.waits, self.wait_seconds = 0, 0.0
-        # an own generator: the loader would otherwise draw from the global one whenever it starts
+        # Without a generator, the loader would draw from the global one at the start of each iteration.
         self.loader = DataLoader(
             dataset,
             batch_sampler=self.batches,
             collate_fn=collate,
+            worker_init_fn=survive_group_signals,
             generator=torch.Generator().manual_seed(seed),
             persistent_workers=loader.get("num_workers", 0) > 0,
+            multiprocessing_context=choose_start_method(loader.get("num_workers", 0)),
             **loader,
         )
 
     @property
     def epoch(self) -> int:
-        """The sampler's epoch that the next batch belongs to."""
+        """Return the sampler's epoch that the next batch belongs to."""
         return self.position // self.batches.batches_per_epoch
 
     def __len__(self) -> int:
@@ -92,7 +102,7 @@ class BatchStream:
                 yield batch
 
     def _next_pause(self) -> int | None:
-        """The batch before which loading ahead stops."""
+        """Return the number of the batch before which the workers stop; None if they never stop."""
         pauses = [self.ends_after] if self.ends_after is not None and self.position < self.ends_after else []
         if self.pause_every:
             pauses.append((self.position // self.pause_every + 1) * self.pause_every)
@@ -106,16 +116,21 @@ class BatchStream:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """The number of batches that were handed out."""
+        """Return the number of batches that were handed out."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on after the batches that were handed out."""
+        """Continue after the batches that were handed out before ``state`` was saved."""
         self.position = state["position"]
 
 
 class _Batches:
-    """The draws of a run's batches from number ``first`` on, before ``stop`` if given; this rank's share of each."""
+    """The batches of a run as lists of `Draw`, of which each has this rank's share alone.
+
+    Attributes:
+        first: number of the first batch.
+        stop: number of the batch at which the iteration ends; None iterates without end.
+    """
 
     def __init__(self, sampler: BatchSampler, seed: int, rank: int, world_size: int) -> None:
         self.sampler, self.seed, self.rank, self.world_size = sampler, seed, rank, world_size
@@ -130,25 +145,26 @@ class _Batches:
         epoch, number = divmod(self.first, self.batches_per_epoch)
         stop = self.stop
         while stop is None or epoch * self.batches_per_epoch < stop:
-            ends = None if stop is None else stop - epoch * self.batches_per_epoch
-            yield from islice(self._of_epoch(epoch), number, ends)
+            epoch_stop = None if stop is None else stop - epoch * self.batches_per_epoch
+            yield from islice(self._iterate_epoch(epoch), number, epoch_stop)
             epoch, number = epoch + 1, 0
 
-    def _of_epoch(self, epoch: int) -> Iterator[list[Draw]]:
+    def _iterate_epoch(self, epoch: int) -> Iterator[list[Draw]]:
         self.sampler.set_epoch(epoch)
         count = 0
         for number, rows in enumerate(self.sampler):
-            yield self._share(rows, epoch, number)
+            yield self._take_share(rows, epoch, number)
             count += 1
         if count != self.batches_per_epoch:
             raise RuntimeError(f"the sampler promised {self.batches_per_epoch} batches an epoch and gave {count}")
 
-    def _share(self, rows: list[int], epoch: int, number: int) -> list[Draw]:
+    def _take_share(self, rows: list[int], epoch: int, number: int) -> list[Draw]:
+        """Return this rank's share of a batch, each row with the numbers that seed its transform."""
         if len(rows) % self.world_size:
             raise InputError(
                 f"a batch of {len(rows)} images can't be divided among {self.world_size} processes; "
                 f"sampler.* must make it a multiple of {self.world_size}"
             )
         share = len(rows) // self.world_size
-        places = range(self.rank * share, (self.rank + 1) * share)
-        return [(rows[place], (self.seed, epoch, number, place)) for place in places]
+        positions = range(self.rank * share, (self.rank + 1) * share)
+        return [(rows[position], (self.seed, epoch, number, position)) for position in positions]

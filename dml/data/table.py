@@ -1,3 +1,5 @@
+"""The table that describes a data set, its checks, and its splits."""
+
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -5,36 +7,43 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.names import check_class_names, check_paths
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "query", "gallery")
-TRAINING = ("train", "val")
-HELD_OUT = ("test", "query", "gallery")
+TRAINING_SPLITS = ("train", "val")
+TEST_SPLITS = ("test", "query", "gallery")
 EVERY_LEVEL = -1
+"""The ``benchmark`` of a row that the benchmark list of every level contains."""
 UNKNOWN = -1
+"""A label or a ``content`` that isn't known."""
+
+SHARED_CLASSES_REMEDY = "dataset.disjoint=false allows it, but the metrics then say less about new classes"
 
 
 @dataclass(frozen=True)
 class ImageTable:
-    """A data set as one table: a row an image, whatever tree it was read from.
+    """The table of a data set, with one row for each image.
 
     Args:
-        paths: (N,) strings. A path inside a zip file is written ``archive.zip/member``.
-        labels: (N, L) int64, level 0 the finest; in a row judged at one level alone the others may be `UNKNOWN`.
-        split: (N,) strings out of `SPLITS`; an empty string leaves the row out of all of them.
-        levels: the L names of the levels, finest first.
-        names: for each level the names of its classes, indexed by label; empty if the data set has none.
-        benchmark: (N,) int64, the one level that the row's list is judged at (DyML), or `EVERY_LEVEL`; left empty,
-            all rows are of every level's list.
-        source: the lists that it was read from, for messages.
-        content: (N,) int64, a number that rows of the same image file's content share, under whatever name, or
-            `UNKNOWN` for a row that is compared with none; left empty, it is unknown of all rows.
+        paths: (N,) strings, paths of the image files. A member of a zip file is written ``archive.zip/member``.
+        labels: (N, L) int64 labels, level 0 the finest. A row that is evaluated at one level alone may have the label
+            `UNKNOWN` at the others.
+        split: (N,) strings out of `SPLITS`; an empty string puts the row into no split.
+        levels: names of the L levels, the finest level first.
+        names: class names of each level, indexed by label; empty if the data set has no class names.
+        benchmark: (N,) int64, level of the benchmark list that contains the row (DyML has a list for each level), or
+            `EVERY_LEVEL`. An empty array puts all rows into the list of every level.
+        source: the files that list the images, for error lines.
+        content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
+            row whose content isn't compared. An empty array makes the content of all rows unknown.
 
     Raises:
-        InputError: if the columns disagree in length, a split or a level is unknown, a label is negative or has no
-            name.
+        InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
+            class name, or a path or a class name can't be that of a file or can't be shown in a report.
     """
 
     paths: NDArray[np.str_]
@@ -59,11 +68,16 @@ class ImageTable:
             "contents": len(self.content),
         }
         if len({*lengths.values()}) > 1:
-            raise InputError(f"image table: {', '.join(f'{number} {what}' for what, number in lengths.items())}")
-        if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels):
+            raise InputError(f"image table: {', '.join(f'{length} {column}' for column, length in lengths.items())}")
+        if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
             raise InputError(f"image table: labels of shape {self.labels.shape} for the levels {self.levels}")
+        if self.labels.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
+            raise InputError(f"image table: labels of type {self.labels.dtype}, expected integers")
         _check_splits(np.unique(self.split).tolist())
         self._check_labels()
+        check_paths(self.paths.tolist(), self.source)
+        for level, names in zip(self.levels, self.names, strict=False):
+            check_class_names(names, level, self.source)
 
     def _check_labels(self) -> None:
         if (
@@ -78,10 +92,12 @@ class ImageTable:
         if self.names and len(self.names) != len(self.levels):
             raise InputError(f"image table: names of {len(self.names)} levels for the levels {self.levels}")
         for i, level in enumerate(self.levels):
-            judged = np.isin(self.benchmark, (EVERY_LEVEL, i))
-            if (wrong := self.labels[:, i] < np.where(judged, 0, UNKNOWN)).any():
-                row = int(np.argmax(wrong))
-                raise InputError(f"image table: negative label {self.labels[row].tolist()} of {self.paths[row]}")
+            is_evaluated = np.isin(self.benchmark, (EVERY_LEVEL, i))
+            if (is_wrong := self.labels[:, i] < np.where(is_evaluated, 0, UNKNOWN)).any():
+                row = int(np.argmax(is_wrong))
+                raise InputError(
+                    f"image table: negative label {self.labels[row].tolist()} of {printable(self.paths[row])}"
+                )
             if self.names and len(self.labels) and self.labels[:, i].max() >= len(self.names[i]):
                 raise InputError(
                     f"image table: label {self.labels[:, i].max()} of level {level} with {len(self.names[i])} names"
@@ -91,29 +107,32 @@ class ImageTable:
         return len(self.paths)
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
-        """The indices of the rows that belong to any of ``splits``, in table order.
+        """Return the indices of the rows of the splits, in the order of the table.
 
         Raises:
-            InputError: for a split that isn't one of `SPLITS`.
+            InputError: if a split isn't one of `SPLITS`.
         """
         _check_splits(splits)
         return np.flatnonzero(np.isin(self.split, splits)).astype(np.int64)
 
     def subset(self, *splits: str) -> "ImageTable":
-        """The table of the rows of ``splits`` alone; labels keep their meaning."""
+        """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
 
-    def evaluated(self, split: str) -> "ImageTable":
-        """The table of the rows that an evaluation of ``split`` takes; "test" stands for query and gallery as well."""
-        return self.subset(*HELD_OUT) if split == "test" else self.subset(split)
+    def select_evaluated(self, split: str) -> "ImageTable":
+        """Return a table of the rows that an evaluation of a split uses; "test" includes query and gallery."""
+        return self.subset(*TEST_SPLITS) if split == "test" else self.subset(split)
 
     def take(self, rows: NDArray[np.int64]) -> "ImageTable":
-        """The table of the given rows alone, in their order; labels keep their meaning."""
+        """Return a table of the rows with these indices, in their order; the labels stay the same."""
         columns = {name: getattr(self, name)[rows] for name in ("paths", "labels", "split", "benchmark", "content")}
         return replace(self, **columns)
 
-    def renumbered(self) -> "ImageTable":
-        """The same with labels from 0 to C - 1 at each level, in their order, none unused: what proxies count by."""
+    def renumber(self) -> "ImageTable":
+        """Return the table with labels from 0 to C - 1 at each level, as proxies need them: no label is unused.
+
+        The order of the classes stays the same.
+        """
         labels, names = self.labels.copy(), []
         for i in range(len(self.levels)):
             used, labels[:, i] = np.unique(self.labels[:, i], return_inverse=True)
@@ -121,7 +140,11 @@ class ImageTable:
         return replace(self, labels=labels, names=tuple(names) if self.names else ())
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """For each split in use: the number of images, and of classes at each level."""
+        """Count the images, and the classes of each level, in each split that has images.
+
+        Returns:
+            The numbers by split, and by "images" or the name of a level: ``{"train": {"images": 8, "class": 2}}``.
+        """
         return {
             split: {"images": len(rows)}
             | {level: len(np.setdiff1d(self.labels[rows, i], UNKNOWN)) for i, level in enumerate(self.levels)}
@@ -137,23 +160,29 @@ def _check_splits(splits: Iterable[str]) -> None:
 
 
 def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: int = 0) -> ImageTable:
-    """Moves one class-disjoint fold of the training classes (level 0) from ``train`` to ``val``.
+    """Make one fold of the training classes (level 0) the split ``val``, and all other folds the split ``train``.
 
-    The classes of an earlier ``val`` count as training classes first, so folds can be taken of any table.
+    Classes that were in ``val`` before count as training classes, so that a table can be divided again.
+
+    Args:
+        table: the table of the data set.
+        folds: number of parts into which the training classes are divided at random.
+        fold: number of the part that becomes ``val``, from 0.
+        seed: seed of the division.
 
     Raises:
-        InputError: if there is no such fold, or fewer training classes than folds.
+        InputError: if there is no such fold, or there are fewer training classes than folds.
     """
-    rows = table.rows(*TRAINING)
+    rows = table.rows(*TRAINING_SPLITS)
     classes = np.unique(table.labels[rows, 0])
     if not 0 <= fold < folds:
         raise InputError(f"dataset.fold={fold}: with {folds} folds it is one of 0 to {folds - 1}")
     if len(classes) < folds:
         raise InputError(f"dataset.folds={folds}: there are only {len(classes)} training classes to divide")
     order = np.random.default_rng((seed, folds)).permutation(classes)
-    held_out = np.isin(table.labels[rows, 0], order[fold::folds])
+    is_held_out = np.isin(table.labels[rows, 0], order[fold::folds])
     split = table.split.astype("U7")
-    split[rows] = np.where(held_out, "val", "train")
+    split[rows] = np.where(is_held_out, "val", "train")
     return replace(table, split=split)
 
 
@@ -166,77 +195,92 @@ def load(
     disjoint: bool = True,
     verify: bool = True,
 ) -> ImageTable:
-    """Reads a data set and holds it against its published counts and the rules of its splits.
+    """Read a data set, and compare it with its published counts and with the rules for its splits.
 
     Args:
-        read: a reader, ``root -> ImageTable``.
-        root: the data set's folder.
-        name: of the data set, for messages.
-        counts: for each split the number of "images" and of classes at each level; what isn't stated isn't checked.
-        disjoint: whether no class may be in the training and the test splits both.
-        verify: False makes each fault a warning.
+        read: reader of the data set, a function of the root.
+        root: path of the data set's folder or file.
+        name: name of the data set, for error lines.
+        counts: published numbers by split: of "images", and of classes by the name of their level. Numbers that are
+            left out aren't checked.
+        disjoint: whether a class that is both in a training and in a test split is a fault.
+        verify: whether a fault is an error; False logs each fault as a warning.
 
     Raises:
-        InputError: for the first of the faults: a count that differs, a label that no image has below one that is
-            used, an image that is in the table twice, a class on both sides, or one with two coarser classes.
+        InputError: if the table has a fault, see `find_faults`; the message describes the first.
     """
     table = read(root)
-    for fault in faults(table, counts, disjoint=disjoint):
-        message = f"{name}: {fault}, in {table.source or root}"
+    shared_classes = [*_find_shared_classes(table)] if disjoint else []
+    for fault in find_faults(table, counts, disjoint=disjoint):
+        remedy = SHARED_CLASSES_REMEDY if fault in shared_classes else "dataset.verify=false reads it all the same"
+        message = printable(f"{name}: {fault}, in {table.source or root}")
         if verify:
-            raise InputError(f"{message} (dataset.verify=false reads it all the same)")
+            raise InputError(f"{message} ({remedy})")
         logger.warning(message)
     return table
 
 
-def faults(
+def find_faults(
     table: ImageTable, counts: Mapping[str, Mapping[str, int]] | None = None, *, disjoint: bool = True
 ) -> Iterator[str]:
-    """What is wrong with a table, a line a fault; `load` says what is looked at."""
-    found = table.counts()
-    for split, published in (counts or {}).items():
-        for what, number in published.items():
-            if (actual := found.get(split, {}).get(what, 0)) != number:
-                yield f"{actual} {what} in the {split} split, published {number}"
-    yield from _repeated(table)
+    """Yield a line for each fault of a table.
+
+    The faults are: a number of images or classes that differs from the published one; an image that is in a split, or
+    in a benchmark list, twice; a label that no image has, below one that an image has; a class in a training and in a
+    test split; and a class that belongs to two coarser classes.
+
+    Args:
+        table: the table of the data set.
+        counts: published numbers by split: of "images", and of classes by the name of their level.
+        disjoint: whether a class that is both in a training and in a test split is a fault.
+    """
+    table_counts = table.counts()
+    for split, published_counts in (counts or {}).items():
+        for counted, published in published_counts.items():
+            if (actual := table_counts.get(split, {}).get(counted, 0)) != published:
+                yield f"{actual} {counted} in the {split} split, published {published}"
+    yield from _find_repeated_images(table)
     for i, level in enumerate(table.levels):
-        used = np.setdiff1d(table.labels[:, i], UNKNOWN)
-        if len(used) and len(used) != used[-1] + 1:
-            missing = int(np.argmax(used != np.arange(len(used))))
-            yield f"no image has label {missing} of level {level}, whose labels go to {used[-1]}"
+        used_labels = np.setdiff1d(table.labels[:, i], UNKNOWN)
+        if len(used_labels) and len(used_labels) != used_labels[-1] + 1:
+            missing = int(np.argmax(used_labels != np.arange(len(used_labels))))
+            yield f"no image has label {missing} of level {level}, whose labels go to {used_labels[-1]}"
     if disjoint:
-        yield from _shared_classes(table)
-    yield from _two_parents(table)
+        yield from _find_shared_classes(table)
+    yield from _find_classes_of_two_parents(table)
 
 
-def _repeated(table: ImageTable) -> Iterator[str]:
+def _find_repeated_images(table: ImageTable) -> Iterator[str]:
+    # Rows of the same hash are only candidates; the loop below compares their paths and lists.
     keys = np.fromiter(map(hash, zip(table.paths, table.benchmark, strict=True)), np.int64, len(table))
     _, first, number = np.unique(keys, return_index=True, return_counts=True)
     for i in first[number > 1]:
         rows = np.flatnonzero((table.paths == table.paths[i]) & (table.benchmark == table.benchmark[i]))
         if len(rows) > 1:
             splits = " and ".join(sorted({split or "no" for split in table.split[rows].tolist()}))
-            yield f"image {table.paths[i]} is there {len(rows)} times, in the {splits} split"
+            yield f"image {printable(table.paths[i])} is there {len(rows)} times, in the {splits} split"
 
 
-def _shared_classes(table: ImageTable) -> Iterator[str]:
-    judged = np.isin(table.benchmark, (EVERY_LEVEL, 0)) & (table.split != "")
-    training = np.isin(table.split, TRAINING)
-    both = np.intersect1d(table.labels[judged & training, 0], table.labels[judged & ~training, 0])
-    if len(both):
-        name = f" ({table.names[0][both[0]]})" if table.names else ""
-        yield f"{len(both)} {table.levels[0]} classes are in training and test both, such as label {both[0]}{name}"
+def _find_shared_classes(table: ImageTable) -> Iterator[str]:
+    is_evaluated = np.isin(table.benchmark, (EVERY_LEVEL, 0)) & (table.split != "")
+    is_training = np.isin(table.split, TRAINING_SPLITS)
+    shared = np.intersect1d(table.labels[is_evaluated & is_training, 0], table.labels[is_evaluated & ~is_training, 0])
+    if len(shared):
+        name = f" ({printable(table.names[0][shared[0]])})" if table.names else ""
+        classes = "class is" if len(shared) == 1 else "classes are"
+        example = f"label {shared[0]}{name} of level {table.levels[0]}"
+        yield f"{len(shared)} {classes} in training and in test, such as {example}"
 
 
-def _two_parents(table: ImageTable) -> Iterator[str]:
+def _find_classes_of_two_parents(table: ImageTable) -> Iterator[str]:
     for i in range(len(table.levels) - 1):
         pairs = table.labels[:, i : i + 2]
         fine, coarse = pairs[(pairs != UNKNOWN).all(axis=1)].T
-        parent = np.full(fine.max(initial=-1) + 1, UNKNOWN)
-        parent[fine] = coarse
-        if (other := parent[fine] != coarse).any():
-            row = int(np.argmax(other))
-            first, second = sorted((int(coarse[row]), int(parent[fine[row]])))
+        parents = np.full(fine.max(initial=-1) + 1, UNKNOWN)
+        parents[fine] = coarse
+        if (differs := parents[fine] != coarse).any():
+            row = int(np.argmax(differs))
+            first, second = sorted((int(coarse[row]), int(parents[fine[row]])))
             yield (
                 f"label {fine[row]} of level {table.levels[i]} is in two classes of level {table.levels[i + 1]}, "
                 f"{first} and {second}"

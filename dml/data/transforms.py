@@ -1,9 +1,10 @@
-"""What a configuration's transforms are made of, beside torchvision's: (3, H, W) uint8 -> (3, h, w) uint8.
+"""Transforms of images, (3, H, W) uint8 -> (3, h, w) uint8, for configurations; torchvision's can be used as well.
 
-Plain classes: OmegaConf, which hands these objects around in lists, would take a dataclass apart.
+A transform that begins with `Resize` or `RandomResizedCrop` decodes an image file no larger than necessary. One that
+begins with `Resize` doesn't read the file at all if a cache holds the resized image.
 
-A transform that opens with `Resize` or `RandomResizedCrop` reads a file no larger than it needs, and `Resize`, being
-the same every time, not at all if a cache has its result.
+The transforms aren't dataclasses, because OmegaConf, which holds them in lists, would convert a dataclass to a
+dictionary.
 """
 
 import math
@@ -17,35 +18,37 @@ from dml.data.images import Box, ImageFile
 from dml.ops.errors import InputError
 
 REDUCING_GAP = 2
-"""A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size if that leaves this many times the height and width that a
-transform asks for, so that scaling down does the rest. The gap is that of Pillow's `Image.thumbnail`: the pixels are
-then off by 1 to 2 of 255 in the mean, as by saving the JPEG once more."""
+"""Smallest factor by which a JPEG that is decoded at a reduced size must exceed the height and width of the result.
+
+The value is that of Pillow's `Image.thumbnail`. The pixels then differ by 1 to 2 of 255 in the mean, as much as when a
+JPEG is saved again.
+"""
 
 
 class Resize:
-    """Scales an image, bilinear with antialiasing, as torchvision does.
+    """A transform that scales an image like torchvision, bilinear with antialiasing.
 
     Args:
-        mode: "warp" makes it ``size`` x ``size``; "shorter" and "longer" make that side ``size`` and keep the
-            proportions, the other side rounded down.
-        size: in pixels.
+        mode: "warp" scales to ``size`` x ``size``; "shorter" and "longer" scale the shorter or the longer side to
+            ``size``, keep the proportions, and round the other side down.
+        size: number of pixels.
     """
 
     def __init__(self, mode: str, size: int) -> None:
         if mode not in ("warp", "shorter", "longer"):
-            raise InputError(f"resize mode={mode}: warp, shorter or longer")
+            raise InputError(f"resize mode={mode}: expected warp, shorter or longer")
         _check_size("resize size", size)
         self.mode = mode
         self.size = size
 
     def __call__(self, image: Tensor | ImageFile) -> Tensor:
-        """(3, H, W), or a file -> (3, h, w)."""
-        height, width = _size_of(image)
+        """Scale an image (3, H, W), or that of a file, to (3, h, w)."""
+        height, width = _read_size(image)
         shape = self.shape(height, width)
-        return _scaled(_part(image, Box(0, 0, height, width), shape), shape)
+        return _scale(_read_part(image, Box(0, 0, height, width), shape), shape)
 
     def shape(self, height: int, width: int) -> tuple[int, int]:
-        """The height and width that an image of ``height`` x ``width`` gets."""
+        """Return the height and width to which an image of ``height`` x ``width`` is scaled."""
         if self.mode == "warp":
             return self.size, self.size
         side = min(height, width) if self.mode == "shorter" else max(height, width)
@@ -53,14 +56,15 @@ class Resize:
 
 
 class RandomResizedCrop:
-    """A random part of an image, scaled to ``size`` x ``size``: torchvision's, with the same draws and pixels.
+    """A transform that scales a random part of an image to ``size`` x ``size``, like torchvision's of the same name.
 
-    The part is drawn in the image's own coordinates, before anything is decoded.
+    It draws the same parts as torchvision and gives the same pixels. The part is drawn in the coordinates of the image
+    at its full size, before the image is decoded.
 
     Args:
-        size: in pixels.
-        scale: the least and the greatest share of the area.
-        ratio: the least and the greatest width / height.
+        size: height and width of the result in pixels.
+        scale: smallest and largest fraction of the image's area that the part may have.
+        ratio: smallest and largest ratio of width to height that the part may have.
     """
 
     def __init__(
@@ -69,18 +73,18 @@ class RandomResizedCrop:
         _check_size("crop size", size)
         for name, pair in (("scale", scale), ("ratio", ratio)):
             if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
-                raise InputError(f"crop {name}={[*pair]}: two numbers above 0, the greater one last")
+                raise InputError(f"crop {name}={[*pair]}: expected two numbers above 0, the greater one last")
         self.size = size
         self.scale = tuple(scale)
         self.ratio = tuple(ratio)
 
     def __call__(self, image: Tensor | ImageFile) -> Tensor:
-        """(3, H, W), or a file -> (3, size, size), drawn from torch's global generator."""
+        """Draw a part of an image (3, H, W), or of that of a file, from torch's global generator. -> (3, size, size)"""
         shape = (self.size, self.size)
-        return _scaled(_part(image, self.draw(*_size_of(image)), shape), shape)
+        return _scale(_read_part(image, self.draw(*_read_size(image)), shape), shape)
 
     def draw(self, height: int, width: int) -> Box:
-        """A part of an image of ``height`` x ``width``; in the middle, if ten draws don't fit into the image."""
+        """Draw a part of an image of ``height`` x ``width``; take one in the middle if ten draws don't fit."""
         logs = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = height * width * torch.empty(1).uniform_(*self.scale).item()
@@ -95,11 +99,11 @@ class RandomResizedCrop:
 
 
 class Pad:
-    """Adds a border, so that no side is under ``size``; the image stays in the middle.
+    """A transform that adds a border around an image, so that no side is shorter than ``size``.
 
     Args:
-        size: in pixels.
-        fill: the border's value in all three channels; 128 is about what networks take as 0.
+        size: smallest height and width of the result in pixels.
+        fill: value of the border in all three channels; 128 is about the value that normalisation maps to 0.
     """
 
     def __init__(self, size: int, fill: int = 128) -> None:
@@ -108,7 +112,7 @@ class Pad:
         self.fill = fill
 
     def __call__(self, image: Tensor) -> Tensor:
-        """(3, H, W) -> (3, max(H, size), max(W, size))."""
+        """Add the border. (3, H, W) -> (3, max(H, size), max(W, size))"""
         height, width = (max(0, self.size - side) for side in image.shape[1:])
         if not height and not width:
             return image
@@ -117,17 +121,18 @@ class Pad:
 
 
 class Crops:
-    """Several views of an image instead of one.
+    """A transform that gives several views of an image instead of one.
 
     Args:
-        crop: (3, H, W) -> views (3, h, w), all of one size, such as torchvision's ``FiveCrop``.
+        crop: function of an image (3, H, W) that returns its views (3, h, w), all of one size, such as torchvision's
+            ``FiveCrop``.
     """
 
     def __init__(self, crop: Callable[[Tensor], Sequence[Tensor]]) -> None:
         self.crop = crop
 
     def __call__(self, image: Tensor) -> Tensor:
-        """(3, H, W) -> (V, 3, h, w)."""
+        """Stack the views of an image. (3, H, W) -> (V, 3, h, w)"""
         try:
             return stack(self.crop(image))
         except ValueError as error:
@@ -135,15 +140,15 @@ class Crops:
 
 
 def and_mirrored(image: Tensor) -> tuple[Tensor, Tensor]:
-    """(3, H, W) -> itself and its mirror image."""
+    """Return an image (3, H, W) and its mirror image."""
     return image, image.flip(2)
 
 
 class Pipeline:
-    """One step after the other.
+    """A transform that applies steps one after the other.
 
     Args:
-        steps: (3, H, W) -> (3, h, w) each; their randomness comes from torch's global generator.
+        steps: functions (3, H, W) -> (3, h, w), which draw from torch's global generator.
     """
 
     def __init__(self, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
@@ -151,58 +156,59 @@ class Pipeline:
 
     @property
     def resize(self) -> Resize | None:
-        """The first step, if it is a `Resize`, whose result can be kept."""
+        """Return the first step if it is a `Resize`, whose result can be cached, and else None."""
         return self.steps[0] if self.steps and isinstance(self.steps[0], Resize) else None
 
     def __call__(self, image: Tensor | ImageFile) -> Tensor:
-        """(3, H, W), or a file -> (3, h, w)."""
+        """Transform an image (3, H, W), or that of a file. -> (3, h, w)"""
         if isinstance(image, Tensor):
-            return _in_turn(self.steps, image)
+            return _apply(self.steps, image)
         first = next(iter(self.steps), None)
         if isinstance(first, Resize | RandomResizedCrop):
             return self.rest(first(image))
-        return _in_turn(self.steps, image.pixels())
+        return _apply(self.steps, image.pixels())
 
     def rest(self, image: Tensor) -> Tensor:
-        """What follows on the first step: (3, H, W) -> (3, h, w)."""
-        return _in_turn(self.steps[1:], image)
+        """Apply all steps but the first. (3, H, W) -> (3, h, w)"""
+        return _apply(self.steps[1:], image)
 
 
 def stack(images: Sequence[Tensor]) -> Tensor:
-    """(..., 3, h, w) each -> (B, ..., 3, h, w).
+    """Stack images, each (..., 3, h, w), to a batch (B, ..., 3, h, w).
 
-    Images whose channels come last in memory, as those of files do, stay so: to turn them takes 20 times as long.
+    Images whose channels come last in memory, like decoded files, keep this order: to change it takes 20 times as long.
     """
     if images[0].is_contiguous():
         return torch.stack([*images])
     return torch.stack([image.movedim(-3, -1) for image in images]).movedim(-1, -3)
 
 
-def _in_turn(steps: Iterable[Callable[[Tensor], Tensor]], image: Tensor) -> Tensor:
+def _apply(steps: Iterable[Callable[[Tensor], Tensor]], image: Tensor) -> Tensor:
     for step in steps:
         image = step(image)
     return image
 
 
-def _size_of(image: Tensor | ImageFile) -> tuple[int, int]:
+def _read_size(image: Tensor | ImageFile) -> tuple[int, int]:
     return (image.height, image.width) if isinstance(image, ImageFile) else (image.shape[1], image.shape[2])
 
 
-def _part(image: Tensor | ImageFile, box: Box, shape: tuple[int, int]) -> Tensor:
-    """The pixels of a part that is going to be scaled to ``shape``."""
+def _read_part(image: Tensor | ImageFile, box: Box, shape: tuple[int, int]) -> Tensor:
+    """Return the pixels of a part; a file may be decoded at a reduced size that is enough to scale it to ``shape``."""
     if isinstance(image, ImageFile):
         return image.pixels(box, at_least=(REDUCING_GAP * shape[0], REDUCING_GAP * shape[1]))
     return image[:, box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-def _scaled(image: Tensor, shape: tuple[int, int]) -> Tensor:
+def _scale(image: Tensor, shape: tuple[int, int]) -> Tensor:
     if image.shape[1:] == shape:
         return image
-    # a batch of one whose strides say that channels come last: `image[None]` doesn't, and takes twice the time
+    # The strides of this batch of one say that the channels come last. Those of `image[None]` don't, which takes twice
+    # the time.
     batch = image.permute(1, 2, 0)[None].permute(0, 3, 1, 2)
     return F.interpolate(batch, shape, mode="bilinear", antialias=True)[0]
 
 
 def _check_size(name: str, size: int) -> None:
     if not isinstance(size, int) or size < 1:
-        raise InputError(f"{name}={size}: a whole number of pixels, at least 1")
+        raise InputError(f"{name}={size}: expected a whole number of pixels, at least 1")

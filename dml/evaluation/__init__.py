@@ -1,5 +1,16 @@
-from dml.evaluation.lists import evaluate_table, rank_table
-from dml.evaluation.protocol import evaluate
-from dml.evaluation.queries import PerQuery, query_share, rank_queries
+from dml.evaluation.evaluator import Evaluation, Evaluator, evaluate, evaluate_table
+from dml.evaluation.metric_config import Kind, Metric, MetricConfig
+from dml.evaluation.ranking.queries import PerQuery, query_share, rank_queries
 
-__all__ = ["PerQuery", "evaluate", "evaluate_table", "query_share", "rank_queries", "rank_table"]
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "Kind",
+    "Metric",
+    "MetricConfig",
+    "PerQuery",
+    "evaluate",
+    "evaluate_table",
+    "query_share",
+    "rank_queries",
+]

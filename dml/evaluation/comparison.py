@@ -1,4 +1,4 @@
-"""Two runs compared query by query."""
+"""The comparison of two runs by their values at the same queries."""
 
 from typing import NamedTuple
 
@@ -8,17 +8,18 @@ import numpy.typing as npt
 from dml.ops.errors import InputError
 
 Values = npt.NDArray[np.float64]
-AT_ONCE = 2**22  # draws; 100 MB with what is made of them
+LARGEST_DRAW = 2**22
+"""The number of queries that are drawn together, whose values take about 100 MB."""
 
 
 class Difference(NamedTuple):
     """The mean difference of a metric, second run less first, and its confidence interval.
 
     Args:
-        queries: how many it is the mean of.
-        mean: over these.
-        low: the interval's lower end.
-        high: its upper end.
+        queries: number of queries with a value.
+        mean: mean difference over these queries.
+        low: lower end of the confidence interval.
+        high: upper end of the confidence interval.
     """
 
     queries: int
@@ -30,21 +31,22 @@ class Difference(NamedTuple):
 def mean_difference(
     first: Values, second: Values, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Difference:
-    """What two runs score at the same queries, (Q,), (Q,) -> their mean difference with a paired bootstrap interval.
+    """Compute the mean difference of two runs at the same queries, with a paired bootstrap interval.
 
-    The percentile interval (Efron, 1979): queries are drawn Q at a time with replacement, each with both its values.
-    It covers the choice of queries, not of the runs' seeds. Queries without a value, NaN in both, are left out.
+    The interval holds the middle of the means of resamples (percentile interval; Efron, 1979). A resample is Q queries,
+    drawn with replacement, each with its values in both runs. The interval covers the choice of the queries, not the
+    choice of the seeds. Queries that are NaN in both runs are skipped.
 
     Args:
-        first: of `PerQuery.values`.
-        second: of the other run.
-        confidence: of the interval.
-        resamples: times that the queries are drawn.
-        seed: of the drawing.
+        first: values (Q,) of a metric, such as those of `PerQuery.values`.
+        second: values (Q,) of the other run at the same queries.
+        confidence: probability with which the interval holds the difference.
+        resamples: number of times that the queries are drawn.
+        seed: seed of the draws.
 
     Raises:
-        InputError: for lengths that differ, a value in one run alone, no value at all, resamples < 1, or unless
-            0 < confidence < 1.
+        InputError: if the lengths differ, a query has a value in one run alone, no query has a value, ``resamples`` is
+            below 1, or ``confidence`` is not between 0 and 1.
     """
     if not 0 < confidence < 1:
         raise InputError(f"confidence = {confidence}: expected a number between 0 and 1")
@@ -56,22 +58,23 @@ def mean_difference(
     if not queries:
         raise InputError("comparison: no query has a value")
     generator = np.random.default_rng(seed)
-    drawn = np.empty(resamples)
-    size = max(1, AT_ONCE // queries)
+    means = np.empty(resamples)
+    size = max(1, LARGEST_DRAW // queries)
     for start in range(0, resamples, size):
-        places = generator.integers(queries, size=(min(size, resamples - start), queries))
-        drawn[start : start + size] = differences[places].mean(axis=1)
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+        positions = generator.integers(queries, size=(min(size, resamples - start), queries))
+        means[start : start + size] = differences[positions].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Difference(queries, float(differences.mean()), float(low), float(high))
 
 
 def most_changed(first: Values, second: Values, count: int = 10) -> npt.NDArray[np.int64]:
-    """The indices of the queries whose values differ most, (Q,), (Q,) -> (up to `count`,); equals are left out.
+    """Find up to ``count`` queries whose values differ most. (Q,), (Q,) -> indices
 
-    The largest difference, in either direction, comes first; ties are in the order of the queries.
+    The largest difference, in either direction, comes first; ties are in the order of the queries. Queries with equal
+    values are never found.
 
     Raises:
-        InputError: for lengths that differ, a value in one run alone, or count < 1.
+        InputError: if the lengths differ, a query has a value in one run alone, or ``count`` is below 1.
     """
     if count < 1:
         raise InputError(f"count = {count}: expected at least 1")
@@ -85,7 +88,7 @@ def _differences(first: Values, second: Values) -> npt.NDArray[np.float64]:
         raise InputError(
             f"comparison of runs with values of shapes {first.shape} and {second.shape}: expected (Q,) twice"
         )
-    alone = int((np.isnan(first) != np.isnan(second)).sum())
-    if alone:
-        raise InputError(f"comparison: {alone} of {len(first)} queries have a value in one run alone")
+    unpaired = int((np.isnan(first) != np.isnan(second)).sum())
+    if unpaired:
+        raise InputError(f"comparison: {unpaired} of {len(first)} queries have a value in one run alone")
     return second - first

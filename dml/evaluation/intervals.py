@@ -1,3 +1,5 @@
+"""The confidence interval of a mean over runs."""
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,13 +10,13 @@ from dml.ops.errors import InputError
 
 
 class Interval(NamedTuple):
-    """A mean over runs, and how sure it is.
+    """A mean over runs, with its confidence interval.
 
     Args:
-        runs: how many.
-        mean: theirs.
-        deviation: the standard deviation of one run, n - 1 in the denominator; NaN of a single run.
-        half_width: of the confidence interval of the mean; NaN of a single run.
+        runs: number of runs.
+        mean: mean over the runs.
+        deviation: standard deviation of one run, with n - 1 in the denominator; NaN for a single run.
+        half_width: half the width of the confidence interval of the mean; NaN for a single run.
     """
 
     runs: int
@@ -24,9 +26,17 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """(n,) independent runs -> their mean with Student's t interval.
+    """Compute the mean of independent runs with Student's t interval.
 
-    Raises InputError without a value, or unless 0 < confidence < 1.
+    >>> mean_interval([1.0, 2.0, 3.0]).mean
+    2.0
+
+    Args:
+        values: (n,) values, one for each run.
+        confidence: probability with which the interval holds the mean.
+
+    Raises:
+        InputError: if there is no value, or confidence is not between 0 and 1.
     """
     if not len(values):
         raise InputError("mean_interval: no values")

@@ -3,50 +3,50 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dml.data.table import EVERY_LEVEL, ImageTable
-from dml.evaluation.scores import BINARY, CLUSTERING, GRADED, ON_REQUEST
+from dml.evaluation.benchmark_lists import has_level_lists
+from dml.evaluation.metric_config import (
+    METRICS_BY_NAME,
+    QUERIES_WITHOUT_POSITIVES,
+    Kind,
+    Metric,
+    MetricConfig,
+)
 
 HEADS = "heads"
+"""The first part of a metric's name if the metric is not computed of all heads together."""
+
 JOINT = "+"
-
-SHORT_NAMES = {
-    "ap": "AP",
-    "map@r": "MAP@R",
-    "r_precision": "R-prec.",
-    "nmi": "NMI",
-    "ami": "AMI",
-    "f1": "F1",
-    "h_ap": "H-AP",
-    "ndcg": "NDCG",
-    "asi": "ASI",
-}
+"""The character between the names of heads whose embeddings are concatenated."""
 
 
-def short(metric: str) -> str:
-    """What heads a column: level0/recall@1 -> R@1."""
-    name = metric.rpartition("/")[2]
-    return SHORT_NAMES.get(name, name.replace("recall@", "R@"))
+def is_joint_metric(name: str, value: Any) -> bool:
+    """Return whether an entry of metrics.json is a metric of all heads together: no count, no step, no raw/...."""
+    scope, _, metric = name.rpartition("/")
+    in_scope = scope in ("", "mean") or re.fullmatch(r"level\d+", scope) is not None
+    return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
 
 
 def set_name(heads: Iterable[str]) -> str:
-    """The name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
+    """Return the name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
     return JOINT.join(heads)
 
 
 def heads_of(name: str) -> list[str]:
-    """The heads of a `set_name`: "L+M" -> ["L", "M"]."""
+    """Return the heads of a `set_name`: "L+M" -> ["L", "M"]."""
     return name.split(JOINT)
 
 
 def head_label(name: str) -> str:
-    """What a `set_name` is called in a table: "head L" or "heads L, M"."""
+    """Return the label of a `set_name` in a table: "L" -> "head L", "L+M" -> "heads L, M"."""
     heads = heads_of(name)
     return f"head{'s' * (len(heads) > 1)} {', '.join(heads)}"
 
 
 def head_sets_in(metrics: Iterable[str]) -> list[str]:
-    """The `set_name` of all heads and sets of heads that metrics were computed for, each once."""
+    """Return the `set_name` of each head and set of heads for which there are metrics."""
     return list(dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)))
 
 
@@ -55,8 +55,8 @@ class MetricName:
     """A metric's name in its parts.
 
     Args:
-        heads: the `set_name` of the heads that are evaluated, "" for all heads together.
-        metric: the rest of the name, such as "level0/recall@1", "mean/ap" or "h_ap".
+        heads: `set_name` of the evaluated heads; "" stands for all heads together.
+        metric: name without the heads, such as "level0/recall@1", "mean/ap" or "h_ap".
     """
 
     heads: str
@@ -64,30 +64,46 @@ class MetricName:
 
     @classmethod
     def parse(cls, name: str) -> "MetricName":
-        """Take a name apart: "heads/L+M/level0/ap" is "level0/ap" of the heads "L+M"."""
+        """Split a name: "heads/L+M/level0/ap" is "level0/ap" of the heads "L+M"."""
         prefix, _, rest = name.partition("/")
         heads, _, metric = rest.partition("/")
         return cls(heads, metric) if prefix == HEADS else cls("", name)
 
     @property
     def family(self) -> str:
-        """The name that evaluation.metrics knows it by: "recall" for level0/recall@1."""
-        return "recall" if self.k else self.metric.rpartition("/")[2]
+        """The metric's name in ``evaluation.metrics``: "recall" for level0/recall@1."""
+        return self._at_k[1] if self._at_k else self.metric.rpartition("/")[2]
 
     @property
     def k(self) -> int | None:
-        """The k of recall@k; None for another metric."""
-        matched = re.fullmatch(r"recall@([1-9]\d*)", self.metric.rpartition("/")[2])
-        return int(matched[1]) if matched else None
+        """The k of a metric at k, such as recall@k; None for another metric."""
+        return int(self._at_k[2]) if self._at_k else None
+
+    @property
+    def _at_k(self) -> re.Match[str] | None:
+        return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
-def metric_names(table: ImageTable, recall_at: Sequence[int]) -> list[str]:
-    """The names of all metrics that an evaluation of the table's rows can compute, recall at the given k."""
-    level_metrics = [*(f"recall@{k}" for k in recall_at), *BINARY, *CLUSTERING]
-    graded_metrics = [*GRADED, *ON_REQUEST]
-    listed = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
-    if listed:  # each level has a list of its own, in which the graded metrics are those of this level
-        scopes = [*(f"level{level}" for level in listed), "mean"]
-        return [f"{scope}/{metric}" for scope in scopes for metric in (*level_metrics, *graded_metrics)]
-    levels = range(len(table.levels))
-    return [*(f"level{level}/{metric}" for level in levels for metric in level_metrics), *graded_metrics]
+def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
+    """Return the names of all metrics that an evaluation of a table can compute.
+
+    These are the packaged metrics and the custom metrics of the configuration, the metrics at k for each configured k.
+
+    Args:
+        table: the rows of one evaluation.
+        config: settings and custom metrics of the evaluation.
+    """
+    metrics = {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values()
+    level_metrics = [name for metric in metrics for name in _names_at_a_level(metric, config.recall_at)]
+    hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
+    if has_level_lists(table):  # the list of a level has hierarchical metrics, too
+        levels = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
+        scopes = [*(f"level{level}" for level in levels), "mean"]
+        return [f"{scope}/{metric}" for scope in scopes for metric in (*level_metrics, *hierarchical)]
+    return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in level_metrics), *hierarchical]
+
+
+def _names_at_a_level(metric: Metric, ks: Sequence[int]) -> list[str]:
+    if metric.kind == Kind.HIERARCHY:
+        return []
+    return [f"{metric.name}@{k}" for k in ks] if metric.kind == Kind.AT_K else [metric.name]

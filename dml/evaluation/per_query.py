@@ -1,8 +1,8 @@
-"""``per_query.parquet``: what a run scored at each query, and what it found there."""
+"""The file ``per_query.parquet``: the metrics and the nearest neighbours of each test query."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +11,37 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dml.evaluation.queries import PerQuery
+from dml.data.table import ImageTable
+from dml.evaluation.ranking.queries import PerQuery
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
 
 Strings = npt.NDArray[np.object_]
-"""An array of str: of objects, as equal paths then share their memory."""
+"""An array of str objects, in which equal strings share their memory."""
 
 COLUMNS = ("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y")
-"""All columns that are no metric."""
+"""The columns that are not metrics."""
 METADATA = b"dml"
 
 
 @dataclass(frozen=True)
 class QueryTable:
-    """A row a query; all that a report needs beside the run's metrics.
+    """The queries of a test, one in each row, with their metrics and nearest neighbours.
 
     Args:
-        paths: (Q,) the queries' images.
-        labels: (Q, L), level 0 the finest.
+        paths: (Q,) paths of the queries' images.
+        labels: (Q, L) labels of the queries, level 0 the finest.
         metrics: {name as in metrics.json: (Q,) float64}, NaN where the query has no positive.
-        neighbors: (Q, k) the nearest images' paths, nearest first.
-        neighbor_labels: (Q, k, L).
-        similarities: (Q, k) float32, the neighbours' cosines.
-        levels: the L names of the levels.
-        names: for each level the names of its classes, indexed by label; empty if the data set has none.
-        positions: (Q, 2) float32, the queries' places on the map, NaN for those that are not on it.
-        made_with: versions of what computed it, by name.
+        neighbors: (Q, k) paths of the nearest images, nearest first.
+        neighbor_labels: (Q, k, L) labels of the nearest images.
+        similarities: (Q, k) float32, cosine similarities of the nearest images.
+        levels: names of the L levels.
+        names: class names of each level, indexed by label; empty if the classes have no names.
+        positions: (Q, 2) float32, places of the queries on the map, NaN for queries that are not on it.
+        made_with: {library or "platform": version}, of the machine that ran the test.
 
     Raises:
-        InputError: if the columns disagree in length, or the labels with the levels, or there is no query or neighbour.
+        InputError: if the columns differ in length, labels do not fit the levels, or there is no query or neighbour.
     """
 
     paths: Strings
@@ -73,13 +74,13 @@ class QueryTable:
         return len(self.paths)
 
     def class_name(self, label: int, level: int = 0) -> str:
-        """The name of a class; "emoji 12" where the data set has none, "unknown" for a label below 0."""
+        """Return the name of a class: "emoji 12" if the classes have no names, "unknown" for a label below 0."""
         if label < 0:
             return "unknown"
         return self.names[level][label] if self.names else f"{self.levels[level]} {label}"
 
     @staticmethod
-    def of(
+    def from_rankings(
         ranked: PerQuery,
         paths: Sequence[str] | npt.NDArray[Any],
         labels: npt.NDArray[np.int64],
@@ -88,55 +89,88 @@ class QueryTable:
         gallery_labels: npt.NDArray[np.int64] | None = None,
         **described: Any,
     ) -> "QueryTable":
-        """The table of what `rank_queries` gave for all queries.
+        """Make the table of the rankings of all queries.
 
         Args:
-            ranked: with neighbours.
-            paths: (Q,) of the queries.
-            labels: (Q, L) of the queries.
-            gallery_paths: (G,); None, as `gallery_labels`, if the queries are their own gallery.
-            gallery_labels: (G, L).
-            **described: levels, names, positions and made_with, as in `QueryTable`.
+            ranked: metrics and neighbours of the queries, as `rank_queries` returns them.
+            paths: (Q,) paths of the queries' images.
+            labels: (Q, L) labels of the queries.
+            gallery_paths: (G,) paths of the gallery's images; None if the queries are their own gallery.
+            gallery_labels: (G, L) labels of the gallery; None if the queries are their own gallery.
+            **described: the arguments levels, names, positions and made_with of `QueryTable`.
         """
-        own = gallery_paths is None or gallery_labels is None
-        others = np.array(paths if own else gallery_paths, dtype=object)
+        if gallery_paths is None or gallery_labels is None:
+            gallery_paths, gallery_labels = paths, labels
+        searched_paths = np.array(gallery_paths, dtype=object)
         return QueryTable(
             paths=np.array(paths, dtype=object),
             labels=labels,
             metrics=ranked.values,
-            neighbors=others[ranked.neighbors],
-            neighbor_labels=(labels if own else np.asarray(gallery_labels))[ranked.neighbors],
+            neighbors=searched_paths[ranked.neighbors],
+            neighbor_labels=np.asarray(gallery_labels)[ranked.neighbors],
             similarities=ranked.similarities,
             **described,
         )
 
 
-def write_queries(path: Path, table: QueryTable) -> None:
-    """Writes ``per_query.parquet``: the same table gives the same bytes.
+def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **described: Any) -> QueryTable:
+    """Make one table of the queries of all lists of a test; where a list lacks another's metric the value is NaN.
 
-    Columns: path, labels (a list), a float64 column a metric, neighbors, neighbor_labels (a list of lists),
-    similarities (lists, nearest first), map_x and map_y; null stands for NaN. The levels, the class names and the
-    versions are JSON in the file's metadata under "dml".
+    Args:
+        table: the tested images.
+        lists: queries and neighbours of each list, as rows of the table.
+        neighbors: number of neighbours of each query in the table; a shorter list gives fewer to all.
+        **described: levels, names, positions and made_with, as in `QueryTable`.
+    """
+    names = dict.fromkeys(name for part in lists for name in part.values)
+    nearest = min(neighbors, *(part.neighbors.shape[1] for part in lists))
+    joined = PerQuery.join(
+        [
+            replace(
+                part,
+                values={name: part.values.get(name, np.full(len(part.queries), np.nan)) for name in names},
+                neighbors=part.neighbors[:, :nearest],
+                similarities=part.similarities[:, :nearest],
+            )
+            for part in lists
+        ]
+    )
+    return QueryTable.from_rankings(
+        joined,
+        table.paths[joined.queries],
+        table.labels[joined.queries],
+        gallery_paths=table.paths,
+        gallery_labels=table.labels,
+        **described,
+    )
+
+
+def write_queries(path: Path, table: QueryTable) -> None:
+    """Write ``per_query.parquet``. The same table gives the same bytes.
+
+    The columns are path, labels (a list), a float64 column for each metric, neighbors, neighbor_labels (a list of
+    lists), similarities (a list), map_x and map_y; null stands for NaN. The levels, the class names and the versions
+    are JSON in the metadata of the file, under "dml".
     """
     positions = np.full((len(table), 2), np.nan, dtype=np.float32) if table.positions is None else table.positions
     columns = {
         "path": pa.array(table.paths, pa.string()),
-        "labels": _lists(table.labels),
+        "labels": _to_lists(table.labels),
         **{name: pa.array(values, pa.float64(), from_pandas=True) for name, values in table.metrics.items()},
-        "neighbors": _lists(table.neighbors),
-        "neighbor_labels": _lists(table.neighbor_labels),
-        "similarities": _lists(table.similarities),
+        "neighbors": _to_lists(table.neighbors),
+        "neighbor_labels": _to_lists(table.neighbor_labels),
+        "similarities": _to_lists(table.similarities),
         "map_x": pa.array(positions[:, 0], pa.float32(), from_pandas=True),
         "map_y": pa.array(positions[:, 1], pa.float32(), from_pandas=True),
     }
     described = {"levels": table.levels, "names": table.names, "made_with": dict(table.made_with)}
     metadata = {METADATA: json.dumps(described, ensure_ascii=False).encode()}
     with replacing(path) as partial:
-        pq.write_table(pa.table(columns, metadata=metadata), partial, compression="zstd")
+        pq.write_table(pa.table(columns, metadata=metadata), partial, compression="zstd", write_page_checksum=True)
 
 
-def _lists(values: npt.NDArray[Any]) -> Any:
-    """(A, B, ...) -> A lists of B lists of ..."""
+def _to_lists(values: npt.NDArray[Any]) -> Any:
+    """Convert an array to an Arrow array of nested lists of equal length. (A, B, ...) -> A lists of B lists of ..."""
     flat = pa.array(values.reshape(-1), pa.string() if values.dtype == object else None)
     for axis in range(values.ndim - 1, 0, -1):
         length, lists = values.shape[axis], int(np.prod(values.shape[:axis]))
@@ -145,33 +179,45 @@ def _lists(values: npt.NDArray[Any]) -> Any:
 
 
 def read_queries(path: Path) -> QueryTable:
-    """What `write_queries` wrote.
+    """Read the file that `write_queries` wrote.
 
     Raises:
-        InputError: if there is no such file, it is none that `write_queries` wrote, or it lacks a column.
+        InputError: if the file does not exist, is damaged, lacks a column, or is not one that `write_queries` wrote.
     """
     try:
-        table = pq.read_table(path, partitioning=None)
+        return _read(path)
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; a run writes it when it is tested") from error
-    except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: not a Parquet file that can be read") from error
+    except PermissionError:
+        raise
+    except Exception as error:  # Arrow, NumPy and JSON raise many kinds of exceptions for a damaged file
+        raise InputError(
+            f"{path}: not a Parquet file that can be read ({' '.join(str(error).split())}); "
+            f"resume={path.parent} tests the run again and writes it anew"
+        ) from error
+
+
+def _read(path: Path) -> QueryTable:
+    table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+    table.validate(full=True)
     if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise InputError(f"{path}: column {missing[0]} is missing; a run writes {', '.join(COLUMNS)}")
-    described = _described(table.schema.metadata, path)
+    described = _read_metadata(table.schema.metadata, path)
     levels = tuple(described["levels"])
     queries = table.num_rows
     if not queries:
         raise InputError(f"{path}: no queries in it")
-    neighbors = _values(table, "neighbors", (queries, -1))
+    neighbors = _read_column(table, "neighbors", (queries, -1))
     positions = np.stack([table[name].to_numpy() for name in ("map_x", "map_y")], axis=1)
     return QueryTable(
-        paths=_shared(table["path"].combine_chunks()),
-        labels=_values(table, "labels", (queries, len(levels))),
+        paths=_share_memory(table["path"].combine_chunks()),
+        labels=_read_column(table, "labels", (queries, len(levels))),
         metrics={name: table[name].to_numpy() for name in table.column_names if name not in COLUMNS},
         neighbors=neighbors,
-        neighbor_labels=_values(table, "neighbor_labels", (*neighbors.shape, len(levels))),
-        similarities=_values(table, "similarities", neighbors.shape),
+        neighbor_labels=_read_column(table, "neighbor_labels", (*neighbors.shape, len(levels))),
+        similarities=_read_column(table, "similarities", neighbors.shape),
         levels=levels,
         names=tuple(tuple(names) for names in described["names"]),
         positions=None if np.isnan(positions).all() else positions,
@@ -179,23 +225,24 @@ def read_queries(path: Path) -> QueryTable:
     )
 
 
-def _described(metadata: Mapping[bytes, bytes] | None, path: Path) -> Any:
+def _read_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> Any:
+    """Return the levels, the class names and the versions that are stored beside the columns."""
     if not metadata or METADATA not in metadata:
         raise InputError(f"{path}: no levels in its metadata; a run writes them")
     return json.loads(metadata[METADATA])
 
 
-def _values(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The values of lists of equal length."""
+def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return a column of nested lists of equal length as an array of some shape."""
     flat = table[name].combine_chunks()
     while pa.types.is_list(flat.type):
         flat = flat.flatten()
-    values = _shared(flat) if pa.types.is_string(flat.type) else flat.to_numpy(zero_copy_only=False)
+    values = _share_memory(flat) if pa.types.is_string(flat.type) else flat.to_numpy(zero_copy_only=False)
     return values.reshape(shape)
 
 
-def _shared(strings: Any) -> Strings:
-    """An array of str in which equal ones are one object."""
+def _share_memory(strings: Any) -> Strings:
+    """Convert an Arrow array of strings to an array in which equal strings are one object."""
     encoded = strings.dictionary_encode()
-    shared: Strings = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()]
-    return shared
+    array: Strings = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()]
+    return array

@@ -1,3 +1,5 @@
+"""Sheets of pictures as PNG files: queries with their nearest neighbours, and titled rows of pictures."""
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,40 +10,45 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 
-Picture = Tensor | npt.NDArray[Any]
+Pixels = Tensor | npt.NDArray[Any]
+"""A picture: uint8 (H, W, 3), or a tensor (3, H, W) of uint8 or of floats from 0 to 1."""
 
-# Okabe and Ito's green, Tol's red: told apart with any colour vision (CIELAB distance >= 33 in simulated
-# protanopia and deuteranopia, 20 for common greens and reds); every frame has a mark too
+# Okabe and Ito's green and Tol's red differ for every colour vision: their CIELAB distance is at least 33 in simulated
+# protanopia and deuteranopia, where it is 20 for common greens and reds. Every frame has a mark as well.
 CORRECT, WRONG = "#009E73", "#CC3311"
 PAPER, INK, QUERY = "#FFFFFF", "#4A4A4A", "#C4C4C4"
-MARGIN, SPACE, GAP, TEXT, LINE = (
-    20,
-    10,
-    22,
-    14,
-    30,
-)  # pixels; LINE is the height of the header and of the legend
-FRAME, CORNER, BADGE = 5, 8, 9  # thickness of a frame, radius of its corners, radius of the mark
-FINE = 4  # shapes are drawn this much larger and scaled down: PIL draws without smoothing
+MARGIN, SPACE, GAP, TEXT, LINE = 20, 10, 22, 14, 30
+"""Pixels; LINE is the height of the header and of the legend."""
+FRAME, CORNER, BADGE = 5, 8, 9
+"""Pixels: the thickness of a frame, the radius of its corners, and the radius of the mark."""
+FINE = 4
+"""The factor by which shapes are drawn larger before they are scaled down, because PIL draws without smoothing."""
 SMALLEST_TILE = 32
 
 
-def retrieval_sheet(
-    rows: Sequence[tuple[Picture, Sequence[tuple[Picture, bool]]]], path: str | Path, *, width: int = 800
+def draw_retrieval_sheet(
+    rows: Sequence[tuple[Pixels, Sequence[tuple[Pixels, bool]]]], path: str | Path, *, width: int = 800
 ) -> None:
-    """Write a PNG: a line for each (query, [(neighbour, whether of the query's class), ...]), nearest first.
+    """Write a PNG with a line for each query: the query and its nearest neighbours.
 
-    Pictures are uint8 (H, W, 3), or tensors (3, H, W) of uint8 or of floats in [0, 1], of any size; each is
-    fitted into a square tile, whose size follows from `width` (pixels) and the longest line. Neighbours of
-    the same class have a green frame and a tick, others a red frame and a cross. The same input gives
-    the same file.
+    Neighbours of the query's class have a green frame and a tick, others a red frame and a cross. Each picture is
+    fitted into a square tile, whose size follows from the width and the longest line. The same input gives the same
+    file.
 
-    Raises InputError without rows, for other pictures, or if the tiles would be too small to see.
+    Args:
+        rows: pairs of a query and its neighbours, nearest first; a neighbour is a pair of a picture, and whether it has
+            the query's class. Pictures may have any size.
+        path: file to write.
+        width: width of the sheet in pixels.
+
+    Raises:
+        InputError: if there are no rows, a picture is not of the type `Pixels`, or the tiles would be too small to see.
     """
     longest = max((len(neighbors) for _, neighbors in rows), default=0)
     if longest < 1:
-        raise InputError("retrieval_sheet: no query with a neighbour to show")
+        raise InputError("retrieval sheet: no query with a neighbour to show")
     tile = (width - 2 * MARGIN - GAP - longest * SPACE) // (longest + 1)
     if tile < SMALLEST_TILE:
         raise InputError(f"width = {width}: {longest} neighbours leave {tile} pixels a tile, {SMALLEST_TILE} needed")
@@ -58,14 +65,20 @@ def retrieval_sheet(
     sheet.save(path, format="PNG", optimize=True)
 
 
-def contact_sheet(rows: Sequence[tuple[str, Sequence[Picture]]], path: str | Path, *, width: int = 800) -> None:
-    """Write a PNG: for each (title, pictures) the title and below it the pictures, as `retrieval_sheet` takes them.
+def draw_contact_sheet(rows: Sequence[tuple[str, Sequence[Pixels]]], path: str | Path, *, width: int = 800) -> None:
+    """Write a PNG with titled rows of pictures.
 
-    Raises InputError without pictures, or if the tiles would be too small to see.
+    Args:
+        rows: pairs of a title and the pictures below it.
+        path: file to write.
+        width: width of the sheet in pixels.
+
+    Raises:
+        InputError: if there is no picture, or the tiles would be too small to see.
     """
     longest = max((len(pictures) for _, pictures in rows), default=0)
     if longest < 1:
-        raise InputError("contact_sheet: no picture to show")
+        raise InputError("contact sheet: no picture to show")
     tile = (width - 2 * MARGIN + SPACE) // longest - SPACE
     if tile < SMALLEST_TILE:
         raise InputError(f"width = {width}: {longest} pictures leave {tile} pixels a tile, {SMALLEST_TILE} needed")
@@ -73,33 +86,38 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[Picture]]], path: str | Pat
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
     for i, (title, pictures) in enumerate(rows):
         top = MARGIN + i * (LINE + tile + SPACE)
-        draw.text((MARGIN, top + LINE / 2), title, fill=INK, font=font, anchor="lm")
+        draw.text((MARGIN, top + LINE / 2), printable(title), fill=INK, font=font, anchor="lm")
         for j, picture in enumerate(pictures):
             _paste(sheet, picture, (MARGIN + j * (tile + SPACE), top + LINE), tile, None)
     sheet.save(path, format="PNG")
 
 
 def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Indices of `count` of the queries, rising: drawn uniformly with `seed`, blind to how well they did."""
+    """Draw ``count`` of the queries uniformly at random, whatever their metrics. -> indices (count,), rising
+
+    Raises:
+        InputError: if there are fewer queries than ``count``, or ``count`` is below 1.
+    """
     if not 1 <= count <= queries:
         raise InputError(f"count = {count}: expected 1 to {queries}, the number of queries")
     return np.sort(np.random.default_rng(seed).choice(queries, size=count, replace=False)).astype(np.int64)
 
 
-def _paste(sheet: Image.Image, picture: Picture, corner: tuple[int, int], tile: int, correct: bool | None) -> None:
+def _paste(sheet: Image.Image, picture: Pixels, corner: tuple[int, int], tile: int, correct: bool | None) -> None:
+    """Paste a picture with its frame: of the colour of a query if ``correct`` is None, otherwise with a mark."""
     colour = QUERY if correct is None else CORRECT if correct else WRONG
     frame = 1 if correct is None else FRAME
     inner = tile - 2 * frame
-    fitted = ImageOps.pad(_rgb(picture), (inner, inner), Image.Resampling.LANCZOS, color=PAPER)
-    sheet.paste(Image.new("RGB", (tile, tile), colour), corner, _rounded(tile, CORNER))
-    sheet.paste(fitted, (corner[0] + frame, corner[1] + frame), _rounded(inner, CORNER - frame))
+    fitted = ImageOps.pad(_to_image(picture), (inner, inner), Image.Resampling.LANCZOS, color=PAPER)
+    sheet.paste(Image.new("RGB", (tile, tile), colour), corner, _round_corners(tile, CORNER))
+    sheet.paste(fitted, (corner[0] + frame, corner[1] + frame), _round_corners(inner, CORNER - frame))
     if correct is not None:
         middle = (corner[0] + tile - BADGE - 1, corner[1] + tile - BADGE - 1)
         _paste_mark(sheet, middle, correct)
 
 
-def _rounded(size: int, radius: int) -> Image.Image:
-    """A mask (size, size) of a square with round corners."""
+def _round_corners(size: int, radius: int) -> Image.Image:
+    """Return the mask (size, size) of a square with round corners."""
     mask = Image.new("L", (size * FINE, size * FINE), 0)
     edge = size * FINE - 1
     ImageDraw.Draw(mask).rounded_rectangle((0, 0, edge, edge), radius=radius * FINE, fill=255)
@@ -107,7 +125,7 @@ def _rounded(size: int, radius: int) -> Image.Image:
 
 
 def _paste_mark(sheet: Image.Image, middle: tuple[int, int], correct: bool) -> None:
-    """A disc in the frame's colour with a white tick or cross."""
+    """Paste a disc in the colour of the frame, with a white tick or cross."""
     size = 2 * BADGE
     fine = Image.new("RGBA", (size * FINE, size * FINE), (255, 255, 255, 0))
     draw = ImageDraw.Draw(fine)
@@ -137,7 +155,7 @@ def _write_legend(sheet: Image.Image, first: int) -> None:
         x += round(draw.textlength(text, font=font)) + 22
 
 
-def _rgb(picture: Picture) -> Image.Image:
+def _to_image(picture: Pixels) -> Image.Image:
     if isinstance(picture, Tensor):
         pixels = picture.detach().cpu()
         if pixels.is_floating_point():

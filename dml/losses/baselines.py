@@ -1,4 +1,7 @@
-"""The losses of pytorch-metric-learning as losses of this project; the only place that imports it."""
+"""Adapters that give the losses of pytorch-metric-learning the interface of this project's losses.
+
+No other module imports that library.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,14 +21,18 @@ from dml.ops.precision import full_precision
 class PairLoss(nn.Module):
     """A loss of pytorch-metric-learning that compares embeddings with each other.
 
-    Departures: a batch without a positive pair has nothing to compare and is worth 0; some of the library's
-    losses still push its negatives apart.
+    Departure: a batch without a positive pair gives 0; some of the library's losses push its negatives apart.
+
+    >>> from pytorch_metric_learning.losses import ContrastiveLoss
+    >>> loss = PairLoss(ContrastiveLoss(pos_margin=0.0, neg_margin=1.0), miner=None, normalize=True)
+    >>> round(loss(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), torch.tensor([0, 0, 1])).item(), 3)
+    0.738
 
     Args:
-        loss: the library's loss.
-        miner: the library's miner, which chooses its pairs or triplets; None takes them all.
-        normalize: whether the embeddings are L2-normalised, here and before all else; the library's distances do
-            so for themselves, but some of its losses use embeddings beside them.
+        loss: a pair or triplet loss of pytorch-metric-learning.
+        miner: a miner of pytorch-metric-learning, which chooses the pairs or triplets; None takes all of them.
+        normalize: whether to L2-normalise the embeddings before the miner and the loss see them. The library's
+            distances normalise embeddings in any case, but some of its losses also use them directly.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -38,7 +45,7 @@ class PairLoss(nn.Module):
 
     @property
     def takes_gallery(self) -> bool:
-        """Whether the library's loss compares a batch with other embeddings too."""
+        """Tell whether the library's loss can compare a batch with embeddings from outside the batch."""
         return type(self.loss).__name__ in CrossBatchMemory.supported_losses()
 
     @full_precision
@@ -49,59 +56,64 @@ class PairLoss(nn.Module):
         gallery: Tensor | None = None,
         gallery_labels: Tensor | None = None,
     ) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar.
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
         Args:
-            embeddings: the anchors; each is compared with all others.
-            labels: theirs.
-            gallery: (M, D), embeddings that the anchors are compared with besides each other.
-            gallery_labels: (M,) or (M, L).
+            embeddings: (B, D) anchors; each is compared with all others.
+            labels: (B,) or (B, L) labels of the anchors.
+            gallery: (M, D) further embeddings that the anchors are compared with.
+            gallery_labels: (M,) or (M, L) labels of the gallery.
 
         Raises:
-            InputError: if the library's loss takes no gallery.
+            InputError: if there is a gallery and the library's loss cannot use one.
         """
-        rows, classes = self._placed(embeddings), finest(labels)
-        columns, column_classes = rows, classes
+        anchors, classes = self._prepare(embeddings), finest(labels)
+        references, reference_classes = anchors, classes
         if gallery is not None and gallery_labels is not None:
             if not self.takes_gallery:
                 raise InputError(f"{type(self.loss).__name__}: compares a batch with itself alone, not with a memory")
-            columns = torch.cat([rows, self._placed(gallery.to(rows))])
-            column_classes = torch.cat([classes, finest(gallery_labels)])
-        # the parameters too: distributed training waits for a gradient of each
-        nothing = 0.0 * (embeddings.sum() + sum(parameter.sum() for parameter in self.parameters()))
-        if (classes[:, None] == column_classes).sum() == len(rows):  # each row with itself
-            return nothing
-        pairs = self._pairs(rows, classes, columns, column_classes)
-        value: Tensor = self.loss(rows, classes, pairs, columns, column_classes)
-        return value + nothing
+            references = torch.cat([anchors, self._prepare(gallery.to(anchors))])
+            reference_classes = torch.cat([classes, finest(gallery_labels)])
+        # The sum includes the parameters because distributed training waits for a gradient of each of them.
+        zero = 0.0 * (embeddings.sum() + sum(parameter.sum() for parameter in self.parameters()))
+        if (classes[:, None] == reference_classes).sum() == len(anchors):  # only each anchor with itself
+            return zero
+        pairs = self._choose_pairs(anchors, classes, references, reference_classes)
+        value: Tensor = self.loss(anchors, classes, pairs, references, reference_classes)
+        return value + zero
 
-    def _placed(self, embeddings: Tensor) -> Tensor:
+    def _prepare(self, embeddings: Tensor) -> Tensor:
         return F.normalize(embeddings, dim=1) if self.normalize else embeddings
 
-    def _pairs(self, rows: Tensor, classes: Tensor, columns: Tensor, column_classes: Tensor) -> Any:
-        """The library's tuple of three (triplets) or four (pairs) vectors of indices; None: all."""
+    def _choose_pairs(self, anchors: Tensor, classes: Tensor, references: Tensor, reference_classes: Tensor) -> Any:
+        """Return three (triplets) or four (pairs) vectors of indices, as the library has them; None means all."""
         if self.miner is not None:
-            anchors, positives, *negatives = self.miner(rows, classes, columns, column_classes)
-        elif columns is not rows:
-            anchors, positives, *negatives = get_all_pairs_indices(classes, column_classes)
+            anchor_indices, positives, *negatives = self.miner(anchors, classes, references, reference_classes)
+        elif references is not anchors:
+            anchor_indices, positives, *negatives = get_all_pairs_indices(classes, reference_classes)
         else:
             return None
-        others = anchors != positives  # the first columns are the rows themselves
+        differs = anchor_indices != positives  # the first references are the anchors themselves
         if len(negatives) == 1:
-            negatives = [negatives[0][others]]
-        return anchors[others], positives[others], *negatives
+            negatives = [negatives[0][differs]]
+        return anchor_indices[differs], positives[differs], *negatives
 
 
 class ProxyLoss(nn.Module):
     """A loss of pytorch-metric-learning that compares embeddings with learned proxies of the classes.
 
-    It computes in the precision of its proxies; the library would convert them to that of the embeddings, behind
-    the optimizer's back.
+    The loss is computed in the precision of the proxies. Otherwise the library would replace the proxies by copies
+    in the precision of the embeddings, which the optimizer doesn't know.
+
+    >>> from pytorch_metric_learning.losses import ProxyAnchorLoss
+    >>> ProxyLoss(ProxyAnchorLoss, num_classes=3, embedding_dim=2).proxies.shape
+    torch.Size([3, 2])
 
     Args:
-        loss: makes the library's loss from ``num_classes`` and ``embedding_size``; its distance L2-normalises.
-        num_classes: C.
-        embedding_dim: D.
+        loss: function that makes the library's loss from ``num_classes`` and ``embedding_size``. The library's loss
+            L2-normalises embeddings and proxies.
+        num_classes: number of classes, C.
+        embedding_dim: size of an embedding, D.
     """
 
     needs_positives: ClassVar[bool] = False
@@ -112,7 +124,7 @@ class ProxyLoss(nn.Module):
 
     @property
     def proxies(self) -> Tensor | None:
-        """(C, D), the library's own, one a class; None if a class has several."""
+        """Return the library's proxies (C, D), one of each class; None if a class has several proxies."""
         if isinstance(weights := getattr(self.loss, "W", None), Tensor):
             return weights.T
         proxies: Tensor | None = getattr(self.loss, "proxies", None)
@@ -120,20 +132,24 @@ class ProxyLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         proxies = next(self.loss.parameters())
         value: Tensor = self.loss(embeddings.to(proxies.dtype), finest(labels))
         return value
 
 
 class OpenCosineSimilarity(CosineSimilarity):  # type: ignore[misc]
-    """Cosines strictly between -1 and 1: at its ends the arc cosine of ArcFace has an infinite slope."""
+    """Keeps cosines strictly between -1 and 1, where the slope of ArcFace's arc cosine is finite.
+
+    >>> bool(OpenCosineSimilarity()(torch.eye(2)).max() < 1)
+    True
+    """
 
     def __init__(self) -> None:
         super().__init__()
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """(B, D), (C, D), L2-normalised -> (B, C)."""
+        """Compute cosines of L2-normalised embeddings (B, D) and proxies (C, D) -> (B, C)."""
         cosines: Tensor = super().compute_mat(query_emb, ref_emb)
-        end = 1.0 - 4 * torch.finfo(cosines.dtype).eps
-        return cosines.clamp(-end, end)
+        largest = 1.0 - 4 * torch.finfo(cosines.dtype).eps
+        return cosines.clamp(-largest, largest)

@@ -11,26 +11,31 @@ from dml.ops.reductions import masked_logsumexp
 
 
 class CSLLoss(nn.Module):
-    r"""Cross-Scale Learning (Sun et al., 2021, Dynamic Metric Learning) as the HAPPIER paper compares with it.
+    r"""Cross-Scale Learning (Sun et al., 2021, Dynamic Metric Learning) in the variant that HAPPIER compares with.
 
-    Each finest class has a proxy; s_ic are cosines of embedding i and proxy c, and y_i is the embedding's class::
+    Each finest class has a proxy. s_ic is the cosine of embedding i and proxy c, and y_i the class of embedding i::
 
         L = sum_l mean_i softplus(log sum_{c differs from y_i at level l} exp(scale (s_ic - s_iy + margin_l)))
 
-    Every level pulls towards the proxy of the finest class and pushes from those that differ at that level, by a
-    larger margin the coarser it is.
+    Every level pulls an embedding towards the proxy of its finest class and pushes it away from the proxies that
+    differ from it at that level. The coarser the level, the larger the margin.
 
-    The coarser labels of a proxy are those of the images of its class: `hierarchy` (C, L) keeps them as the
-    batches show them, -1 before that, and a class counts from then on. (The released code reads them off the
-    training set; here that takes one epoch, or a call of `learn` with the training labels.) Every process of a
-    distributed training sees the labels of all, so all keep the same hierarchy, and it is in the checkpoint.
+    The coarser labels of each proxy are kept in `hierarchy` (C, L). They are read from the labels of the batches: a
+    class that no batch has shown yet has -1 there and takes no part. The released code reads them from the training
+    set; here, `set_hierarchy` with the training labels does the same. In distributed training every process sees the
+    labels of all processes, so the hierarchies stay equal. The hierarchy is saved in the checkpoint.
+
+    >>> loss = CSLLoss(num_classes=3, embedding_dim=2)
+    >>> loss.set_hierarchy(torch.tensor([[0, 0], [1, 0], [2, 1]]))
+    >>> loss(torch.eye(2), torch.tensor([[0, 0], [2, 1]])).shape
+    torch.Size([])
 
     Args:
-        num_classes: C, of the finest level.
-        embedding_dim: D.
-        margins: one a level, the finest first; None spaces them evenly from 0.25 to 0.45, which are the paper's for
-            two and for three levels.
-        scale: factor of the cosines.
+        num_classes: number of classes of the finest level, C.
+        embedding_dim: size of an embedding, D.
+        margins: margin of each level, the finest first; None spaces them evenly from 0.25 to 0.45, which gives the
+            paper's margins for two and for three levels.
+        scale: factor that the cosines are multiplied with.
     """
 
     hierarchy: Tensor
@@ -51,26 +56,26 @@ class CSLLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar.
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
         Raises:
-            InputError: if there isn't a margin for each level.
+            InputError: if the number of margins isn't the number of levels.
         """
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
-        self.learn(levels)
+        self.set_hierarchy(levels)
         cosines = F.normalize(embeddings, dim=1) @ F.normalize(self.proxies, dim=1).T
-        own = cosines.gather(1, levels[:, :1])
+        class_cosines = cosines.gather(1, levels[:, :1])
         seen = self.hierarchy[:, 0] >= 0
         total = cosines.new_zeros(())
         for level, margin in enumerate(self._margins(levels.shape[1])):
             differs = (self.hierarchy[:, level] != levels[:, level, None]) & seen
-            violations = masked_logsumexp(self.scale * (cosines - own + margin), differs)
+            violations = masked_logsumexp(self.scale * (cosines - class_cosines + margin), differs)
             total = total + F.softplus(violations).mean()
         return total
 
     @torch.no_grad()
-    def learn(self, labels: Tensor) -> None:
-        """Notes the coarser labels of the classes in labels (N, L)."""
+    def set_hierarchy(self, labels: Tensor) -> None:
+        """Set the coarser labels of the classes that occur in labels (N, L); see `UsesHierarchy`."""
         if self.hierarchy.shape[1] != labels.shape[1]:
             self.hierarchy = self.hierarchy.new_full((len(self.hierarchy), labels.shape[1]), -1)
         self.hierarchy[labels[:, 0]] = labels
@@ -83,8 +88,8 @@ class CSLLoss(nn.Module):
         return self.margins
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Takes on the stored hierarchy's number of levels, which isn't known before the first batch."""
-        stored = state_dict.get(f"{prefix}hierarchy")
-        if stored is not None and len(stored) == len(self.hierarchy):
-            self.hierarchy = torch.empty_like(stored, device=self.hierarchy.device)
+        """Load the hierarchy with the number of levels of the checkpoint: before the first batch it is unknown."""
+        hierarchy_in_checkpoint = state_dict.get(f"{prefix}hierarchy")
+        if hierarchy_in_checkpoint is not None and len(hierarchy_in_checkpoint) == len(self.hierarchy):
+            self.hierarchy = torch.empty_like(hierarchy_in_checkpoint, device=self.hierarchy.device)
         super()._load_from_state_dict(state_dict, prefix, *args)

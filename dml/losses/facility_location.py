@@ -12,22 +12,28 @@ from dml.ops.precision import full_precision
 class FacilityLocationLoss(nn.Module):
     r"""Structured clustering by facility location (Song et al., 2017), Eq. 4-8 and Algorithms 1-2.
 
-    Medoids S, as many of the batch's embeddings as it has classes, each serve the embeddings nearest to them::
+    A set S of medoids is as many of the batch's embeddings as the batch has classes. Each embedding belongs to the
+    cluster of the medoid nearest to it::
 
         F(S) = -sum_i min_{j in S} d_ij                          d: Euclidean distances
         D(S) = 1 - NMI(clusters of S, classes)                   NMI = I / sqrt(H H)
         L = max(0, max_S (F(S) + gamma D(S)) - sum_classes max_{j in class} F_class({j}))
 
-    The worst S is found greedily, a medoid after the other, and then refined: each medoid in turn moves to the
-    member of its cluster that makes F + gamma D largest (PAM). That takes (classes x B)^2 steps and more, so
-    batches are small. The embeddings are L2-normalised here. The loss is a sum over the batch, as published.
+    The S that maximises F + gamma D is approximated in two steps: medoids are added greedily, one by one; then each
+    medoid in turn moves to the member of its cluster that makes F + gamma D largest (PAM). This takes at least
+    (classes x B)^2 steps, so use small batches. The embeddings are L2-normalised here. The loss is a sum over the
+    batch, as published.
 
-    Departures: equally bad medoids are chosen by their embeddings, not by their place in the batch. A medoid serves
-    itself, also if another one coincides with it.
+    Departures: among equally good medoids the embeddings decide, not their order in the batch. A medoid always
+    belongs to its own cluster, even if another medoid has the same embedding.
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> round(FacilityLocationLoss()(embeddings, torch.tensor([0, 0, 1])).item(), 3)
+    0.464
 
     Args:
-        gamma: weight of D, in units of distance. 1 is a choice here, not the paper's value.
-        refinements: rounds of Algorithm 2 at most; 0 is the greedy choice alone.
+        gamma: weight of D, in units of distance. The default of 1 is this project's choice, not the paper's value.
+        refinements: largest number of rounds of Algorithm 2; 0 keeps the greedy choice.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -39,107 +45,115 @@ class FacilityLocationLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         unit = F.normalize(embeddings, dim=1)
-        classes = _ranked(finest(labels))
+        classes = _number_rows(finest(labels))
         order = _order_by_content(unit.detach(), classes)
         unit, classes = unit[order], classes[order]
         distances = unit_distances(unit, unit)
         search = _MedoidSearch(distances.detach(), classes, self.gamma)
-        medoids = search.greedy()
-        medoids = search.refined(medoids, self.refinements)
-        places, margin = search.assigned(medoids[None])[0], search.margins(medoids[None])[0]
-        score = -distances[torch.arange(len(unit), device=unit.device), medoids[places]].sum()
-        return F.relu(score + self.gamma * margin - _oracle(distances, classes))
+        medoids = search.choose_greedily()
+        medoids = search.refine(medoids, self.refinements)
+        clusters, margin = search.assign_clusters(medoids[None])[0], search.margins(medoids[None])[0]
+        score = -distances[torch.arange(len(unit), device=unit.device), medoids[clusters]].sum()
+        return F.relu(score + self.gamma * margin - _score_true_classes(distances, classes))
 
 
 def _order_by_content(rows: Tensor, classes: Tensor) -> Tensor:
-    """An order of the rows (B, D) that doesn't depend on theirs; ties are rows of one class that are equal."""
+    """Return an order (B,) of the rows (B, D) that depends on embeddings and classes, not on the order given."""
     by_class = classes.argsort(stable=True)
-    return by_class[_ranked(rows)[by_class].argsort(stable=True)]
+    return by_class[_number_rows(rows)[by_class].argsort(stable=True)]
 
 
-def _ranked(rows: Tensor) -> Tensor:
-    """The place (B,) of each row among the different ones, from 0, in ascending order."""
+def _number_rows(rows: Tensor) -> Tensor:
+    """Number the distinct rows from 0 in ascending order and return the number of each row (B,)."""
     inverse: Tensor = torch.unique(rows, dim=0, return_inverse=True)[1]
     return inverse
 
 
-def _oracle(distances: Tensor, classes: Tensor) -> Tensor:
-    """The score of the true classes, each served by its best member."""
+def _score_true_classes(distances: Tensor, classes: Tensor) -> Tensor:
+    """Compute F of the true classes, with the best member of each class as its medoid."""
     costs = (distances * (classes[:, None] == classes)).sum(dim=1)
     members = classes == torch.arange(int(classes.max()) + 1, device=classes.device)[:, None]
     return -torch.where(members, costs, torch.inf).amin(dim=1).sum()
 
 
 class _MedoidSearch:
-    """Loss-augmented inference; medoids (S,) are rows of the batch, trials (T, S) are sets of them."""
+    """Searches for the medoids that maximise F + gamma D (loss-augmented inference).
+
+    Medoids (S,) are row indices of the batch; each row of trials (T, S) is a set of medoids to compare.
+
+    Args:
+        distances: (B, B) distances of the embeddings.
+        classes: (B,) class numbers from 0 without gaps.
+        gamma: weight of D.
+    """
 
     def __init__(self, distances: Tensor, classes: Tensor, gamma: float) -> None:
-        """distances (B, B), classes (B,) from 0 without gaps."""
         self.distances, self.classes, self.gamma = distances, classes, gamma
-        self.count = int(classes.max()) + 1
+        self.num_classes = int(classes.max()) + 1
 
-    def greedy(self) -> Tensor:
-        """Algorithm 1: adds the medoid that makes the augmented score largest until there is one a class."""
-        everyone = torch.arange(len(self.classes), device=self.classes.device)
-        medoids = everyone[:0]
-        for _ in range(self.count):
-            candidates = everyone[~torch.isin(everyone, medoids)]
+    def choose_greedily(self) -> Tensor:
+        """Run Algorithm 1: add the medoid that makes F + gamma D largest until there are as many as classes."""
+        row_indices = torch.arange(len(self.classes), device=self.classes.device)
+        medoids = row_indices[:0]
+        for _ in range(self.num_classes):
+            candidates = row_indices[~torch.isin(row_indices, medoids)]
             trials = torch.cat([medoids.expand(len(candidates), -1), candidates[:, None]], dim=1)
-            medoids = self._best(trials)
+            medoids = self._select_best(trials)
         return medoids
 
-    def refined(self, medoids: Tensor, rounds: int) -> Tensor:
-        """Algorithm 2: moves each medoid within its cluster, until none moves."""
+    def refine(self, medoids: Tensor, rounds: int) -> Tensor:
+        """Run Algorithm 2: move each medoid within its cluster until none moves."""
         for _ in range(rounds):
             before = medoids
-            for place in range(len(medoids)):
-                members = (self.assigned(medoids[None])[0] == place).nonzero()[:, 0]
+            for cluster in range(len(medoids)):
+                members = (self.assign_clusters(medoids[None])[0] == cluster).nonzero()[:, 0]
                 trials = medoids.repeat(len(members), 1)
-                trials[:, place] = members
-                medoids = self._best(trials)
+                trials[:, cluster] = members
+                medoids = self._select_best(trials)
             if torch.equal(medoids, before):
                 break
         return medoids
 
     def scores(self, trials: Tensor) -> Tensor:
-        """F + gamma D of each set of medoids. (T, S) -> (T,)"""
+        """Compute F + gamma D of each set of medoids. (T, S) -> (T,)"""
         return self.gamma * self.margins(trials) - self.distances[:, trials].amin(dim=2).sum(dim=0)
 
-    def _best(self, trials: Tensor) -> Tensor:
-        """The first of the best sets; equal scores differ by their rounding, and rounding has no order."""
+    def _select_best(self, trials: Tensor) -> Tensor:
+        """Return the first of the sets whose scores are largest, up to rounding. (T, S) -> (S,)"""
         scores = self.scores(trials)
         return trials[(scores >= scores.max() - 1024 * torch.finfo(scores.dtype).eps).nonzero()[0, 0]]
 
-    def assigned(self, trials: Tensor) -> Tensor:
-        """Each row's nearest medoid, as its place among them. (T, S) -> (T, B)"""
+    def assign_clusters(self, trials: Tensor) -> Tensor:
+        """Return the cluster of each embedding, numbered from 0 to S - 1 like the medoids. (T, S) -> (T, B)"""
         nearest = self.distances[trials].argmin(dim=1)
-        places = torch.arange(trials.shape[1], device=trials.device)
-        return nearest.scatter(1, trials, places.expand_as(trials))
+        clusters = torch.arange(trials.shape[1], device=trials.device)
+        return nearest.scatter(1, trials, clusters.expand_as(trials))
 
     def margins(self, trials: Tensor) -> Tensor:
-        """1 - NMI of the medoids' clusters and the classes. (T, S) -> (T,)"""
-        cells = self.assigned(trials) * self.count + self.classes
-        table = self.distances.new_zeros(len(trials), trials.shape[1] * self.count)
+        """Compute D = 1 - NMI of the medoids' clusters and the classes. (T, S) -> (T,)"""
+        cells = self.assign_clusters(trials) * self.num_classes + self.classes
+        table = self.distances.new_zeros(len(trials), trials.shape[1] * self.num_classes)
         table = table.scatter_add(1, cells, torch.ones_like(cells, dtype=table.dtype))
-        table = table.view(len(trials), -1, self.count)
+        table = table.view(len(trials), -1, self.num_classes)
         return 1.0 - _normalised_mutual_information(table)
 
 
 def _normalised_mutual_information(table: Tensor) -> Tensor:
-    """I / sqrt(H H) of contingency tables of counts (T, S, C) -> (T,); 1 if the partitions are the same."""
+    """Compute I / sqrt(H H) of contingency tables of counts (T, S, C) -> (T,); 1 if the partitions are the same."""
     rows, columns, cells = table.sum(dim=2), table.sum(dim=1), table.flatten(1)
     row_entropy, column_entropy = _entropy(rows), _entropy(columns)
     information = row_entropy + column_entropy - _entropy(cells)
     used = (cells > 0).sum(dim=1)
-    same = (used == (rows > 0).sum(dim=1)) & (used == (columns > 0).sum(dim=1))  # exactly, without rounding
+    # The numbers of used cells tell exactly whether the partitions are the same; the entropies are rounded.
+    same = (used == (rows > 0).sum(dim=1)) & (used == (columns > 0).sum(dim=1))
     product = row_entropy * column_entropy
     ratio = information / torch.where(product > 0, product, 1.0).sqrt()
     return torch.where(same, 1.0, torch.where(product > 0, ratio, 0.0))
 
 
 def _entropy(counts: Tensor) -> Tensor:
-    """Entropy of counts (T, K) -> (T,)."""
+    """Compute the entropy of counts (T, K) -> (T,)."""
     shares = counts / counts.sum(dim=1, keepdim=True)
     return -torch.xlogy(shares, shares).sum(dim=1)

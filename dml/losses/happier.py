@@ -15,15 +15,16 @@ from dml.ops.relevance import level_counts, power_relevance, shared_levels
 
 
 class SmoothHierarchicalAPLoss(nn.Module):
-    r"""The smooth upper bound of 1 - H-AP of HAPPIER (Ramzi et al., 2022), Eq. 1-5 and its supplement A.3.
+    r"""Smooth upper bound of 1 - H-AP from HAPPIER (Ramzi et al., 2022), Eq. 1-5 and supplement A.3.
 
-    Each embedding in turn is the query; with t = s_j - s_k between the cosines of two of its items::
+    Each embedding in turn is the query. s_k is the cosine of the query and item k, and t = s_j - s_k::
 
         rank(k)  = 1      + sum_{j != k} g(t)
         Hrank(k) = rel(k) + sum_{j != k} min(rel(j), rel(k)) h(t)
         L = mean over queries of 1 - sum_k (Hrank(k) / rank(k)) / sum_k rel(k)
 
-    over the items k that share a level of the labels with the query, of L levels. j counts as before k::
+    The sums over k run over the items that share at least one of the L label levels with the query. g and h tell how
+    much item j counts as ranked before item k::
 
         level(j) >= level(k):  g = H(t)                          H(t) = 1 if t >= 0 else 0, without a gradient
         level(j) <  level(k):  g = sigmoid(t / tau)              t <= 0
@@ -34,27 +35,33 @@ class SmoothHierarchicalAPLoss(nn.Module):
                                    leak t                        t <= 0
                                    min(beta t + gamma, 1)        0 < t
 
-    The embeddings are L2-normalised here. With offset = start + sigmoid(delta / tau) the loss is never below 1 -
-    H-AP, ties apart: a tied item of a lower level counts 1/2.
+    The embeddings are L2-normalised here. With offset = start + sigmoid(delta / tau) the loss is never below
+    1 - H-AP, except for ties: a tied item of a lower level counts 1/2.
 
-    Departures: gaps of rounding noise are ties. The release clamps t / tau to +-50, which changes g by less than
-    2e-22 and isn't done. A query whose only positive is itself (the paper has none) has nothing to rank and adds
-    0. The gradient itself can't be differentiated again.
+    Departures: a t as small as rounding errors counts as a tie. The release clamps t / tau to +-50, which changes g
+    by less than 2e-22; here t / tau is not clamped. A query whose only positive is itself adds 0; the paper has no
+    such query. The loss can be differentiated once, not twice.
+
+    >>> labels = torch.tensor([[0, 0], [0, 0], [1, 0], [2, 1]])
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+    >>> round(SmoothHierarchicalAPLoss()(embeddings, labels).item(), 3)
+    0.106
 
     Args:
-        alpha: of the relevance of Eq. 4: a level's weight is (l / L)^alpha.
-        tau: temperature of the sigmoid.
-        rho: slope of a rank beyond delta.
-        delta: gap beyond which the rank grows linearly.
-        start: height of the rank's step at 0; the paper's iNaturalist runs set 0, with offset 1.
-        offset: the rank's step at delta.
-        smooth_h_rank: whether Hrank has a gradient too.
-        beta: slope of the smooth Hrank up to 1.
-        gamma: its step at 0.
-        leak: its slope below 0.
-        include_query: whether the query is one of its own items, as in the release.
-        relevance: counts (Q, L + 1) of a query's items at each level -> their relevance (Q, L + 1); None is Eq. 4,
-            ``dml.ops.relevance.weighted_ap_relevance`` the weighted sum of APs of Table 6.
+        alpha: exponent of the relevance (l / L)^alpha of level l in Eq. 4.
+        tau: temperature of the sigmoid in g.
+        rho: slope of g beyond delta.
+        delta: gap t beyond which g grows linearly.
+        start: height of the step of g at t = 0; the paper's iNaturalist runs use 0, with offset 1.
+        offset: value of g just beyond delta.
+        smooth_h_rank: whether h is smooth, so that Hrank has a gradient too.
+        beta: slope of the smooth h above t = 0, up to the value 1.
+        gamma: height of the step of the smooth h at t = 0.
+        leak: slope of the smooth h below t = 0.
+        include_query: whether the query is one of the items to rank, as in the release.
+        relevance: function from the number of items at each level (Q, L + 1) to the relevance of an item at each
+            level (Q, L + 1). None is Eq. 4; ``dml.ops.relevance.weighted_ap_relevance`` gives the weighted sum of
+            APs of Table 6.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -76,9 +83,9 @@ class SmoothHierarchicalAPLoss(nn.Module):
     ) -> None:
         super().__init__()
         if tau <= 0.0:
-            raise InputError(f"loss.tau={tau}: the sigmoid's temperature is above 0")
+            raise InputError(f"loss.tau={tau}: the temperature of the sigmoid must be above 0")
         if delta < 0.0:
-            raise InputError(f"loss.delta={delta}: the gap at which the rank turns linear is at least 0")
+            raise InputError(f"loss.delta={delta}: the gap beyond which the rank grows linearly must be 0 or more")
         self.alpha = alpha
         self.tau, self.rho, self.delta, self.start, self.offset = tau, rho, delta, start, offset
         self.smooth_h_rank = smooth_h_rank
@@ -88,7 +95,7 @@ class SmoothHierarchicalAPLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         unit = F.normalize(embeddings, dim=1)
         columns = labels[:, None] if labels.ndim == 1 else labels
         levels = shared_levels(columns, columns).fill_diagonal_(-1)
@@ -102,10 +109,10 @@ class SmoothHierarchicalAPLoss(nn.Module):
         return ((1.0 - graded_average_precision(unit @ unit.T, lists)) * has_positives).mean()
 
     def _rank_step(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        """g of an item of a lower level, and its slope.
+        """Compute g of items of a lower level, and the slope of g, at each gap t. The gaps are overwritten.
 
-        The sigmoid stops at delta, where the linear part takes over: sums of ramps and steps, in place and without
-        a branch, as the passes over the gaps are what takes the time.
+        The passes over the gaps take most of the loss's time. g is therefore a sum of a clamped sigmoid, steps and a
+        ramp, which is computed in place and without a branch.
         """
         top = 1.0 / (1.0 + math.exp(-self.delta / self.tau))
         far, above = gaps.clone().gt_(self.delta), gaps.clone().gt_(tie(gaps.dtype))
@@ -116,22 +123,26 @@ class SmoothHierarchicalAPLoss(nn.Module):
         return counts.add_(gaps.sub_(self.delta).clamp_(min=0.0), alpha=self.rho), slopes
 
     def _h_rank_step(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        """The smooth h of an item of a higher level, and its slope."""
+        """Compute the smooth h of items of a higher level, and the slope of h, at each gap t."""
         above, ramp = gaps > tie(gaps.dtype), self.beta * gaps + self.gamma
         slopes = torch.where(above, self.beta * (ramp < 1.0).to(gaps.dtype), self.leak)
         return torch.where(above, ramp.clamp(max=1.0), self.leak * gaps), slopes
 
 
 class ClusterLoss(nn.Module):
-    r"""Cluster loss of HAPPIER (Ramzi et al., 2022), Eq. 6: one proxy a class of the finest level.
+    r"""Cluster loss of HAPPIER (Ramzi et al., 2022), Eq. 6, with one proxy for each class of the finest level.
 
-    L = -log(exp(v . p_y / sigma) / sum_z exp(v . p_z / sigma)), averaged over the batch; embeddings v and proxies
-    p are L2-normalised here.
+    L = -log(exp(v . p_y / sigma) / sum_z exp(v . p_z / sigma)), averaged over the batch. The embeddings v and the
+    proxies p are L2-normalised here.
+
+    >>> loss = ClusterLoss(num_classes=3, embedding_dim=2)
+    >>> loss(torch.eye(2), torch.tensor([0, 2])).shape, loss.proxies.shape
+    (torch.Size([]), torch.Size([3, 2]))
 
     Args:
-        num_classes: C.
-        embedding_dim: D.
-        temperature: sigma.
+        num_classes: number of classes of the finest level, C.
+        embedding_dim: size of an embedding, D.
+        temperature: divisor of the cosines, sigma.
     """
 
     needs_positives: ClassVar[bool] = False
@@ -144,7 +155,7 @@ class ClusterLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)
         cosines = F.normalize(embeddings, dim=1) @ proxies.T
         return F.cross_entropy(cosines / self.temperature, finest(labels))

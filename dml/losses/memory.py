@@ -8,22 +8,30 @@ from dml.ops.pairs import finest
 
 
 class CrossBatchMemory(nn.Module):
-    """Cross-batch memory, XBM (Wang et al., 2020), Algorithm 1: pairs with the embeddings of earlier batches.
+    """Cross-batch memory, XBM (Wang et al., 2020), Algorithm 1: compares a batch with embeddings of earlier batches.
 
-    After ``start`` steps with the batch alone, each embedding is compared with the batch and with the memory, a
-    queue of the latest ``size`` embeddings; then the batch is queued. The memory carries no gradient.
+    The memory is a queue of the latest ``size`` embeddings, without gradients. During the first ``start`` training
+    steps the batch is compared with itself alone. From then on each embedding is compared with the batch and with
+    the memory, and the batch is then added to the memory.
 
-    Departures: Algorithm 1 detaches the batch's own copy in the memory, and the release adds the loss of the batch
-    alone to it; here the batch stands there once, with its gradient, so an empty memory changes nothing.
+    Departures: Algorithm 1 adds the batch to the memory before the comparison, detached, and the release adds the
+    loss of the batch alone. Here the batch is compared with itself once, with its gradient, so that an empty memory
+    gives the loss of the batch alone.
 
-    The queue is in the checkpoint. In a distributed training every process sees the batch of all, in the same
-    order, and so keeps the same queue. A loss that isn't in training mode leaves it as it is.
+    The memory is saved in the checkpoint. In distributed training every process sees the batches of all processes
+    in the same order, so the memories stay equal. In evaluation mode the memory doesn't change.
+
+    >>> from pytorch_metric_learning.losses import ContrastiveLoss
+    >>> from dml.losses.baselines import PairLoss
+    >>> loss = CrossBatchMemory(PairLoss(ContrastiveLoss(), None, normalize=True), embedding_dim=2, size=8, start=0)
+    >>> loss(torch.eye(2), torch.tensor([0, 1])).item(), int(loss.queued)
+    (0.0, 2)
 
     Args:
         loss: a pair loss that takes ``gallery`` and ``gallery_labels``, such as ``dml.losses.baselines.PairLoss``.
-        embedding_dim: D.
-        size: M, of the queue; the paper's holds about as many as the training set has images.
-        start: steps of training before the memory is used, as embeddings change fast at first.
+        embedding_dim: size of an embedding, D.
+        size: number of embeddings that the memory holds, M; the paper's memory is about as large as the training set.
+        start: number of training steps before the memory is used, because embeddings change fast at first.
     """
 
     embeddings: Tensor
@@ -34,7 +42,7 @@ class CrossBatchMemory(nn.Module):
     def __init__(self, loss: nn.Module, embedding_dim: int, size: int = 8192, start: int = 1000) -> None:
         super().__init__()
         if size < 1:
-            raise InputError(f"loss.size={size}: the memory holds at least 1 embedding")
+            raise InputError(f"loss.size={size}: the memory must hold at least 1 embedding")
         if not getattr(loss, "takes_gallery", False):
             inner = type(getattr(loss, "loss", loss)).__name__
             raise InputError(f"loss.loss: {inner} compares a batch with itself alone, not with a memory")
@@ -43,22 +51,23 @@ class CrossBatchMemory(nn.Module):
         self.needs_positives = bool(getattr(loss, "needs_positives", False))
         self.register_buffer("embeddings", torch.zeros(size, embedding_dim))
         self.register_buffer("labels", torch.zeros(size, dtype=torch.long))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))  # of training
-        self.register_buffer("queued", torch.zeros((), dtype=torch.long))  # rows, ever
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))  # training steps
+        self.register_buffer("queued", torch.zeros((), dtype=torch.long))  # embeddings added since the start
 
-        # the two counters on the CPU, as to read them from a GPU in each step would wait for it; None: to be read
-        self._counted: tuple[int, int] | None = (0, 0)
+        # Steps and queued as Python numbers, because reading them from a GPU in each step would wait for the GPU.
+        # None after loading a checkpoint: they must be read from the buffers.
+        self._counters: tuple[int, int] | None = (0, 0)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the queue; the counters are read anew."""
+        """Load the memory, and let the next step read the counters from the buffers."""
         super()._load_from_state_dict(*args, **kwargs)
-        self._counted = None
+        self._counters = None
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
-        if self._counted is None:
-            self._counted = int(self.steps), int(self.queued)
-        steps, queued = self._counted
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
+        if self._counters is None:
+            self._counters = int(self.steps), int(self.queued)
+        steps, queued = self._counters
         filled = min(queued, len(self.embeddings))
         value: Tensor
         if filled == 0:
@@ -72,15 +81,15 @@ class CrossBatchMemory(nn.Module):
                 self._enqueue(embeddings, finest(labels), queued)
                 queued += len(labels)
             self.steps += 1
-            self._counted = steps + 1, queued
+            self._counters = steps + 1, queued
         return value
 
     @torch.no_grad()
     def _enqueue(self, embeddings: Tensor, labels: Tensor, queued: int) -> None:
-        """Puts the rows in the place of the oldest; so many were queued before."""
+        """Replace the oldest embeddings of the memory by a batch, after ``queued`` embeddings were added."""
         size = len(self.embeddings)
-        kept = slice(max(0, len(labels) - size), None)
-        places = torch.arange(queued, queued + len(labels), device=self.labels.device)[kept] % size
-        self.embeddings[places] = embeddings[kept].detach().to(self.embeddings)
-        self.labels[places] = labels[kept]
+        latest = slice(max(0, len(labels) - size), None)
+        slots = torch.arange(queued, queued + len(labels), device=self.labels.device)[latest] % size
+        self.embeddings[slots] = embeddings[latest].detach().to(self.embeddings)
+        self.labels[slots] = labels[latest]
         self.queued += len(labels)

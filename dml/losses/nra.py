@@ -11,25 +11,29 @@ from dml.ops.precision import full_precision
 class NonlinearRankApproximationLoss(nn.Module):
     r"""Nonlinear Rank Approximation (Schall et al., 2019), Eq. 6-13.
 
-    Each embedding in turn is the anchor; D_ij are its Euclidean distances to the m - 1 others, D_i,max and
-    D_i,min the largest and the smallest of them::
+    Each of the m embeddings in turn is the anchor i. D_ij is the Euclidean distance to embedding j; D_i,max and
+    D_i,min are the largest and the smallest of them::
 
         r+_i = (max_positives D_ij - D_i,min) / (D_i,max - D_i,min)
         r-_i = (min_negatives D_ij - D_i,min) / (D_i,max - D_i,min)
         w(r) = (2r)^alpha / 2 below 1/2, 1 - (2(1 - r))^alpha / 2 from there,  s = 1 - w(r)
         J = -1/m sum_i log(s+_i + epsilon) + log(1 - s-_i + epsilon)
 
-    The embeddings are not L2-normalised; their scale and origin cancel in r. The gradient reaches both ends of
-    each distance, D_i,max and D_i,min among them; of neighbours at equal distances one carries it.
+    The embeddings are not L2-normalised; r doesn't depend on their scale and origin. The gradient reaches both
+    embeddings of each distance, also of D_i,max and D_i,min. Of several embeddings at the same largest or smallest
+    distance, one gets the gradient.
 
-    Departures: Eq. 8-9 as printed normalise by the two distances themselves, which makes the loss a constant;
-    r is normalised by Eq. 6, as the text and Fig. 2 have it. An anchor without positives or without negatives
-    (the paper has none) has nothing to rank and adds 0. One with all others at the same distance has the nearest
-    everywhere, r = 0, and no gradient.
+    Departures: Eq. 8-9 as printed normalise r by the two distances themselves, which makes the loss a constant; here
+    r is normalised by Eq. 6, as in the paper's text and Fig. 2. An anchor without positives or without negatives adds
+    0; the paper has none. For an anchor with the same distance to all embeddings, r is 0 and has no gradient.
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+    >>> round(NonlinearRankApproximationLoss()(embeddings, torch.tensor([0, 1, 0, 1])).item(), 3)
+    13.869
 
     Args:
-        alpha: slope of w at r = 1/2; 1 takes the ranks as they are.
-        epsilon: bounds each logarithm at -log(epsilon).
+        alpha: exponent of w, and its slope at r = 1/2; with 1, w(r) = r.
+        epsilon: smallest argument of the logarithms, which bounds each of them by -log(epsilon).
     """
 
     needs_positives: ClassVar[bool] = True
@@ -37,66 +41,76 @@ class NonlinearRankApproximationLoss(nn.Module):
     def __init__(self, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
         super().__init__()
         if alpha <= 0.0:
-            raise InputError(f"loss.alpha={alpha}: the exponent of Eq. 10 is above 0")
+            raise InputError(f"loss.alpha={alpha}: the exponent of Eq. 10 must be above 0")
         if epsilon <= 0.0:
-            raise InputError(f"loss.epsilon={epsilon}: it keeps the logarithms of Eq. 13 finite and is above 0")
+            raise InputError(f"loss.epsilon={epsilon}: must be above 0, to keep the logarithms of Eq. 13 finite")
         self.alpha = alpha
         self.epsilon = epsilon
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
-        ranks, ranked = _decisive_ranks(_standardised(embeddings), *pair_masks(finest(labels)))
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
+        ranks, has_both = _extreme_ranks(_standardise(embeddings), *pair_masks(finest(labels)))
         positive_weight, negative_weight = self._transfer(ranks)
         terms = torch.stack([1.0 - positive_weight, negative_weight]).add(self.epsilon).log().sum(dim=0)
-        return -(terms * ranked).mean()
+        return -(terms * has_both).mean()
 
     def _transfer(self, ranks: Tensor) -> Tensor:
-        """w of Eq. 10 at ranks in [0, 1]; both of its halves have the same tail, measured from the nearer end."""
+        """Compute w of Eq. 10 at ranks in [0, 1]; its halves are one function of the distance to 0 or to 1."""
         low = ranks < 0.5
-        from_end = torch.minimum(ranks, 1.0 - ranks)
-        inside = from_end != 0  # at the end itself the slope is 0, or for alpha < 1 infinite
-        tail = 0.5 * (2.0 * from_end.masked_fill(~inside, 0.5)) ** self.alpha * inside
+        end_distances = torch.minimum(ranks, 1.0 - ranks)
+        inside = end_distances != 0  # without the mask, the slope at the end would be infinite for alpha < 1
+        tail = 0.5 * (2.0 * end_distances.masked_fill(~inside, 0.5)) ** self.alpha * inside
         return torch.where(low, tail, 1.0 - tail)
 
 
-def _standardised(embeddings: Tensor) -> Tensor:
-    """The rows (B, D) around 0, their largest entry 1: no rank changes, and squares neither overflow nor cancel."""
+def _standardise(embeddings: Tensor) -> Tensor:
+    """Shift and scale the embeddings (B, D) to mean 0 and largest entry 1, so that their squares are accurate.
+
+    The ranks of the distances don't change.
+    """
     rows = embeddings - embeddings.detach().mean(dim=0)
     scale = rows.detach().abs().max()
     return rows / torch.where(scale == 0, 1.0, scale)
 
 
-def _decisive_ranks(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranks (2, B) of the farthest positive and of the nearest negative among all others, and who has both (B,)."""
-    chosen, ranked = _extremes(rows, positives, negatives)
+def _extreme_ranks(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute r (2, B) of each row's farthest positive and nearest negative, and tell which rows have both (B,)."""
+    chosen, has_both = _choose_extremes(rows, positives, negatives)
     extremes: Tensor = _ChosenDistances.apply(rows, chosen)
     smallest, largest = extremes.amin(dim=0), extremes.amax(dim=0)
     spread = largest - smallest
-    # equal distances differ by their rounding, and rounding has no order
+    # Distances that differ by rounding errors alone are equal.
     alike = spread <= 16 * torch.finfo(spread.dtype).eps * largest
-    return ((extremes[:2] - smallest) / spread.masked_fill(alike, 1.0)).masked_fill(alike, 0.0), ranked
+    return ((extremes[:2] - smallest) / spread.masked_fill(alike, 1.0)).masked_fill(alike, 0.0), has_both
 
 
 @torch.no_grad()
-def _extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's farthest positive, nearest negative, nearest positive and farthest negative (4, B); who has both (B,).
+def _choose_extremes(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose each row's farthest positive, nearest negative, nearest positive and farthest negative.
 
-    One matrix product finds them; only those four of a row are then measured, from the difference itself, which
-    is exact for near duplicates and spares the gradient of the product.
+    The distances are compared by one matrix product. Only the chosen ones are then computed from differences, which
+    is exact for near duplicates and needs no gradient of the product.
+
+    Returns:
+        Indices of the chosen rows (4, B), and which rows have both positives and negatives (B,) bool.
     """
     squares = rows.square().sum(dim=1)
     squared = squares[:, None] + squares - 2.0 * rows @ rows.T
-    # at least 1 and rising with the distance, and the reverse; multiplied, as filling by a mask is slower
+    # ``far`` rises with the distance and ``near`` falls. Both are at least 1, so that multiplying by a 0/1 mask
+    # excludes entries; filling by a mask would be slower.
     far = squared - squared.min() + 1.0
     near = far.max() - far + 1.0
     positive, negative = positives.to(rows.dtype), negatives.to(rows.dtype)
-    found = [weights.max(dim=1) for weights in (far * positive, near * negative, near * positive, far * negative)]
-    return torch.stack([indices for _, indices in found]), (found[0].values > 0) & (found[1].values > 0)
+    maxima = [weights.max(dim=1) for weights in (far * positive, near * negative, near * positive, far * negative)]
+    return torch.stack([indices for _, indices in maxima]), (maxima[0].values > 0) & (maxima[1].values > 0)
 
 
 class _ChosenDistances(torch.autograd.Function):
-    """Distances (K, B) of rows (B, D) to the rows chosen (K, B); autograd alone would make six more (K, B, D)."""
+    """Computes the distances (K, B) of rows (B, D) to chosen rows (K, B).
+
+    The gradient is written out because autograd would allocate six more tensors (K, B, D).
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, chosen: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where the proxies of losses begin."""
+"""Initial values for the proxies of losses."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,9 +11,14 @@ from dml.ops.errors import InputError
 
 
 def proxy_sets(loss: nn.Module, level: int = 0) -> Iterator[tuple[int, Tensor]]:
-    """(the level, its proxies (C, D)) of each part of a loss that learns one proxy of each class of a level.
+    """Find the proxies in a loss and in its terms: yield (level of the classes, proxies (C, D)).
 
-    The proxies are views: what is written to them in place the loss compares with.
+    Only parts of the loss that learn exactly one proxy of each class are found. Writing to the proxies in place
+    changes the loss.
+
+    >>> from dml.losses.happier import ClusterLoss
+    >>> [(level, proxies.shape) for level, proxies in proxy_sets(AtLevel(ClusterLoss(3, 2), level=1))]
+    [(1, torch.Size([3, 2]))]
     """
     if isinstance(loss, AtLevel):
         yield from proxy_sets(loss.loss, loss.level)
@@ -24,30 +29,40 @@ def proxy_sets(loss: nn.Module, level: int = 0) -> Iterator[tuple[int, Tensor]]:
             yield from proxy_sets(part, level)
 
 
-def check_beginning(begin: str | None, losses: Iterable[nn.Module]) -> None:
-    """Makes sure that proxies can begin there: at "class_means", or None for where the losses draw them.
+def check_beginning(choice: str | None, losses: Iterable[nn.Module]) -> None:
+    """Check a choice of initial proxies: "class_means", or None to keep the losses' random ones.
+
+    >>> from dml.losses.happier import ClusterLoss
+    >>> check_beginning("class_means", [ClusterLoss(3, 2)])
 
     Raises:
-        InputError: for anything else, or a loss without proxies.
+        InputError: if the choice is another one, or if class means are chosen for a loss without proxies.
     """
-    if begin not in (None, "class_means"):
-        raise InputError(f"proxies={begin}: class_means, or null for where the loss draws them")
+    if choice not in (None, "class_means"):
+        raise InputError(f"proxies={choice}: must be class_means, or null to keep the random proxies of the loss")
     for loss in losses:
-        if begin and not list(proxy_sets(loss)):
-            raise InputError(f"proxies={begin}: {type(loss).__name__} doesn't learn one proxy of each class; null")
+        if choice and not list(proxy_sets(loss)):
+            name = type(loss).__name__
+            raise InputError(f"proxies={choice}: {name} doesn't learn one proxy of each class; use proxies=null")
 
 
 @torch.no_grad()
 def begin_at_class_means(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> None:
-    """Turns each proxy of a loss to the mean of its class's L2-normalised embeddings.
+    """Turn each proxy of a loss in the direction of the mean L2-normalised embedding of the class.
 
-    It keeps its length, and so how fast its direction changes at a learning rate. Without any embedding of its
-    class, or with embeddings that cancel out, it stays as it is.
+    A proxy keeps its length, because its length determines how fast its direction changes at a given learning rate.
+    A proxy doesn't change if its class has no embeddings, or if they add up to 0.
+
+    >>> from dml.losses.happier import ClusterLoss
+    >>> loss = ClusterLoss(num_classes=2, embedding_dim=2)
+    >>> begin_at_class_means(loss, torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[0], [1]]))
+    >>> F.normalize(loss.proxies.detach()).round().tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
 
     Args:
-        loss: of any kind; one without proxies isn't changed.
-        embeddings: (N, D), of the training images.
-        labels: (N, L), their classes.
+        loss: any loss; a loss without proxies doesn't change.
+        embeddings: (N, D) embeddings of the training images.
+        labels: (N, L) labels of the training images.
     """
     unit = F.normalize(embeddings, dim=1)
     for level, proxies in proxy_sets(loss):

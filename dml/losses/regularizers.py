@@ -4,12 +4,16 @@ import torch
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
+from dml.ops.training_protocols import EmbeddingBank
 
 
 def embedding_norm(embeddings: Tensor) -> Tensor:
-    """Eq. 3.7 of the thesis on local neighborhood sampling: mean Euclidean norm. embeddings (B, D) -> scalar.
+    """Compute the mean Euclidean norm of embeddings (B, D) -> scalar.
 
-    The gradient at an embedding of 0 is 0.
+    This is Eq. 3.7 of the thesis on local neighborhood sampling. The gradient at an embedding of 0 is 0.
+
+    >>> embedding_norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).item()
+    3.0
     """
     wide = torch.promote_types(embeddings.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(embeddings.to(wide), dim=1)
@@ -17,40 +21,66 @@ def embedding_norm(embeddings: Tensor) -> Tensor:
 
 
 def embedding_drift(embeddings: Tensor, stored: Tensor) -> Tensor:
-    """Eq. 3.6: mean Euclidean distance from the same images' earlier embeddings. (B, D), (B, D) -> scalar."""
+    """Compute the mean Euclidean distance of images' embeddings from their stored ones. (B, D), (B, D) -> scalar
+
+    This is Eq. 3.6 of the thesis on local neighborhood sampling. The stored embeddings get no gradient.
+
+    >>> embedding_drift(torch.tensor([[3.0, 4.0]]), stored=torch.tensor([[3.0, 2.0]])).item()
+    2.0
+
+    Raises:
+        InputError: if the shapes differ.
+    """
     if embeddings.shape != stored.shape:
-        raise InputError(f"stored embeddings: {tuple(stored.shape)}, current embeddings: {tuple(embeddings.shape)}")
+        raise InputError(
+            f"stored embeddings: {tuple(stored.shape)}, current embeddings: {tuple(embeddings.shape)}; "
+            "their shapes must be equal"
+        )
     wide = torch.promote_types(embeddings.dtype, torch.float32)
     return embedding_norm(embeddings.to(wide) - stored.detach().to(wide))
 
 
 class EmbeddingNorm(nn.Module):
-    """`embedding_norm` as a term of a `WeightedSum`; the thesis weights it with gamma = 0.02 (3.6.3)."""
+    """The loss `embedding_norm`, to be a term of a `WeightedSum`; the thesis sets its weight to 0.02 (3.6.3).
 
-    def __init__(self) -> None:  # without it the signature is nn.Module's *args, **kwargs
+    >>> EmbeddingNorm()(torch.tensor([[3.0, 4.0]]), labels=torch.tensor([0])).item()
+    5.0
+    """
+
+    def __init__(self) -> None:  # otherwise the signature is nn.Module's *args, **kwargs
         super().__init__()
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG002
-        """embeddings (B, D), labels of any shape, unused -> scalar."""
+        """Compute the mean norm of embeddings (B, D) -> scalar; the labels aren't used."""
         return embedding_norm(embeddings)
 
 
 class EmbeddingDrift(nn.Module):
-    """`embedding_drift` as a term of a `WeightedSum`; the thesis weights it with lambda = 0.3 (3.6.3).
+    """The loss `embedding_drift`, to be a term of a `WeightedSum`; the thesis sets its weight to 0.3 (3.6.3).
 
-    The stored embeddings are those of the local neighborhood sampler. Whoever makes them sets ``stored`` (N, D), on
-    any device, a row an image of the training table, again on resuming: they are no part of the checkpoint here.
-    Before that, while the sampler has none either, the term is 0.
+    The stored embeddings (N, D) are those of the embedding bank, which the local neighborhood sampler uses too: one row
+    for each image of the training table. They aren't saved with the loss. Until they are set the loss is 0.
+
+    >>> loss = EmbeddingDrift()
+    >>> loss.set_embedding_bank(EmbeddingBank(torch.tensor([[0.0, 0.0], [3.0, 2.0]])))
+    >>> loss(torch.tensor([[3.0, 4.0]]), labels=torch.tensor([0]), indices=torch.tensor([1])).item()
+    2.0
     """
 
     needs_indices: ClassVar[bool] = True
+    num_bank_neighbors: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.stored = torch.empty(0, 0)  # no buffer: DistributedDataParallel would send it to every process each step
+        # A buffer would be sent to every process in each step by DistributedDataParallel.
+        self.stored = torch.empty(0, 0)
+
+    def set_embedding_bank(self, bank: EmbeddingBank) -> None:
+        """Measure the drift from the embeddings of this bank; see `UsesEmbeddingBank`."""
+        self.stored = bank.embeddings
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """embeddings (B, D), labels of any shape, unused, rows (B,) of ``stored`` -> scalar.
+        """Compute the mean drift of embeddings (B, D) from ``stored[indices]`` -> scalar; the labels aren't used.
 
         Raises:
             InputError: if there are stored embeddings but no indices.

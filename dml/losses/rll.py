@@ -13,26 +13,33 @@ from dml.ops.reductions import masked_softmax
 class RankedListLoss(nn.Module):
     r"""Ranked List Loss (Wang et al., 2019 and 2021), Eq. 8-14.
 
-    Each embedding in turn is the query; of the others, its gallery, those that violate the margin count::
+    Each embedding in turn is the query i, and the others are its gallery. Those that violate the margin count::
 
         P* = {positives: d_ij > alpha - m},  N* = {negatives: d_ij < alpha}
         L_P(i) = sum_P* w_ij (d_ij - (alpha - m)) / sum_P* w_ij,  w_ij = exp(T_p (d_ij - (alpha - m)))
         L_N(i) = sum_N* w_ij (alpha - d_ij) / sum_N* w_ij,        w_ij = exp(T_n (alpha - d_ij))
         L = 1/N sum_i (1 - lambda) L_P(i) + lambda L_N(i)
 
-    The embeddings are L2-normalised here and d_ij are Euclidean distances, from 0 to 2. Weights carry no
+    The embeddings are L2-normalised here, and d_ij are their Euclidean distances, from 0 to 2. The weights carry no
     gradient, and neither does the gallery: "only f(x_i) is updated" (3.2.4).
 
-    Departures: the normalised weights are a softmax, so no temperature overflows. A query without positives
-    (the paper has none) has no list to rank and adds 0.
+    Departures: the weights are normalised by a softmax, so that large temperatures don't overflow. A query without
+    positives adds 0; the paper has none.
+
+    >>> import torch
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> round(RankedListLoss()(embeddings, torch.tensor([0, 0, 1])).item(), 3)
+    0.051
 
     Args:
-        alpha: distance that negatives are pushed beyond; None is RLL-Simpler's 1 + margin / 2 (3.4).
-        margin: m; positives are pulled within alpha - m, the diameter of a class's hypersphere.
-        negative_temperature: T_n; 0 weights all violating negatives alike, a large one takes the hardest.
-        positive_temperature: T_p.
-        negative_weight: lambda.
-        detach_gallery: False lets the gradient reach both ends of a pair.
+        alpha: distance that negatives are pushed beyond; None is 1 + margin / 2, as in RLL-Simpler (3.4).
+        margin: distance between positives and negatives, m; positives are pulled within alpha - m.
+        negative_temperature: T_n; with 0 all violating negatives weigh the same, and the larger it is the more the
+            nearest ones weigh.
+        positive_temperature: T_p; with 0 all violating positives weigh the same, and the larger it is the more the
+            farthest ones weigh.
+        negative_weight: weight of the negatives, lambda, from 0 to 1; the positives have weight 1 - lambda.
+        detach_gallery: whether the gradient reaches the query alone; False lets it reach both embeddings of a pair.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -48,7 +55,7 @@ class RankedListLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not 0.0 <= negative_weight <= 1.0:
-            raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 is between 0 and 1")
+            raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 must be between 0 and 1")
         self.alpha = 1.0 + margin / 2.0 if alpha is None else alpha
         self.margin = margin
         self.negative_temperature = negative_temperature
@@ -58,7 +65,7 @@ class RankedListLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         queries = F.normalize(embeddings, dim=1)
         gallery = queries.detach() if self.detach_gallery else queries
         distances = unit_distances(queries, gallery)
@@ -73,7 +80,16 @@ class RankedListLoss(nn.Module):
 
 
 def _weighted_mean(violations: Tensor, pairs: Tensor, temperature: float) -> Tensor:
-    """Eq. 11 and 12: the violations (B, B) > 0 among ``pairs``, weighted by exp(temperature x violation) -> (B,)."""
+    """Compute Eq. 11 or 12: each query's violations > 0, averaged with weights exp(temperature x violation).
+
+    Args:
+        violations: (B, B) violations of each query by each item.
+        pairs: (B, B) bool, which pairs count.
+        temperature: T_p or T_n.
+
+    Returns:
+        The weighted mean of each query (B,), 0 if there are no violations.
+    """
     violating = pairs & (violations > 0)
     weights = masked_softmax(temperature * violations.detach(), violating)
     return (weights * violations).sum(dim=1)

@@ -8,22 +8,28 @@ from dml.ops.precision import full_precision
 
 
 class CalibrationLoss(nn.Module):
-    r"""Calibration loss of ROADMAP (Ramzi et al., 2021), the half that isn't the smooth AP: absolute bounds of cosines.
+    r"""Calibration loss of ROADMAP (Ramzi et al., 2021): bounds the cosines of positive and of negative pairs.
 
     L = mean over violating positive pairs of (b+ - s_ij) + mean over violating negative pairs of (s_ij - b-)
 
-    A positive pair violates at s_ij < b+, a negative one at s_ij > b-; the embeddings are L2-normalised here.
+    s_ij is the cosine of a pair. A positive pair violates its bound if s_ij < b+, a negative pair if s_ij > b-. The
+    embeddings are L2-normalised here.
 
-    ROADMAP is this plus ``SmoothHierarchicalAPLoss`` at the finest level, where Hrank / rel is the rank among the
-    positives, with weights 1 + 1 (conf/loss/roadmap.yaml). Of the two, this project's sources state the bounds and
-    the weights only. That the mean is over the batch's pairs that violate, as in the release that these weights
-    are of, and that the smooth rank has HAPPIER's constants, are readings.
+    ROADMAP is the sum of this loss and of ``SmoothHierarchicalAPLoss`` at the finest level, both with weight 1
+    (conf/loss/roadmap.yaml). The sources of this project state the bounds and the weights alone. Two choices are
+    readings of them: the means are over the violating pairs of the batch, as in the authors' release, and the smooth
+    rank has the constants of HAPPIER.
 
-    Departure: a batch without positives adds 0, however near its negatives.
+    Departure: a batch without positives gives 0, however near its negatives are.
+
+    >>> import torch
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> round(CalibrationLoss()(embeddings, torch.tensor([0, 0, 1])).item(), 3)
+    0.1
 
     Args:
-        positive_bound: b+, the least cosine of a positive pair.
-        negative_bound: b-, the greatest of a negative pair.
+        positive_bound: least cosine of a positive pair without a penalty, b+.
+        negative_bound: greatest cosine of a negative pair without a penalty, b-.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -35,7 +41,7 @@ class CalibrationLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         unit = F.normalize(embeddings, dim=1)
         cosines = unit @ unit.T
         positives, negatives = pair_masks(finest(labels))
@@ -45,6 +51,6 @@ class CalibrationLoss(nn.Module):
 
 
 def _violating_mean(violations: Tensor, pairs: Tensor) -> Tensor:
-    """The mean of the violations (B, B) > 0 among ``pairs``; 0 if there are none."""
+    """Compute the mean of the violations (B, B) > 0 among ``pairs`` (B, B); 0 if there are none."""
     violating = pairs & (violations > 0)
     return (violations * violating).sum() / violating.sum().clamp(min=1)

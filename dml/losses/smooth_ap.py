@@ -12,20 +12,24 @@ from dml.ops.precision import full_precision
 class SmoothAPLoss(nn.Module):
     r"""Smooth-AP (Brown et al., 2020), Eq. 4-6.
 
-    Each embedding in turn is the query; P are the items of its class, itself included as in the release, and s
-    are cosines to the query::
+    Each embedding in turn is the query. P are the items of the query's class, with the query itself as in the
+    release, and s_i is the cosine of the query and item i::
 
         rank(i, S) = 1 + sum_{j in S, j != i} sigmoid((s_j - s_i) / temperature)
         L = mean over queries of 1 - 1/|P| sum_{i in P} rank(i, P) / rank(i, all)
 
     The embeddings are L2-normalised here.
 
-    Departures: classes may have different numbers of images. A query whose only positive is itself (the paper has
-    none) has nothing to rank and adds 0. The loss of pytorch-metric-learning 2.9 isn't used: it groups by the
-    number of images a class where it means the number of classes, and is right only where these are equal.
+    Departures: classes may have different numbers of images. A query whose only positive is itself adds 0; the paper
+    has no such query. The SmoothAPLoss of pytorch-metric-learning 2.9 isn't used, because it is right only if there
+    are as many classes as images of each class.
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
+    >>> round(SmoothAPLoss(temperature=0.1)(embeddings, torch.tensor([0, 1, 0, 1])).item(), 3)
+    0.309
 
     Args:
-        temperature: of the sigmoid.
+        temperature: divisor of the differences of cosines in the sigmoid.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -33,22 +37,22 @@ class SmoothAPLoss(nn.Module):
     def __init__(self, temperature: float = 0.01) -> None:
         super().__init__()
         if temperature <= 0.0:
-            raise InputError(f"loss.temperature={temperature}: the sigmoid's temperature is above 0")
+            raise InputError(f"loss.temperature={temperature}: the temperature of the sigmoid must be above 0")
         self.temperature = temperature
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         unit, classes = F.normalize(embeddings, dim=1), finest(labels)
         similarities = unit @ unit.T
         same = classes[:, None] == classes
         count = same.sum(dim=1)
-        # the items of the query's class only, as padded columns: (B, P, B) gaps rather than (B, B, B)
+        # Only items of the query's class are ranked, as padded columns: (B, P, B) gaps instead of (B, B, B).
         items = same.long().argsort(dim=1, descending=True, stable=True)[:, : int(count.max())]
         inside = same.gather(1, items)
         gaps = similarities[:, None, :] - similarities.gather(1, items)[:, :, None]
         before = torch.sigmoid(gaps / self.temperature)
-        # an item counts as 1/2 before itself
+        # The sums include the item itself, which counts sigmoid(0) = 1/2; with 0.5 that is the 1 of the formula.
         rank = 0.5 + before.sum(dim=2)
         rank_of_positives = 0.5 + (before * same[:, None, :]).sum(dim=2)
         precision = (inside * rank_of_positives / rank).sum(dim=1) / count

@@ -8,14 +8,20 @@ from dml.ops.precision import full_precision
 
 
 class SoftmaxLoss(nn.Module):
-    r"""Softmax cross entropy of a linear classifier of the embeddings, as they are: the plain baseline.
+    r"""Softmax cross entropy of a linear classifier of the embeddings, the simplest baseline.
 
-    L = -log(exp(w_y . v + b_y) / sum_z exp(w_z . v + b_z)), averaged over the batch. Unlike ``normalized_softmax``
-    neither embeddings v nor weights w are L2-normalised. The classifier begins as a linear layer of PyTorch's does.
+    L = -log(exp(w_y . v + b_y) / sum_z exp(w_z . v + b_z)), averaged over the batch. Neither the embeddings v nor the
+    weights w are L2-normalised; ``conf/loss/normalized_softmax.yaml`` normalises both. The classifier has PyTorch's
+    initial weights of a linear layer.
+
+    >>> import torch
+    >>> loss = SoftmaxLoss(num_classes=3, embedding_dim=2)
+    >>> loss(torch.eye(2), torch.tensor([0, 2])).shape
+    torch.Size([])
 
     Args:
-        num_classes: C, of the finest level.
-        embedding_dim: D.
+        num_classes: number of classes of the finest level, C.
+        embedding_dim: size of an embedding, D.
     """
 
     needs_positives: ClassVar[bool] = False
@@ -26,6 +32,6 @@ class SoftmaxLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())
         return F.cross_entropy(F.linear(embeddings, weight, bias), finest(labels))

@@ -9,21 +9,26 @@ from dml.ops.precision import full_precision
 
 
 class TripletSemihardLoss(nn.Module):
-    r"""TensorFlow contrib's ``triplet_semihard_loss``, with which NRA (Schall et al., 2019) compares in Table I.
+    r"""Triplet loss with semi-hard negatives: TensorFlow contrib's ``triplet_semihard_loss``.
 
-    D are squared Euclidean distances. Each ordered positive pair (i, j) has one negative, the nearest one of those
-    farther away than j, or else the farthest of all::
+    NRA (Schall et al., 2019) compares with this loss in Table I. D_ij are squared Euclidean distances. Each ordered
+    positive pair (i, j) has one negative n: the nearest negative that is farther from i than j is, or the farthest
+    negative if there is none::
 
-        D_in = min {D_ik : k negative of i, D_ik > D_ij}, or max {D_ik : k negative of i} where there is none
+        D_in = min {D_ik : k negative of i, D_ik > D_ij}, or max {D_ik : k negative of i} if that set is empty
         L = 1/P sum_{(i, j)} max(0, margin + D_ij - D_in)          P: the number of positive pairs
 
-    Pairs whose term is 0 count in P. The embeddings are not L2-normalised here.
+    P includes pairs whose term is 0. The embeddings are not L2-normalised here.
 
-    Departures: a batch without positive pairs is worth 0, where TensorFlow divides 0 by 0. An anchor without
-    negatives adds 0; TensorFlow takes the anchor itself for its farthest negative.
+    Departures: a batch without positive pairs gives 0, where TensorFlow divides 0 by 0. An anchor without negatives
+    adds 0; TensorFlow takes the anchor itself as the farthest negative.
+
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> round(TripletSemihardLoss()(embeddings, torch.tensor([0, 0, 1])).item(), 3)
+    0.3
 
     Args:
-        margin: least difference between the squared distances of the negative and of the positive.
+        margin: difference of the squared distances D_in - D_ij from which a triplet adds 0.
     """
 
     needs_positives: ClassVar[bool] = True
@@ -34,17 +39,18 @@ class TripletSemihardLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """embeddings (B, D), labels (B,) or (B, L) -> scalar."""
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
         positives, negatives = pair_masks(finest(labels))
-        # without a matrix product: equal distances stay equal, and which negative is chosen depends on it
+        # A matrix product would round equal distances to different values, which changes the choice of negatives.
         distances = torch.cdist(embeddings, embeddings, compute_mode="donot_use_mm_for_euclid_dist").square()
-        chosen = distances.masked_fill(~negatives, torch.inf).gather(1, _negatives(distances.detach(), negatives))
-        terms = F.relu(self.margin + distances - chosen)
+        chosen_indices = _choose_negatives(distances.detach(), negatives)
+        chosen_distances = distances.masked_fill(~negatives, torch.inf).gather(1, chosen_indices)
+        terms = F.relu(self.margin + distances - chosen_distances)
         return torch.where(positives, terms, 0.0).sum() / positives.sum().clamp(min=1)
 
 
-def _negatives(distances: Tensor, negatives: Tensor) -> Tensor:
-    """The negative of each pair (i, j) -> (B, B) indices; of an anchor without negatives any index."""
+def _choose_negatives(distances: Tensor, negatives: Tensor) -> Tensor:
+    """Choose the negative of each pair (i, j) -> indices (B, B), arbitrary for an anchor without negatives."""
     ascending, order = distances.masked_fill(~negatives, torch.inf).sort(dim=1)
     beyond = torch.searchsorted(ascending, distances.contiguous(), right=True)
     farthest = negatives.sum(dim=1, keepdim=True) - 1

@@ -1,7 +1,8 @@
-"""Metrics of a ranking whose items are relevant to the query or not: one value a query.
+"""Metrics of rankings whose items are either relevant to the query or not. Each gives one value for each query.
 
-All take the ranks of each query's positives in the ranking, from 1 for the nearest item, rising; the rest of a shorter
-row is infinity. An item that isn't in the ranking, such as the query itself, has no rank.
+All metrics take ``ranks`` (Q, P): the ranks of each query's positives in ascending order, where the nearest item has
+rank 1. Rows with fewer than P positives end with infinity. An item that isn't ranked, such as the query itself, must
+not be counted in the ranks. `positive_ranks` computes ``ranks``.
 """
 
 import torch
@@ -9,58 +10,94 @@ from torch import Tensor
 
 
 def positive_ranks(relevant: Tensor) -> Tensor:
-    """Rankings, nearest first -> the ranks of the relevant items. (Q, N) bool -> (Q, P), P the most of any query"""
-    places = torch.arange(1, relevant.shape[1] + 1, dtype=torch.float64, device=relevant.device)
-    most = int(relevant.sum(dim=1).max()) if len(relevant) else 0
-    return torch.where(relevant, places, torch.inf).sort(dim=1).values[:, :most].contiguous()
+    """Compute the ranks of the relevant items of each ranking.
+
+    >>> positive_ranks(torch.tensor([[True, False, True], [False, True, False]])).tolist()
+    [[1.0, 3.0], [2.0, inf]]
+
+    Args:
+        relevant: (Q, N) bool, whether each item is relevant, nearest item first.
+
+    Returns:
+        Ranks (Q, P) float64 in ascending order, padded with infinity; P is the largest number of relevant items.
+    """
+    all_ranks = torch.arange(1, relevant.shape[1] + 1, dtype=torch.float64, device=relevant.device)
+    largest_count = int(relevant.sum(dim=1).max()) if len(relevant) else 0
+    return torch.where(relevant, all_ranks, torch.inf).sort(dim=1).values[:, :largest_count].contiguous()
 
 
-def number_of(ranks: Tensor) -> Tensor:
-    """How many positives each query has. (Q, P) -> (Q,) int64"""
+def count_positives(ranks: Tensor) -> Tensor:
+    """Count the positives of each query. (Q, P) -> (Q,) int64
+
+    >>> count_positives(torch.tensor([[1.0, 3.0], [2.0, torch.inf]])).tolist()
+    [2, 1]
+    """
     return torch.searchsorted(ranks, ranks.new_full((len(ranks), 1), torch.inf)).squeeze(1)
 
 
 def recall_at_k(ranks: Tensor, k: int) -> Tensor:
-    """1 if any of the k nearest is a positive (hit rate). (Q, P) -> (Q,) float64
+    """Tell whether any of the k nearest items is a positive (hit rate): 1 or 0. (Q, P) -> (Q,) float64
 
-    A query without positives scores 0: leave it out of the mean.
+    A query without positives gives 0; exclude it from the mean.
+
+    >>> recall_at_k(torch.tensor([[1.0, 3.0], [2.0, torch.inf]]), k=1).tolist()
+    [1.0, 0.0]
     """
     return (ranks[:, :1] <= k).any(dim=1).double()
 
 
 def average_precision(ranks: Tensor) -> Tensor:
-    """The mean over the positives of the precision at their ranks. (Q, P) -> (Q,) float64
+    """Compute average precision over the whole ranking. (Q, P) -> (Q,) float64
 
-    AP = 1 / R sum_k k / rank(k), k the k-th nearest of the R positives, over the whole ranking. A query without
+    AP = 1 / R sum_k k / rank(k), where rank(k) is the rank of the k-th nearest of the R positives. A query without
     positives gives NaN.
+
+    >>> average_precision(torch.tensor([[1.0, 4.0], [2.0, torch.inf]])).tolist()
+    [0.75, 0.5]
     """
-    return _precisions(ranks).sum(dim=1) / number_of(ranks)
+    return _precisions(ranks).sum(dim=1) / count_positives(ranks)
 
 
 def map_at_r(ranks: Tensor) -> Tensor:
-    """`average_precision` in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
+    """Compute average precision in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
 
-    MAP@R of "A Metric Learning Reality Check" (Musgrave et al., 2020). A query without positives gives NaN.
+    R is the number of positives. The mean of the values is MAP@R of "A Metric Learning Reality Check" (Musgrave et
+    al., 2020). A query without positives gives NaN.
+
+    >>> map_at_r(torch.tensor([[1.0, 4.0], [1.0, 2.0]])).tolist()
+    [0.5, 1.0]
     """
-    number = number_of(ranks)
-    inside = up_to(ranks, number)
-    return (_precisions(inside) * (inside <= number[:, None])).sum(dim=1) / number
+    counts = count_positives(ranks)
+    first_ranks = trim_ranks(ranks, counts)
+    return (_precisions(first_ranks) * (first_ranks <= counts[:, None])).sum(dim=1) / counts
 
 
 def r_precision(ranks: Tensor) -> Tensor:
-    """The share of the R positives that are among the R nearest items. (Q, P) -> (Q,) float64
+    """Compute the share of a query's R positives that are among the R nearest items. (Q, P) -> (Q,) float64
 
     A query without positives gives NaN.
+
+    >>> r_precision(torch.tensor([[1.0, 4.0], [1.0, 2.0]])).tolist()
+    [0.5, 1.0]
     """
-    number = number_of(ranks)
-    return (up_to(ranks, number) <= number[:, None]).sum(dim=1).double() / number
+    counts = count_positives(ranks)
+    return (trim_ranks(ranks, counts) <= counts[:, None]).sum(dim=1).double() / counts
 
 
-def up_to(ranks: Tensor, last: Tensor) -> Tensor:
-    """The columns with ranks up to the `last` of any query. (Q, P), (Q,) -> (Q, P')"""
+def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:
+    """Drop the columns in which every rank is beyond the last rank of its query that counts. (Q, P) -> (Q, P')
+
+    >>> trim_ranks(torch.tensor([[1.0, 2.0, 9.0], [1.0, 3.0, 4.0]]), last=torch.tensor([3, 3])).tolist()
+    [[1.0, 2.0], [1.0, 3.0]]
+
+    Args:
+        ranks: (Q, P) ranks in ascending order.
+        last: (Q,) last rank that counts for each query.
+    """
     columns = torch.searchsorted(ranks, last.double()[:, None], right=True)
     return ranks[:, : int(columns.max()) if len(ranks) else 0]
 
 
 def _precisions(ranks: Tensor) -> Tensor:
+    """Compute the precision at the rank of each positive. (Q, P) -> (Q, P) float64"""
     return torch.arange(1, ranks.shape[1] + 1, dtype=torch.float64, device=ranks.device) / ranks

@@ -12,20 +12,41 @@ Average = Literal["arithmetic", "geometric"]
 
 
 def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic") -> float:
-    """(N,), (N,) -> I(A; Y) / mean(H(A), H(Y)), in [0, 1]; 1 if both are a single group.
+    """Compute normalised mutual information I(A; Y) / mean(H(A), H(Y)), between 0 and 1.
 
-    LNS Eq. 3.9 is the arithmetic mean, its Eq. 2.31 the geometric.
+    The thesis on local neighborhood sampling has the arithmetic mean in Eq. 3.9 and the geometric mean in Eq. 2.31.
+
+    >>> round(nmi(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])), 3)
+    0.344
+
+    Args:
+        assignment: (N,) cluster of each item, A.
+        labels: (N,) class of each item, Y.
+        average: mean of the two entropies.
+
+    Returns:
+        The value, 1 if there is only one cluster and only one class.
     """
-    return float(normalized_mutual_info_score(_ids(labels), _ids(assignment), average_method=average))
+    return float(normalized_mutual_info_score(_to_numpy(labels), _to_numpy(assignment), average_method=average))
 
 
 def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic") -> float:
-    """(N,), (N,) -> (I - E[I]) / (mean(H(A), H(Y)) - E[I]): NMI corrected for what chance gives these sizes.
+    """Compute adjusted mutual information (I - E[I]) / (mean(H(A), H(Y)) - E[I]), which is 0 on average by chance.
 
-    E[I] is the mean over all partitions with the sizes of these two, exactly (Vinh et al., 2010). 1 if the
-    partitions are the same, 0 if only one of them is a single group.
+    E[I] is the exact mean of I over all partitions with the same group sizes (Vinh et al., 2010).
+
+    >>> round(ami(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])), 3)
+    0.571
+
+    Args:
+        assignment: (N,) cluster of each item, A.
+        labels: (N,) class of each item, Y.
+        average: mean of the two entropies.
+
+    Returns:
+        The value, 1 if clusters and classes are the same partition, 0 if just one of them has a single group.
     """
-    table = contingency_matrix(_ids(labels), _ids(assignment), sparse=True, dtype=np.int64)
+    table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
     classes, clusters = (np.asarray(table.sum(axis=axis)).ravel() for axis in (1, 0))
     if _is_permutation(table):
         return 1.0
@@ -38,51 +59,64 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
 
 
 def pair_f1(assignment: Partition, labels: Partition) -> float:
-    """(N,), (N,) -> F1 over pairs of items: those in one cluster are retrieved, those of one class relevant.
+    """Compute F1 over pairs of items, where pairs in one cluster are retrieved and pairs of one class are relevant.
 
-    1 if neither has a pair: all items alone, twice, is the same partition.
+    >>> pair_f1(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1]))
+    0.4
+
+    Args:
+        assignment: (N,) cluster of each item.
+        labels: (N,) class of each item.
+
+    Returns:
+        The value, 1 if every cluster and every class has one item alone.
     """
-    table = contingency_matrix(_ids(labels), _ids(assignment), sparse=True, dtype=np.int64)
-    # sums of n^2 are ordered pairs plus the N pairs of an item with itself; int64 holds them up to N = 3e9
-    both = int((table.data**2).sum()) - int(table.sum())
-    one_class = int((np.asarray(table.sum(axis=1)) ** 2).sum()) - int(table.sum())
-    one_cluster = int((np.asarray(table.sum(axis=0)) ** 2).sum()) - int(table.sum())
-    return 2 * both / (one_class + one_cluster) if one_class + one_cluster else 1.0
+    table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
+    # Sums of n^2 count ordered pairs and the N pairs of an item with itself; int64 holds them up to N = 3e9.
+    in_both = int((table.data**2).sum()) - int(table.sum())
+    in_class = int((np.asarray(table.sum(axis=1)) ** 2).sum()) - int(table.sum())
+    in_cluster = int((np.asarray(table.sum(axis=0)) ** 2).sum()) - int(table.sum())
+    return 2 * in_both / (in_class + in_cluster) if in_class + in_cluster else 1.0
 
 
 def _expected_information(classes: npt.NDArray[np.int64], clusters: npt.NDArray[np.int64]) -> float:
-    """E[I] of two random partitions of N items into groups of these sizes, in nats.
+    """Compute E[I] of two random partitions of N items into groups of the given sizes, in nats.
 
-    Groups of a and b items share n with the hypergeometric probability P(n) = C(a, n) C(N - a, b - n) / C(N, b), and
-    then add n/N log(N n / (a b)). Equal sizes add the same, so each pair of sizes is summed once: thousands of
-    classes have tens of sizes.
+    A class of a items and a cluster of b items have n items in common with the hypergeometric probability
+    P(n) = C(a, n) C(N - a, b - n) / C(N, b), and then add n/N log(N n / (a b)). Groups of equal sizes add the same
+    value. Each pair of sizes is therefore computed once: thousands of classes have only tens of different sizes.
     """
     total = int(classes.sum())
-    # log n! of 0 to N
-    factorial = torch.lgamma(torch.arange(1, total + 2, dtype=torch.float64)).numpy()
+    log_factorials = torch.lgamma(torch.arange(1, total + 2, dtype=torch.float64)).numpy()  # log n! for n from 0 to N
     expected = 0.0
-    for a, classes_of_a in zip(*np.unique(classes, return_counts=True), strict=True):
-        for b, clusters_of_b in zip(*np.unique(clusters, return_counts=True), strict=True):
+    for a, num_classes in zip(*np.unique(classes, return_counts=True), strict=True):
+        for b, num_clusters in zip(*np.unique(clusters, return_counts=True), strict=True):
             n = np.arange(max(1, a + b - total), min(a, b) + 1)
             log_probability = (
-                factorial[[a, b, total - a, total - b]].sum()
-                - factorial[total]
-                - (factorial[n] + factorial[a - n] + factorial[b - n] + factorial[total - a - b + n])
+                log_factorials[[a, b, total - a, total - b]].sum()
+                - log_factorials[total]
+                - (
+                    log_factorials[n]
+                    + log_factorials[a - n]
+                    + log_factorials[b - n]
+                    + log_factorials[total - a - b + n]
+                )
             )
             information = n / total * np.log(total * n / (float(a) * b))
-            expected += classes_of_a * clusters_of_b * float(np.exp(log_probability) @ information)
+            expected += num_classes * num_clusters * float(np.exp(log_probability) @ information)
     return expected
 
 
 def _entropy(sizes: npt.NDArray[np.int64]) -> float:
+    """Compute the entropy of a partition with these group sizes, in nats."""
     shares = sizes / sizes.sum()
     return float(-(shares * np.log(shares)).sum())
 
 
 def _is_permutation(table: Any) -> bool:
-    """Whether the two partitions are the same: every class meets one cluster, and every cluster one class."""
+    """Tell whether two partitions are the same: every class overlaps with one cluster, every cluster with one class."""
     return bool(table.nnz == table.shape[0] == table.shape[1])
 
 
-def _ids(partition: Partition) -> npt.NDArray[Any]:
+def _to_numpy(partition: Partition) -> npt.NDArray[Any]:
     return partition.detach().cpu().numpy() if isinstance(partition, Tensor) else np.asarray(partition)

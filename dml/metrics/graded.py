@@ -1,9 +1,9 @@
-"""Metrics of a ranking whose items share levels of the label hierarchy with the query: one value a query.
+"""Metrics of rankings by the number of label levels that items share with the query. Each gives one value a query.
 
-All take `ranks`: a tensor (Q, P) for each number of levels from 1 to L, with the ranks of the items that share just as
-many with the query, from 1 for the nearest item of all, rising; the rest of a shorter row is infinity. So items are
-told apart by level, never by their relevance, which two levels may have in common. Items that share nothing count by
-the ranks that they take. A query without positives gives NaN.
+An item that shares exactly l of the L levels of the label hierarchy with the query is "of level l". All metrics take
+``ranks``, a list of L tensors. The tensor ranks[l - 1] (Q, P) holds the ranks of the items of level l in ascending
+order, where the nearest item of all has rank 1; rows with fewer than P items end with infinity. P differs between
+levels. Items of level 0 aren't listed, but they take up ranks. A query with no item of a level above 0 gives NaN.
 """
 
 from collections.abc import Sequence
@@ -12,88 +12,107 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from dml.metrics.binary import number_of, up_to
+from dml.metrics.binary import count_positives, trim_ranks
 
 
-def numbers_of(ranks: Sequence[Tensor]) -> Tensor:
-    """abs(Omega(l)): how many items share exactly l levels. -> (Q, L + 1) int64, 0 for l = 0"""
-    counts = [number_of(own) for own in ranks]
+def count_by_level(ranks: Sequence[Tensor]) -> Tensor:
+    """Count the items of each level; level 0 gets 0. L of (Q, P) -> (Q, L + 1) int64
+
+    >>> count_by_level([torch.tensor([[2.0, 4.0]]), torch.tensor([[1.0]])]).tolist()
+    [[0, 2, 1]]
+    """
+    counts = [count_positives(level_ranks) for level_ranks in ranks]
     return torch.stack([torch.zeros_like(counts[0]), *counts], dim=1)
 
 
 def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
-    """Hierarchical average precision (HAPPIER, Eq. 3). L of (Q, P), (Q, L + 1) -> (Q,) float64
+    """Compute hierarchical average precision (HAPPIER, Eq. 3). L of (Q, P), (Q, L + 1) -> (Q,) float64
 
-    H-AP = sum_k Hrank(k) / rank(k) / sum_k rel(k), with Hrank(k) = sum of min(rel(j), rel(k)) over k and the items j
-    before it.
+    H-AP = sum_k Hrank(k) / rank(k) / sum_k rel(k), where Hrank(k) is the sum of min(rel(j), rel(k)) over item k and
+    the items j ranked before it.
+
+    >>> ranks = [torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)]
+    >>> h_ap(ranks, torch.tensor([[0.0, 0.5, 1.0]], dtype=torch.float64)).tolist()
+    [1.0]
 
     Args:
-        ranks: of each level's items.
-        relevance: float64, that of the query's items at each level, 0 at level 0 (`dml.ops.relevance`).
+        ranks: ranks (Q, P) of the items of each level from 1 to L.
+        relevance: (Q, L + 1) float64, relevance of an item of each level, 0 for level 0 (`dml.ops.relevance`).
     """
     gained = torch.zeros_like(relevance[:, 0])
-    for level, own in enumerate(ranks, 1):
-        gained += relevance[:, level] * (_places(own) / own).sum(dim=1)
-    inverse = [_sums(own.reciprocal()) for own in ranks]
+    for level, level_ranks in enumerate(ranks, 1):
+        gained += relevance[:, level] * (_one_to_n(level_ranks) / level_ranks).sum(dim=1)
+    inverse = [_partial_sums(level_ranks.reciprocal()) for level_ranks in ranks]
     for pair in combinations(range(len(ranks)), 2):
         few, many = sorted(pair, key=lambda level: ranks[level].shape[1])
         shared = relevance[:, few + 1].minimum(relevance[:, many + 1])
         before = torch.searchsorted(ranks[many], ranks[few])
-        gained += shared * (before / ranks[few]).sum(dim=1)  # the many before each of the few
+        # Count the items of the level with many items that are ranked before each item of the level with few.
+        gained += shared * (before / ranks[few]).sum(dim=1)
         behind = inverse[many][:, -1:] - inverse[many].gather(1, before)
-        gained += shared * behind.sum(dim=1)  # each of the few is before the many behind it
-    return gained / (relevance * numbers_of(ranks)).sum(dim=1)
+        # Count each item of the level with few items in Hrank of the items of the other level that are behind it.
+        gained += shared * behind.sum(dim=1)
+    return gained / (relevance * count_by_level(ranks)).sum(dim=1)
 
 
 def ndcg(ranks: Sequence[Tensor]) -> Tensor:
-    """Normalised discounted cumulative gain over the whole ranking. L of (Q, P) -> (Q,) float64
+    """Compute normalised discounted cumulative gain over the whole ranking. L of (Q, P) -> (Q,) float64
 
-    The gain is 2^level - 1, the discount log2(1 + rank), and the ideal ranking is by falling level.
+    The gain of an item is 2^level - 1, and its discount is log2(1 + rank). In the ideal ranking the levels descend.
+
+    >>> ranks = [torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)]
+    >>> ndcg(ranks).round(decimals=3).tolist()
+    [0.797]
     """
-    counts = numbers_of(ranks)
-    discounts = _sums(_discounts(_places(*ranks))).expand(len(counts), -1)
-    ideal_places = counts.flip(1).cumsum(dim=1).flip(1)  # of level l and more: the first ones
+    counts = count_by_level(ranks)
+    discounts = _partial_sums(_discounts(_one_to_n(*ranks))).expand(len(counts), -1)
+    # The ideal ranking begins with the items of level l and above, for each l.
+    at_least_counts = counts.flip(1).cumsum(dim=1).flip(1)
     gained, ideal = torch.zeros_like(discounts[:, 0]), torch.zeros_like(discounts[:, 0])
-    for level, own in enumerate(ranks, 1):
-        gained += (2**level - 1) * _discounts(own).sum(dim=1)
-        # an item gains 2^(l - 1) for each level l up to its own
-        ideal += 2 ** (level - 1) * discounts.gather(1, ideal_places[:, level, None]).squeeze(1)
+    for level, level_ranks in enumerate(ranks, 1):
+        gained += (2**level - 1) * _discounts(level_ranks).sum(dim=1)
+        # The gain 2^level - 1 is the sum of 2^(l - 1) over all levels l from 1 to the item's level.
+        ideal += 2 ** (level - 1) * discounts.gather(1, at_least_counts[:, level, None]).squeeze(1)
     return gained / ideal
 
 
 def asi(ranks: Sequence[Tensor]) -> Tensor:
-    """Average set intersection. L of (Q, P) -> (Q,) float64
+    """Compute average set intersection (DyML, Sun et al., 2021). L of (Q, P) -> (Q,) float64
 
-    ASI = 1/R sum over n from 1 to R of 1/n sum_l min(items of level l in the top n, those in the ideal top n), for
-    the R items that share a level; the ideal ranking is by falling level (DyML, Sun et al., 2021).
+    ASI = 1/R sum over n from 1 to R of 1/n sum_l min(number of items of level l in the top n, the same number in the
+    ideal top n). R is the number of items of level 1 and above. In the ideal ranking the levels descend.
 
-    The k-th nearest item of level l enters that minimum at n = max(its rank, its rank in the ideal ranking), and
-    counts 1/n from there on.
+    The k-th nearest item of level l is counted by that minimum from n = max(rank, ideal rank) on, and adds 1/n for
+    each such n up to R.
+
+    >>> asi([torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)]).tolist()
+    [0.5]
     """
-    counts = numbers_of(ranks)
-    harmonic = _sums(_places(*ranks).reciprocal()).expand(len(counts), -1)
+    counts = count_by_level(ranks)
+    harmonic = _partial_sums(_one_to_n(*ranks).reciprocal()).expand(len(counts), -1)
     positives, better = counts.sum(dim=1, keepdim=True), torch.zeros_like(counts[:, :1])
     gained = torch.zeros_like(harmonic[:, :1])
     for level in range(len(ranks), 0, -1):
-        own = up_to(ranks[level - 1], positives.squeeze(1))  # those behind the R nearest count nothing
-        missed = own.maximum(better + _places(own)).sub_(1).minimum(positives.double()).long()
+        level_ranks = trim_ranks(ranks[level - 1], positives.squeeze(1))  # items behind the R nearest add nothing
+        missed = level_ranks.maximum(better + _one_to_n(level_ranks)).sub_(1).minimum(positives.double()).long()
         gained += (harmonic.gather(1, positives) - harmonic.gather(1, missed)).sum(dim=1, keepdim=True)
         better = better + counts[:, level, None]
     return (gained / positives).squeeze(1)
 
 
-def _places(*ranks: Tensor) -> Tensor:
-    """1, 2, ... to as many as the tensors have columns together."""
-    most = sum(own.shape[1] for own in ranks)
-    return torch.arange(1, most + 1, dtype=torch.float64, device=ranks[0].device)
+def _one_to_n(*ranks: Tensor) -> Tensor:
+    """Return 1, 2, ..., n as float64, where n is the number of columns of all tensors together."""
+    num_columns = sum(level_ranks.shape[1] for level_ranks in ranks)
+    return torch.arange(1, num_columns + 1, dtype=torch.float64, device=ranks[0].device)
 
 
 def _discounts(ranks: Tensor) -> Tensor:
+    """Compute the factor 1 / log2(1 + rank) of each rank."""
     return (1 + ranks).log2_().reciprocal_()
 
 
-def _sums(values: Tensor) -> Tensor:
-    """The sums of the first 0, 1, ..., N values. (..., N) -> (..., N + 1)"""
+def _partial_sums(values: Tensor) -> Tensor:
+    """Compute the sums of the first 0, 1, ..., N values. (..., N) -> (..., N + 1)"""
     sums = values.new_empty(*values.shape[:-1], values.shape[-1] + 1)
     sums[..., 0] = 0
     torch.cumsum(values, dim=-1, out=sums[..., 1:])

@@ -2,6 +2,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +17,36 @@ FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
     True: "all",
     False: None,
 }
-"""The values of `Backbone`'s ``freeze_batchnorm`` and what each means."""
+"""Meaning of each value that `Backbone` accepts for ``freeze_batchnorm``."""
 
 
 class Backbone(nn.Module):
-    """A network without its classifier, whose maps can be tapped at named depths.
+    """A network without its classifier, which can also return the outputs (maps) of chosen submodules.
 
-    It takes the loader's pixels as they are and brings them to the range that its weights were trained on, so
-    that weights and preprocessing cannot disagree.
+    A backbone takes pixel values from 0 to 255 and normalises them as its pretrained weights expect. Preprocessing is
+    thereby part of the network and always fits its weights.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 4, kernel_size=3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> backbone = Backbone(network, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    >>> backbone.tap({"H": "0"})
+    >>> features, maps = backbone(torch.zeros(2, 3, 8, 8))
+    >>> features.shape, maps["H"].shape
+    (torch.Size([2, 4]), torch.Size([2, 4, 6, 6]))
 
     Args:
-        network: maps images (B, 3, H, W) to pooled features (B, F).
-        mean, std: of each channel, in the units of ``scale`` and in the order of ``channels``.
-        scale: pixel values 0-255 are divided by it first: 255 for PyTorch's weights, 1 for Caffe's.
-        channels: "rgb" or "bgr", the order that the weights expect.
-        freeze_batchnorm: what batch normalisation keeps: "statistics" (running mean and variance stay, scale and shift
-            are trained), "all" (scale and shift stay too), or None (everything is trained). True and False, which
-            runs of earlier versions stored, mean "all" and None.
-        channels_last: memory format; halves the time of a step on CPU.
+        network: module from images (B, 3, H, W) to pooled features (B, F).
+        mean: mean of each channel's pixel values after division by ``scale``, in the order of ``channels``.
+        std: standard deviation of each channel's pixel values after division by ``scale``.
+        scale: number that pixel values are divided by first: 255 for PyTorch's weights, 1 for Caffe's.
+        channels: order of the channels that the weights expect, "rgb" or "bgr".
+        freeze_batchnorm: part of batch normalisation that isn't trained: "statistics" (running mean and variance),
+            "all" (scale and shift as well), or None. True means "all" and False means None; runs of earlier versions
+            stored these.
+        channels_last: whether images are stored channels last in memory, which halves the time of a step on CPU.
         stages: names of the submodules that end the network's stages, shallowest first.
+
+    Raises:
+        InputError: if ``channels`` or ``freeze_batchnorm`` has another value.
     """
 
     mean: Tensor
@@ -54,7 +66,7 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         if channels not in ("rgb", "bgr"):
-            raise InputError(f"backbone channels={channels!r}: rgb or bgr")
+            raise InputError(f"backbone channels={channels!r}: must be rgb or bgr")
         if freeze_batchnorm not in [*FREEZE_BATCHNORM]:
             raise InputError(f"model.backbone.freeze_batchnorm={freeze_batchnorm}: must be statistics, all or null")
         self.network = network
@@ -64,7 +76,7 @@ class Backbone(nn.Module):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", scale * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
-        self._tapped: dict[str, Tensor] = {}
+        self._tapped_maps: dict[str, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
         self.to(memory_format=self.memory_format)
         if self.freeze_batchnorm == "all":
@@ -73,10 +85,13 @@ class Backbone(nn.Module):
         self.train()
 
     def tap(self, taps: Mapping[str, str]) -> None:
-        """Makes `forward` return the outputs of the named submodules, and no others: ``{"H": "layer4"}``.
+        """Choose the submodules whose outputs `forward` returns, such as ``{"H": "layer4"}``.
+
+        Args:
+            taps: path of the submodule by the name under which `forward` returns its output.
 
         Raises:
-            InputError: if the network has no such submodule.
+            InputError: if the network has no submodule of that path.
         """
         while self._hooks:
             self._hooks.pop().remove()
@@ -85,21 +100,31 @@ class Backbone(nn.Module):
             if path not in modules:
                 nearest = get_close_matches(path, modules, n=5, cutoff=0.3) or [*modules][-5:]
                 raise InputError(f"model.taps.{name}={path}: no such module; nearest: {', '.join(nearest)}")
-            self._hooks.append(modules[path].register_forward_hook(partial(self._keep, name)))
+            self._hooks.append(modules[path].register_forward_hook(partial(self._store_map, name)))
 
-    def _keep(self, name: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._tapped[name] = _as_map(output, self.network)
+    def fit_image_size(self, image_size: int) -> bool:
+        """Fit a transformer of timm, which is made for images of one size, to another, and return whether it can be.
+
+        timm resamples the position embeddings.
+        """
+        set_input_size: Any = getattr(self.network, "set_input_size", None)
+        if set_input_size is not None:
+            set_input_size(img_size=image_size)
+        return set_input_size is not None
+
+    def _store_map(self, name: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._tapped_maps[name] = _to_map(output, self.network)
 
     def forward(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """images (B, 3, H, W) RGB, 0-255 -> pooled features (B, F), tapped maps {name: (B, C, h, w)}."""
+        """Compute pooled features (B, F) and the tapped maps {name: (B, C, h, w)} of RGB images (B, 3, H, W), 0-255."""
         pixels = images.flip(1) if self.channels == "bgr" else images
         pixels = ((pixels - self.mean) / self.std).contiguous(memory_format=self.memory_format)
         features = self.network(pixels)
-        maps, self._tapped = self._tapped, {}
+        maps, self._tapped_maps = self._tapped_maps, {}
         return features, maps
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Keep frozen batch normalisation in evaluation mode, in which it uses its running statistics."""
+        """Set the training mode, but let frozen batch normalisation use its running statistics."""
         super().train(mode)
         if self.freeze_batchnorm:
             for module in _batchnorms(self.network):
@@ -111,12 +136,13 @@ def _batchnorms(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
-def _as_map(output: Tensor, network: nn.Module) -> Tensor:
-    """Brings a module's output to (B, C, h, w): convolutions give that, transformers tokens or channels last."""
-    if output.ndim == 3:  # (B, class tokens + N, C)
+def _to_map(output: Tensor, network: nn.Module) -> Tensor:
+    """Convert the output of a module to (B, C, h, w); a transformer's output is (B, N, C) or (B, h, w, C)."""
+    if output.ndim == 3:  # (B, prefix tokens + N, C)
         patches = output[:, getattr(network, "num_prefix_tokens", 0) :]
         count = patches.shape[1]
-        side = isqrt(count) if isqrt(count) ** 2 == count else count  # the grid of a square image's patches
+        # The patches of a square image form a square grid; other numbers of patches become a single column.
+        side = isqrt(count) if isqrt(count) ** 2 == count else count
         return patches.transpose(1, 2).reshape(len(output), -1, side, count // side)
     if getattr(network, "output_fmt", "NCHW") == "NHWC":
         return output.permute(0, 3, 1, 2)

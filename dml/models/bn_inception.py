@@ -6,25 +6,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Layers = dict[str, nn.Module]
-"""Modules by the names they are registered under, in the order they run."""
+"""Modules by the names under which they are registered, in the order in which they run."""
 
 
 class Inception(NamedTuple):
-    """A block as a row of the paper's Figure 5: its branches' channels, those of the weights file."""
+    """Numbers of channels of an Inception block's branches, as in the paper's Figure 5 and in the weights file.
+
+    >>> INCEPTIONS[0].name, INCEPTIONS[0].width(192)
+    ('inception_3a', 256)
+
+    Args:
+        name: name of the block, with which its modules' names begin.
+        single: channels of the 1x1 branch; 0 if there is no such branch.
+        triple: channels of the 3x3 branch: of the reduction, of the convolution.
+        double: channels of the branch of two 3x3 convolutions: of the reduction, of both convolutions.
+        pool: kind of the pool branch, "avg" or "max".
+        projection: channels of the 1x1 convolution after the pool; with 0 there is none, and the block halves the map.
+    """
 
     name: str
-    single: int  # the 1x1 branch; 0 if there is none
-    triple: tuple[int, int]  # the 3x3 branch: reduction, convolution
-    double: tuple[int, int]  # the branch of two 3x3 convolutions: reduction, both convolutions
-    pool: str  # avg or max
-    projection: int  # the 1x1 convolution after the pool; 0 passes the pool through and halves the map
+    single: int
+    triple: tuple[int, int]
+    double: tuple[int, int]
+    pool: str
+    projection: int
 
     def width(self, channels: int) -> int:
-        """Channels of the block's output, given those of its input."""
+        """Compute the number of channels of the block's output from that of its input."""
         return self.single + self.triple[1] + self.double[1] + (self.projection or channels)
 
     def branches(self, channels: int) -> list[Layers]:
-        """The branches on a map of so many channels, in the order in which they are concatenated."""
+        """Build the branches for inputs with this number of channels, in the order of their concatenation."""
         name, stride = self.name, 1 if self.projection else 2
         single = _convolution(f"{name}_1x1", channels, self.single, kernel=1) if self.single else {}
         triple = {
@@ -59,15 +71,22 @@ INCEPTIONS = (
 class BNInception(nn.Module):
     """BN-Inception (Ioffe and Szegedy, "Batch Normalization", 2015, Figure 5), also called GoogLeNet V2.
 
-    Its weights are in the file ``bn_inception-52deb4733.pth``, a conversion from Caffe named by PyPI's
-    ``pretrainedmodels`` 0.7.4, whose flat keys are kept so that the file loads with ``strict=True``. They
-    expect BGR pixels from 0 to 255 minus the mean 104/117/128, which the caller sees to.
+    The pretrained weights are in the file ``bn_inception-52deb4733.pth``, converted from Caffe and published with the
+    PyPI package ``pretrainedmodels`` 0.7.4. The submodules have the flat names of that package, so that the file
+    loads with ``strict=True``. The weights expect BGR pixels from 0 to 255 minus the mean 104/117/128; the caller has
+    to subtract it.
 
-    Each block's output can be tapped: the submodules ``inception_3a_output`` to ``inception_5b_output``. Of
-    224 x 224 pixels 3c is (B, 576, 14, 14), 4e is (B, 1056, 7, 7) and 5b is (B, 1024, 7, 7).
+    The submodules ``inception_3a_output`` to ``inception_5b_output`` can be tapped for the outputs of the blocks. For
+    images of 224 x 224 pixels the output of 3c is (B, 576, 14, 14), of 4e (B, 1056, 7, 7) and of 5b (B, 1024, 7, 7).
 
-    Departures from ``pretrainedmodels``: the last pool takes maps of any size, and images whose maps have odd
-    sides, 240 x 240 among them, don't fail (see `HalvingMaxPool`). ``num_classes=0`` has no classifier.
+    Departures from ``pretrainedmodels``: the last pool takes maps of any size, and images of any size work, such as
+    240 x 240 pixels, where some maps have odd sides (see `HalvingMaxPool`).
+
+    >>> BNInception(num_classes=0).eval()(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 1024])
+
+    Args:
+        num_classes: number of logits; 0 leaves out the classifier.
     """
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -93,7 +112,7 @@ class BNInception(nn.Module):
         return maps
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W), in the range above -> logits (B, num_classes), or pooled features (B, 1024)."""
+        """Compute logits (B, num_classes) of images (B, 3, H, W), or pooled features (B, 1024) without a classifier."""
         maps = self._run(self._stem, images)
         for name, branches in self._branches.items():
             outputs = [self._run(branch, maps) for branch in branches]
@@ -103,30 +122,37 @@ class BNInception(nn.Module):
 
 
 class Concatenate(nn.Module):
-    """Joins branches' outputs; a module, so that a forward hook can tap a block."""
+    """Concatenates the outputs of branches; it is a module so that a forward hook can tap the block.
+
+    >>> Concatenate()(torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 4, 4)).shape
+    torch.Size([1, 5, 4, 4])
+    """
 
     def forward(self, *branches: Tensor) -> Tensor:
-        """(B, C_i, H, W) each -> (B, sum of C_i, H, W)."""
+        """Concatenate maps (B, C_i, H, W) by channels -> (B, sum of C_i, H, W)."""
         return torch.cat(branches, dim=1)
 
 
 class HalvingMaxPool(nn.Module):
-    """Max pool 3, stride 2 of maps that are nowhere negative, such as a ReLU's: side n gives ceil(n / 2).
+    """Max pool of width 3 and stride 2 for maps without negative values: side n becomes ceil(n / 2).
 
-    On even sides that is Caffe's pool in ceil mode. On odd ones Caffe's ends a window earlier than the padded
-    convolutions beside it in the block, whose outputs then couldn't be concatenated.
+    For even sides this is Caffe's pool in ceil mode. For odd sides Caffe's pool gives one row less than the padded
+    convolutions of the same block, so that the outputs couldn't be concatenated.
+
+    >>> HalvingMaxPool()(torch.zeros(1, 2, 7, 8)).shape
+    torch.Size([1, 2, 4, 4])
     """
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C, ceil(H / 2), ceil(W / 2))."""
+        """Pool maps (B, C, H, W) -> (B, C, ceil(H / 2), ceil(W / 2))."""
         height, width = maps.shape[-2:]
         if height % 2 or width % 2:
-            maps = F.pad(maps, (0, width % 2, 0, height % 2))  # zeros: no window's maximum changes
+            maps = F.pad(maps, (0, width % 2, 0, height % 2))  # zeros change no maximum
         return F.max_pool2d(maps, kernel_size=3, stride=2, ceil_mode=True)
 
 
 def _stem() -> Layers:
-    """Images (B, 3, H, W) -> (B, 192, ~H / 8, ~W / 8)."""
+    """Build the layers before the first block: images (B, 3, H, W) -> (B, 192, ~H / 8, ~W / 8)."""
     return {
         **_convolution("conv1_7x7_s2", 3, 64, kernel=7, stride=2),
         "pool1_3x3_s2": nn.MaxPool2d(3, stride=2, ceil_mode=True),
@@ -137,7 +163,7 @@ def _stem() -> Layers:
 
 
 def _convolution(name: str, channels: int, width: int, *, kernel: int, stride: int = 1) -> Layers:
-    """Convolution, batch normalisation, ReLU; the bias, which the normalisation cancels, is in the file."""
+    """Build convolution, batch normalisation and ReLU; the needless bias is there because the weights file has it."""
     return {
         name: nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2),
         f"{name}_bn": nn.BatchNorm2d(width),
@@ -146,8 +172,9 @@ def _convolution(name: str, channels: int, width: int, *, kernel: int, stride: i
 
 
 def _pool(kind: str, stride: int) -> nn.Module:
+    """Build the pool of a block's pool branch; a stride of 2 is always a max pool."""
     if stride == 2:
         return HalvingMaxPool()
     if kind == "max":
         return nn.MaxPool2d(3, stride=1, padding=1)
-    return nn.AvgPool2d(3, stride=1, padding=1)  # the average counts the padding, as Caffe's does
+    return nn.AvgPool2d(3, stride=1, padding=1)  # like Caffe's, the mean includes the padding

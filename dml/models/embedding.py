@@ -8,25 +8,34 @@ from dml.models.backbone import Backbone
 from dml.ops.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
+"""Builds a head from the shape (C, h, w) of a tapped map and the size of the embedding."""
 
 
 class EmbeddingModel(nn.Module):
-    """A backbone with embedding heads at some of its depths (RLL's L, M and H).
+    """A backbone with one or more embedding heads on maps of different depths, such as RLL's L, M and H.
+
+    >>> from dml.models.heads import PoolHead
+    >>> from dml.models.small_cnn import small_cnn
+    >>> model = EmbeddingModel(
+    ...     small_cnn(), taps={"H": "pool2"}, head={"H": PoolHead}, heads=["H"], embed_dim=8, image_size=28
+    ... )
+    >>> model(torch.zeros(2, 3, 28, 28))["H"].shape
+    torch.Size([2, 8])
 
     Args:
-        backbone: the network to tap.
-        taps: for each head that can be had the name of the submodule whose output it embeds; None takes the
-            network's last three stages as L, M and H.
-        head: for each of them what builds it from the map's shape (C, h, w) and the embedding's size.
-        heads: the heads in use, a subset of ``taps``.
-        embed_dim: size of each head's embedding: one number for all, or one a head.
-        image_size: side of the images in pixels, from which the maps' shapes follow.
-        normalize: L2-normalise the embeddings in training as well; at test they always are.
-        concatenation: at test, "normalized" concatenates L2-normalised embeddings, each head weighing the same;
-            "raw" concatenates them first and normalises once, as RLL's release did.
+        backbone: network whose maps the heads embed.
+        taps: path of the tapped submodule for each available head; None taps the last three stages of the network for
+            heads L, M and H.
+        head: function for each available head that builds it from the map's shape (C, h, w) and the embedding size.
+        heads: names of the heads to use, from those in ``taps`` and ``head``.
+        embed_dim: size of the embeddings: one number for all heads, or one for each head by name.
+        image_size: side of the images in pixels, which determines the shapes of the maps.
+        normalize: whether to L2-normalise the embeddings in training too; in evaluation they always are.
+        concatenation: how evaluation concatenates the heads' embeddings. "normalized" L2-normalises each of them
+            first, so that all heads weigh the same; "raw" normalises the concatenation alone, as RLL's release does.
 
     Raises:
-        InputError: for a head or a tap that doesn't exist, or sizes that don't fit them.
+        InputError: if a head or a tapped submodule doesn't exist, or a size doesn't fit.
     """
 
     def __init__(
@@ -50,7 +59,7 @@ class EmbeddingModel(nn.Module):
         if unknown or not heads or len(set(heads)) < len(heads):
             raise InputError(f"model.heads={list(heads)}: choose among {', '.join(taps)}, each once")
         if concatenation not in ("normalized", "raw"):
-            raise InputError(f"model.concatenation={concatenation}: normalized or raw")
+            raise InputError(f"model.concatenation={concatenation}: must be normalized or raw")
         self.backbone = backbone
         self.normalize = normalize
         self.concatenation = concatenation
@@ -61,25 +70,51 @@ class EmbeddingModel(nn.Module):
 
     @torch.enable_grad()
     def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, tuple[int, int, int]]:
-        """The tapped maps' shapes; parameters that no tap depends on stop asking for gradients.
+        """Freeze the parameters that no tapped map depends on, and return the shapes of the maps.
 
-        DistributedDataParallel waits for ever for the gradient of a parameter behind the deepest tap.
+        Otherwise DistributedDataParallel would wait forever for the gradients of those parameters.
+
+        Raises:
+            InputError: if a tapped submodule doesn't output a map.
         """
         self.backbone.eval()
-        _, maps = self.backbone(torch.zeros(1, 3, image_size, image_size))
+        maps = self._embed_blank(image_size)
         for name, path in taps.items():
             if name not in maps or maps[name].ndim != 4:
-                raise InputError(f"model.taps.{name}={path}: this module gives no map (B, C, h, w) to embed")
+                raise InputError(
+                    f"model.taps.{name}={path}: this module's output isn't a map (B, C, h, w); tap another one"
+                )
         parameters = [p for p in self.backbone.parameters() if p.requires_grad]
-        total = torch.stack([tapped.sum() for tapped in maps.values()]).sum()
+        total = torch.stack([tapped_map.sum() for tapped_map in maps.values()]).sum()
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
         self.backbone.train()
         return {name: (tapped.shape[1], tapped.shape[2], tapped.shape[3]) for name, tapped in maps.items()}
 
+    def _embed_blank(self, image_size: int) -> dict[str, Tensor]:
+        """Compute the maps of a black image; a transformer made for another size is fitted to this one.
+
+        Raises:
+            InputError: if the network can't take images of this size.
+        """
+        image = torch.zeros(1, 3, image_size, image_size)
+        try:
+            try:
+                maps: dict[str, Tensor] = self.backbone(image)[1]
+            except (AssertionError, RuntimeError):
+                if not self.backbone.fit_image_size(image_size):
+                    raise
+                maps = self.backbone(image)[1]
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"transform.size={image_size}: {type(self.backbone.network).__name__} can't take images of this size "
+                f"({' '.join(str(error).split())})"
+            ) from error
+        return maps
+
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """images (B, 3, H, W) RGB, 0-255 -> each head's embeddings (B, D), float32, for the losses."""
+        """Compute each head's embeddings (B, D) float32 for the losses from RGB images (B, 3, H, W), 0-255."""
         _, maps = self.backbone(images)
         embeddings = {name: head(maps[name]).float() for name, head in self.heads.items()}
         if self.normalize:
@@ -87,25 +122,26 @@ class EmbeddingModel(nn.Module):
         return embeddings
 
     @property
-    def roles(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters by what optimizers tell apart: "backbone" and "heads"."""
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the parameters of the groups "backbone" and "heads", for which an optimizer may set learning rates."""
         return {"backbone": list(self.backbone.parameters()), "heads": list(self.heads.parameters())}
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-        """Each head's embeddings (B, D) -> the L2-normalised test embeddings (B, sum of D)."""
+        """Concatenate the embeddings (B, D) of all heads to L2-normalised embeddings (B, sum of D) for evaluation."""
         parts = list(embeddings.values())
         if self.concatenation == "normalized":
             parts = [F.normalize(part, dim=1) for part in parts]
         return F.normalize(torch.cat(parts, dim=1), dim=1)
 
     def raw_features(self, images: Tensor) -> Tensor:
-        """The backbone's own pooled features (B, F), which no head has seen."""
+        """Compute the pooled features (B, F) of the backbone, without any head, of images (B, 3, H, W)."""
         features: Tensor = self.backbone(images)[0].flatten(1).float()
         return features
 
 
 def _embed_dim(embed_dim: int | Mapping[str, int], name: str) -> int:
+    """Return the embedding size of the named head, or raise InputError if it isn't a positive integer."""
     size = embed_dim.get(name) if isinstance(embed_dim, Mapping) else embed_dim
     if not isinstance(size, int) or size < 1:
-        raise InputError(f"model.embed_dim={embed_dim}: head {name} needs a size of at least 1")
+        raise InputError(f"model.embed_dim={embed_dim}: head {name} needs an integer size of at least 1")
     return size

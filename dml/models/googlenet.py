@@ -8,19 +8,24 @@ LAYERS = (
     *("inception5a", "inception5b"),
 )
 BRANCHES = {"inception4a": "aux1", "inception4d": "aux2"}
-"""The auxiliary branches by the layers that they begin at."""
+"""Auxiliary branch that begins at a layer, by the name of that layer."""
 
 BRANCH_WEIGHTS = ("aux1.", "aux2.")
+"""Prefixes of the weights of the auxiliary branches."""
+
 LAST_LAYERS = ("fc.", "aux1.fc2.", "aux2.fc2.")
-"""Prefixes of the weights of the 1000-class layers, which `BranchedGoogLeNet` lacks."""
+"""Prefixes of the weights of the 1000-class layers, which `BranchedGoogLeNet` doesn't have."""
 
 
 class BranchedGoogLeNet(GoogLeNet):  # type: ignore[misc]  # torchvision has no types
-    """torchvision's GoogLeNet with its two auxiliary branches, each without its last layer.
+    """GoogLeNet of torchvision with both auxiliary branches and without any 1000-class layer.
 
-    torchvision runs the branches in training alone; here they run in evaluation as well, so that "aux1" and "aux2" can
-    be tapped: their outputs (B, 1024, 1, 1) are the features that the branch's 1000-class layer took. Its dropout goes
-    with that layer.
+    torchvision runs the branches only in training; here they also run in evaluation, so that "aux1" and "aux2" can be
+    tapped. The output (B, 1024, 1, 1) of a branch is the input of the 1000-class layer in torchvision, without its
+    dropout.
+
+    >>> BranchedGoogLeNet().eval()(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 1024])
     """
 
     def __init__(self) -> None:
@@ -28,10 +33,10 @@ class BranchedGoogLeNet(GoogLeNet):  # type: ignore[misc]  # torchvision has no 
         self.fc = self.dropout = nn.Identity()
         for branch in (self.aux1, self.aux2):
             branch.dropout = nn.Identity()
-            branch.fc2 = nn.Unflatten(1, (1024, 1, 1))  # a map of one cell, which heads can embed
+            branch.fc2 = nn.Unflatten(1, (1024, 1, 1))  # heads embed maps, and this one has one cell
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> pooled features (B, 1024)."""
+        """Compute pooled features (B, 1024) of images (B, 3, H, W)."""
         maps = images
         for name in LAYERS:
             maps = self.get_submodule(name)(maps)
@@ -41,7 +46,7 @@ class BranchedGoogLeNet(GoogLeNet):  # type: ignore[misc]  # torchvision has no 
 
     @property
     def has_trained_branches(self) -> bool:
-        """Whether the branches' batch normalisation has seen images: the running means begin at 0."""
+        """Tell whether the branches were trained; otherwise the running means of batch normalisation are 0."""
         norms = [module for branch in (self.aux1, self.aux2) for module in branch.modules()]
         means = [norm.running_mean for norm in norms if isinstance(norm, nn.BatchNorm2d)]
         return all(mean is not None and bool(mean.any()) for mean in means)

@@ -5,32 +5,40 @@ from dml.ops.errors import InputError
 
 
 class PoolHead(nn.Module):
-    """Global average pool, then a linear layer without bias: RLL's head H.
+    """RLL's head H: a global average pool and a linear layer without bias.
+
+    >>> import torch
+    >>> PoolHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
+    torch.Size([2, 8])
 
     Args:
-        shape: (C, h, w) of the tapped map.
+        shape: shape (C, h, w) of the tapped map.
         embed_dim: size of the embedding.
-        dropout: of the pooled features, in training.
+        dropout: probability that a pooled feature is set to 0 in training.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
-            raise InputError(f"dropout={dropout}: 0 or more, below 1")
+            raise InputError(f"dropout={dropout}: must be 0 or more, below 1")
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Linear(shape[0], embed_dim, bias=False)
 
     def forward(self, tapped: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, embed_dim)."""
+        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
         embeddings: Tensor = self.embedding(self.dropout(tapped.mean(dim=(2, 3))))
         return embeddings
 
 
 class NormalizedPoolHead(nn.Module):
-    """Global average pool, a layer norm without parameters, then a linear layer: HAPPIER's head.
+    """HAPPIER's head: a global average pool, a layer norm without parameters, and a linear layer.
+
+    >>> import torch
+    >>> NormalizedPoolHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
+    torch.Size([2, 8])
 
     Args:
-        shape: (C, h, w) of the tapped map.
+        shape: shape (C, h, w) of the tapped map.
         embed_dim: size of the embedding.
     """
 
@@ -40,7 +48,7 @@ class NormalizedPoolHead(nn.Module):
         self.embedding = nn.Linear(shape[0], embed_dim)
 
     def forward(self, tapped: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, embed_dim)."""
+        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
         embeddings: Tensor = self.embedding(self.norm(tapped.mean(dim=(2, 3))))
         return embeddings
 
@@ -48,12 +56,21 @@ class NormalizedPoolHead(nn.Module):
 class AuxiliaryHead(nn.Module):
     """RLL's heads L and M, built like GoogLeNet's auxiliary classifiers.
 
-    Average pool, 1x1 convolution to 128 + BN + ReLU, linear to 1024 + BN + ReLU, linear.
+    The layers are an average pool, a 1x1 convolution to 128 channels with BN and ReLU, a linear layer to 1024 units
+    with BN and ReLU, and a linear layer.
+
+    >>> import torch
+    >>> AuxiliaryHead((16, 14, 14), embed_dim=8)(torch.zeros(2, 16, 14, 14)).shape
+    torch.Size([2, 8])
 
     Args:
-        shape: (C, h, w) of the tapped map. The linear layer fixes h and w: other image sizes need another head.
+        shape: shape (C, h, w) of the tapped map; the head works for this h and w alone.
         embed_dim: size of the embedding.
-        grid: average to grid x grid cells; None pools 5 x 5 with stride 3 and ceil mode, as the authors do.
+        grid: side of the grid that the map is averaged to; None pools 5 x 5 cells with stride 3 in ceil mode, as in
+            RLL.
+
+    Raises:
+        InputError: if ``grid`` is None and the map is smaller than 5 x 5.
     """
 
     def __init__(self, shape: tuple[int, int, int], embed_dim: int, grid: int | None = None) -> None:
@@ -67,13 +84,13 @@ class AuxiliaryHead(nn.Module):
         self.grid = grid
         self.reduction = nn.Conv2d(channels, 128, kernel_size=1, bias=False)
         self.reduction_norm = nn.BatchNorm2d(128)
-        cells = grid * grid if grid else _ceil_pooled(size[0]) * _ceil_pooled(size[1])
+        cells = grid * grid if grid else _pooled_size(size[0]) * _pooled_size(size[1])
         self.hidden = nn.Linear(128 * cells, 1024, bias=False)
         self.hidden_norm = nn.BatchNorm1d(1024)
         self.embedding = nn.Linear(1024, embed_dim)
 
     def forward(self, tapped: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, embed_dim)."""
+        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
         if self.grid:
             pooled = F.adaptive_avg_pool2d(tapped, self.grid)
         else:
@@ -84,6 +101,6 @@ class AuxiliaryHead(nn.Module):
         return embeddings
 
 
-def _ceil_pooled(size: int) -> int:
-    """Cells that a 5-wide pool of stride 3 in ceil mode leaves of ``size``."""
+def _pooled_size(size: int) -> int:
+    """Compute the side of a map after a pool of width 5 and stride 3 in ceil mode."""
     return -(-(size - 5) // 3) + 1

@@ -1,7 +1,11 @@
-"""The networks that a configuration can name; each function returns a `Backbone` without its classifier.
+"""Functions that build the networks a configuration can name; each returns a `Backbone` without a classifier.
 
-``weights`` is for all of them ``packaged`` (carried by an installed package), ``download`` (the library's own,
-cached by it), the path of a state_dict file, or None for random ones.
+Every function takes ``weights``, which is one of
+
+- ``packaged``: weights that an installed Python package contains,
+- ``download``: weights that timm or torchvision downloads and caches,
+- the path of a state_dict file,
+- None: random weights.
 """
 
 import logging
@@ -24,10 +28,18 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def timm_backbone(name: str, weights: str | None = None, **settings: Any) -> Backbone:
-    """Any timm model by name; ``settings`` go to `Backbone`.
+    """Build a timm model by name.
+
+    >>> timm_backbone("resnet18").stages
+    ('act1', 'layer1', 'layer2', 'layer3', 'layer4')
+
+    Args:
+        name: name of the model in timm.
+        weights: see the top of this module.
+        settings: arguments of `Backbone`, which replace those that timm states for the weights.
 
     Raises:
-        InputError: if timm has no such model, or the weights can't be had.
+        InputError: if timm has no such model, or the weights can't be loaded.
     """
     if not timm.is_model(name):
         nearest = get_close_matches(name, timm.list_models(), n=8, cutoff=0.0)
@@ -35,8 +47,8 @@ def timm_backbone(name: str, weights: str | None = None, **settings: Any) -> Bac
     try:
         network: Any = timm.create_model(name, pretrained=weights == "download")
     except OSError as error:
-        raise _no_network(name, error) from error
-    except RuntimeError as error:  # timm knows no such tag, or no weights of this model
+        raise _download_error(name, error) from error
+    except RuntimeError as error:  # timm has no such tag, or no weights for this model
         raise InputError(f"model.backbone.name={name}: {error}") from error
     config = network.pretrained_cfg
     classifier = config.get("classifier") or ()
@@ -48,19 +60,37 @@ def timm_backbone(name: str, weights: str | None = None, **settings: Any) -> Bac
 
 
 def resnet(name: str, weights: str | None = None, **settings: Any) -> Backbone:
-    """torchvision's ResNets, "resnet18" to "resnet152" (He et al., 2016); ``download`` takes IMAGENET1K_V1."""
+    """Build a ResNet of torchvision (He et al., 2016), such as "resnet50".
+
+    >>> import torch
+    >>> resnet("resnet18")(torch.zeros(2, 3, 32, 32))[0].shape
+    torch.Size([2, 512])
+
+    Args:
+        name: name of the model in torchvision.
+        weights: see the top of this module; ``download`` takes IMAGENET1K_V1.
+        settings: arguments of `Backbone`, which replace those of ImageNet's weights.
+
+    Raises:
+        InputError: if torchvision has no such ResNet, or the weights can't be loaded.
+    """
     network = _torchvision(name, weights)
     if not isinstance(network, torchvision.models.ResNet):
-        raise InputError(f"model.backbone.name={name}: not one of torchvision's ResNets, such as resnet50")
+        raise InputError(f"model.backbone.name={name}: must be one of torchvision's ResNets, such as resnet50")
     _load(network, name, weights, ignore=("fc.",))
     network.fc = nn.Identity()
     return Backbone(network, **{**IMAGENET, **settings})
 
 
 def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
-    """torchvision's GoogLeNet (Szegedy et al., 2015) without its auxiliary classifiers.
+    """Build torchvision's GoogLeNet (Szegedy et al., 2015) without the auxiliary classifiers.
 
-    Its weights come from TensorFlow and expect pixels from -1 to 1, so mean and standard deviation are 0.5.
+    torchvision's weights were converted from TensorFlow and expect pixels from -1 to 1. Mean and standard deviation
+    are therefore 0.5.
+
+    >>> import torch
+    >>> googlenet()(torch.zeros(2, 3, 32, 32))[0].shape
+    torch.Size([2, 1024])
     """
     options = {} if weights == "download" else {"aux_logits": False, "init_weights": False}
     network = _torchvision("googlenet", weights, transform_input=False, **options)
@@ -70,15 +100,22 @@ def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
 
 
 def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
-    """torchvision's GoogLeNet with its auxiliary branches, which "aux1" and "aux2" tap; see `BranchedGoogLeNet`.
+    """Build torchvision's GoogLeNet with both auxiliary branches, which can be tapped as "aux1" and "aux2".
 
-    A file's branches are loaded where it has them. Those of torchvision's own file, which ``download`` takes too, were
-    never trained: a warning says so, and they begin at random.
+    If a weights file contains the branches, they are loaded; otherwise they have random weights. torchvision's own
+    weights, which ``download`` gives too, contain no trained branches. Untrained branches cause a warning. See
+    `BranchedGoogLeNet`.
+
+    >>> import torch
+    >>> backbone = branched_googlenet()
+    >>> backbone.tap({"L": "aux1"})
+    >>> backbone(torch.zeros(2, 3, 32, 32))[1]["L"].shape
+    torch.Size([2, 1024, 1, 1])
     """
     network = BranchedGoogLeNet()
     if weights == "download":
-        whole = _torchvision("googlenet", weights, transform_input=False)
-        load_state_dict(network, whole.state_dict(), source="download", ignore=(*LAST_LAYERS, *BRANCH_WEIGHTS))
+        pretrained = _torchvision("googlenet", weights, transform_input=False)
+        load_state_dict(network, pretrained.state_dict(), source="download", ignore=(*LAST_LAYERS, *BRANCH_WEIGHTS))
     elif weights == "packaged":
         load_packaged(network, "googlenet")
     elif weights is not None:
@@ -86,14 +123,20 @@ def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
         load_file(network, weights, ignore=LAST_LAYERS if has_branches else (*LAST_LAYERS, *BRANCH_WEIGHTS))
     if weights is not None and not network.has_trained_branches:
         logger.warning(
-            "model.backbone.weights=%s: its auxiliary branches were never trained; heads L and M begin at random",
+            "model.backbone.weights=%s: the auxiliary branches of these weights were never trained; the branches that "
+            "heads L and M tap begin with random weights",
             weights,
         )
     return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
 
 
 def bn_inception(weights: str | None = None, **settings: Any) -> Backbone:
-    """BN-Inception, RLL's "GoogLeNet V2"; the usual weights file takes BGR pixels from 0 to 255."""
+    """Build BN-Inception, which RLL calls "GoogLeNet V2"; see `BNInception` for the weights file.
+
+    >>> import torch
+    >>> bn_inception()(torch.zeros(2, 3, 32, 32))[0].shape
+    torch.Size([2, 1024])
+    """
     if weights == "download":
         raise InputError(
             "model.backbone.weights=download: no library offers BN-Inception's weights; "
@@ -106,25 +149,27 @@ def bn_inception(weights: str | None = None, **settings: Any) -> Backbone:
 
 
 def _torchvision(name: str, weights: str | None, **options: Any) -> Any:
+    """Build a model of torchvision, with its weights if they are to be downloaded."""
     pretrained = "IMAGENET1K_V1" if weights == "download" else None
     try:
         return torchvision.models.get_model(name, weights=pretrained, **options)
     except OSError as error:
-        raise _no_network(name, error) from error
+        raise _download_error(name, error) from error
     except ValueError as error:
         raise InputError(f"model.backbone.name={name}: {error}") from error
 
 
 def _load(network: nn.Module, name: str, weights: str | None, ignore: tuple[str, ...]) -> None:
+    """Load packaged weights or those of a file; random and downloaded weights are in the network already."""
     if weights == "packaged":
         load_packaged(network, name)
     elif weights not in (None, "download"):
         load_file(network, str(weights), ignore=ignore)
 
 
-def _no_network(name: str, error: OSError) -> InputError:
+def _download_error(name: str, error: OSError) -> InputError:
     reason = str(error).splitlines()[0][:120]
     return InputError(
         f"model.backbone.weights=download: the weights of {name} could not be fetched ({reason}); "
-        "with no network give model.backbone.weights=/path/to/file.pth"
+        "without a connection use model.backbone.weights=/path/to/file.pth"
     )

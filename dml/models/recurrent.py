@@ -13,17 +13,21 @@ State = Literal["both_ends", "last_step"]
 
 
 class StackedLSTM(nn.Module):
-    """Bidirectional LSTM layers on one another, with dropout between them.
+    """A stack of bidirectional LSTM layers with dropout between the layers.
 
-    `nn.LSTM` with several layers is the same on a CPU, to the last bit. On a GPU its dropout is cuDNN's, which draws
-    from a state of its own that `torch.manual_seed` doesn't reach: a step's draw would depend on all steps before it.
-    Here the dropout is torch's.
+    On a CPU this is exactly `nn.LSTM` with several layers. On a GPU, `nn.LSTM` uses cuDNN's dropout, which
+    `torch.manual_seed` doesn't reach: each random draw would depend on all steps before. This class uses torch's
+    dropout, so that a resumed run repeats the draws.
+
+    >>> states, last = StackedLSTM(input_size=4, hidden_size=3)(torch.zeros(2, 5, 4))
+    >>> states.shape, last.shape
+    (torch.Size([2, 5, 6]), torch.Size([2, 2, 3]))
 
     Args:
-        input_size: D of the sequence's elements.
-        hidden_size: units of each direction of each layer.
-        layers: their number.
-        dropout: between two layers, in training.
+        input_size: size of an element of the sequences, D.
+        hidden_size: number of units of each direction of each layer, H.
+        layers: number of layers.
+        dropout: probability that an input of a layer after the first is set to 0 in training.
     """
 
     def __init__(self, input_size: int, hidden_size: int, layers: int = 2, dropout: float = 0.0) -> None:
@@ -33,7 +37,11 @@ class StackedLSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, D) -> the last layer's states (B, T, 2 H), and each direction's after its last step (2, B, H)."""
+        """Read sequences (B, T, D).
+
+        Returns:
+            The states of the last layer (B, T, 2 H), and the last state of each direction of that layer (2, B, H).
+        """
         states, last = sequences.transpose(0, 1), sequences.new_empty(0)
         for number, layer in enumerate(self.layers):
             states, (last, _) = layer(self.dropout(states) if number else states)
@@ -41,28 +49,35 @@ class StackedLSTM(nn.Module):
 
 
 class RecurrentEmbedding(nn.Module):
-    r"""An embedding read off its neighbourhood by a bidirectional LSTM (thesis on local neighborhood sampling, ch. 4).
+    r"""Refines an embedding by its neighbours' embeddings with a bidirectional LSTM.
 
-    f(x) is the centre's embedding by the current network, x^1, ..., x^K its nearest neighbours' embeddings, which
-    come from the stored table in training and inference alike. Two LSTM layers, `hidden_size` units in each
-    direction, read the sequence of Eq. 4.2, and Eq. 4.3 makes of their context h and the centre::
+    The source is the thesis on local neighborhood sampling, chapter 4. f(x) is the embedding of an image, the centre,
+    by the network in training. x^1, ..., x^K are the embeddings of its nearest neighbours, which come from the stored
+    table both in training and in inference. Two bidirectional LSTM layers read the sequence of Eq. 4.2. Eq. 4.3
+    computes the refined embedding g from a state h of the LSTM and f(x)::
 
         [f(x), x^1, ..., x^K]            the centre first, then its neighbours
         g = W [h; f(x)] + b
 
-    Which state h is. Section 4.2 asks for "the final hidden layer" of the encoder, which summarises the sequence, as
-    encoders and decoders commonly use it: "both_ends" takes each direction after its own last step, so that both
-    have read all. Eq. 4.3 writes h_{K+1}^(2), of the second layer at the sequence's last place: "last_step" takes
-    both directions there, of which the backward one has then read the last element alone.
+    The thesis describes h in two ways. Section 4.2 calls it "the final hidden layer" of the encoder, which summarises
+    the sequence: "both_ends" takes the last state of each direction, so that both directions have read the whole
+    sequence. Eq. 4.3 writes h_{K+1}^(2), the state of the second layer at the last element: "last_step" takes both
+    directions there, although the backward direction has then read only that element.
+
+    >>> g = RecurrentEmbedding(input_dim=4, output_dim=4, hidden_size=3)
+    >>> g(torch.zeros(2, 4), neighbours=torch.zeros(2, 5, 4)).shape
+    torch.Size([2, 4])
 
     Args:
-        input_dim: D of the centre and its neighbours.
-        output_dim: of g.
-        hidden_size: units of a direction; the thesis has 256 + 256.
-        dropout: between the two layers, in training.
-        order: of the neighbours; the centre is first in any case. "random" is the ablation without ordering
-            (Table 4.2).
-        state: "both_ends" or "last_step".
+        input_dim: size D of the embeddings of the centre and of its neighbours.
+        output_dim: size of the refined embedding g.
+        hidden_size: number of units of each direction; the thesis has 256.
+        dropout: probability that an input of the second layer is set to 0 in training.
+        order: order of the neighbours after the centre; "random" is the ablation of Table 4.2.
+        state: state h of the LSTM, "both_ends" or "last_step".
+
+    Raises:
+        InputError: if ``order`` or ``state`` has another value.
     """
 
     def __init__(
@@ -76,28 +91,32 @@ class RecurrentEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if order not in get_args(Order):
-            raise InputError(f"order={order}: one of {', '.join(get_args(Order))}")
+            raise InputError(f"order={order}: must be one of {', '.join(get_args(Order))}")
         if state not in get_args(State):
-            raise InputError(f"state={state}: one of {', '.join(get_args(State))}")
+            raise InputError(f"state={state}: must be one of {', '.join(get_args(State))}")
         self.order = order
         self.state = state
         self.lstm = StackedLSTM(input_dim, hidden_size, layers=2, dropout=dropout)
         self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
 
     def forward(self, centre: Tensor, neighbours: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """centre (B, D), its neighbours (B, K, D) nearest first -> (B, output_dim)
+        """Compute the refined embeddings g (B, output_dim).
 
-        A random order is drawn from the generator, for each row its own; the same seed draws the same again.
+        Args:
+            centre: (B, D) embeddings of the images.
+            neighbours: (B, K, D) embeddings of each image's neighbours, nearest first.
+            generator: source of the random order, which is drawn for each image; only needed with order="random".
 
-        Raises ValueError if the order is random and there is no generator.
+        Raises:
+            ValueError: if the order is random and there is no generator.
         """
-        sequence = torch.cat([centre[:, None], self._ordered(neighbours, generator)], dim=1)
+        sequence = torch.cat([centre[:, None], self._sort_neighbours(neighbours, generator)], dim=1)
         states, last = self.lstm(sequence)
         context = states[:, -1] if self.state == "last_step" else torch.cat([last[0], last[1]], dim=1)
         embeddings: Tensor = self.embedding(torch.cat([context, centre], dim=1))
         return embeddings
 
-    def _ordered(self, neighbours: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _sort_neighbours(self, neighbours: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.order == "nearest_first":
             return neighbours
         if self.order == "farthest_first":
@@ -109,16 +128,28 @@ class RecurrentEmbedding(nn.Module):
 
 
 class RecurrentModel(nn.Module):
-    """An embedding model whose embeddings are read off their neighbourhoods, for each head by its own LSTM.
+    """An embedding model with a `RecurrentEmbedding` for each head, which refines embeddings by their neighbours.
 
-    Neighbours, and their embeddings, are those that the pre-trained network stored: f_pre-trained of section 4.2,
-    which is kept as it was when this model's training began, so that an image of any split can be given neighbours.
+    The neighbours and their embeddings are computed by a frozen copy of the network as it was before this training,
+    f_pre-trained of section 4.2. The copy is part of the model, so that neighbours can be found for new images too.
+
+    >>> from dml.models.heads import PoolHead
+    >>> from dml.models.small_cnn import small_cnn
+    >>> def embed() -> EmbeddingModel:
+    ...     return EmbeddingModel(small_cnn(), taps={"H": "pool2"}, head={"H": PoolHead}, heads=["H"], embed_dim=8)
+    >>> model = RecurrentModel(embed(), embed(), recurrent=RecurrentEmbedding, neighbors=3)
+    >>> model(torch.zeros(2, 3, 28, 28), {"H": torch.zeros(2, 3, 8)})["H"].shape
+    torch.Size([2, 8])
 
     Args:
-        cnn: f, trained further together with the LSTMs.
-        pretrained: the same network once more; frozen. `dml.training.checkpoints.begin_from` gives both the weights.
-        recurrent: (D of a head, D) -> its `RecurrentEmbedding`.
-        neighbors: K, of each image; 16 in the thesis.
+        cnn: embedding model f, which is trained together with the LSTMs.
+        pretrained: embedding model of the same structure; it gets the weights of ``cnn`` and is frozen.
+            `dml.training.checkpoints.load_initial_weights` loads pre-trained weights into both.
+        recurrent: function that builds a head's `RecurrentEmbedding` from the sizes of its input and output.
+        neighbors: number of neighbours of each image, K; 16 in the thesis.
+
+    Raises:
+        InputError: if ``neighbors`` is below 1.
     """
 
     def __init__(
@@ -131,7 +162,7 @@ class RecurrentModel(nn.Module):
     ) -> None:
         super().__init__()
         if neighbors < 1:
-            raise InputError(f"recurrent.neighbors={neighbors}: at least 1")
+            raise InputError(f"recurrent.neighbors={neighbors}: must be at least 1")
         self.cnn = cnn
         self.pretrained = pretrained.requires_grad_(False).eval()
         self.pretrained.load_state_dict(cnn.state_dict())
@@ -141,17 +172,20 @@ class RecurrentModel(nn.Module):
 
     @property
     def backbone(self) -> Backbone:
-        """Of the network in training."""
+        """Return the backbone of the network in training."""
         return self.cnn.backbone
 
     @property
-    def roles(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters in training by what optimizers tell apart; the LSTMs are new layers as the heads are."""
-        own = self.cnn.roles
-        return own | {"heads": own["heads"] + list(self.recurrent.parameters())}
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the trained parameters of the groups "backbone" and "heads"; the LSTMs are in "heads".
+
+        An optimizer may set a learning rate for each group.
+        """
+        cnn_groups = self.cnn.parameter_groups
+        return cnn_groups | {"heads": cnn_groups["heads"] + list(self.recurrent.parameters())}
 
     def train(self, mode: bool = True) -> "RecurrentModel":
-        """Training mode for all but the pre-trained network."""
+        """Set the training mode, but keep the pre-trained network in evaluation mode."""
         super().train(mode)
         self.pretrained.eval()
         return self
@@ -159,21 +193,33 @@ class RecurrentModel(nn.Module):
     def forward(
         self, images: Tensor, neighbours: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """images (B, 3, H, W), for each head their stored neighbours (B, K, D) nearest first -> its g (B, D)."""
+        """Compute each head's refined embeddings g (B, D).
+
+        Args:
+            images: (B, 3, H, W) RGB images, 0-255.
+            neighbours: stored embeddings (B, K, D) of the images' neighbours, nearest first, by head.
+            generator: source of the random order of the neighbours, if the order is random.
+        """
         return self.read(self.cnn(images), neighbours, generator)
 
     def read(
         self, centres: Mapping[str, Tensor], neighbours: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """For each head f (B, D) and the stored neighbours (B, K, D) nearest first -> its g (B, D)."""
+        """Compute each head's refined embeddings g (B, D) from embeddings f that have been computed before.
+
+        Args:
+            centres: embeddings f (B, D) of the images, by head.
+            neighbours: stored embeddings (B, K, D) of the images' neighbours, nearest first, by head.
+            generator: source of the random order of the neighbours, if the order is random.
+        """
         return {
             name: recurrent(centres[name], neighbours[name], generator) for name, recurrent in self.recurrent.items()
         }
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-        """Each head's embeddings (B, D) -> the L2-normalised test embeddings (B, sum of D)."""
+        """Concatenate the embeddings (B, D) of all heads to L2-normalised embeddings (B, sum of D) for evaluation."""
         return self.cnn.concatenate(embeddings)
 
     def raw_features(self, images: Tensor) -> Tensor:
-        """The backbone's own pooled features (B, F), which no head has seen."""
+        """Compute the pooled features (B, F) of the backbone, without any head, of images (B, 3, H, W)."""
         return self.cnn.raw_features(images)

@@ -11,17 +11,22 @@ KERNEL = 5
 
 
 def small_cnn(weights: str | None = None, **settings: Any) -> Backbone:
-    """Two convolutions for images of some 8 to 32 pixels, each with a ReLU and a pool that halves the map.
+    """Build a network of two convolutions, each with a ReLU and a pool, for images of about 8 to 32 pixels.
 
-    With `FullyConnectedHead` after it the "simple neural network with two convolutional and one fully connected
-    layers" of NRA's Fig. 4 (Schall et al., 2019), which gives no sizes; these are LeNet's kernels with more channels.
+    Together with `FullyConnectedHead` this is the "simple neural network with two convolutional and one fully
+    connected layers" of NRA's Fig. 4 (Schall et al., 2019). The paper states no sizes; the kernels are those of LeNet,
+    with more channels.
+
+    >>> import torch
+    >>> small_cnn()(torch.zeros(2, 3, 28, 28))[0].shape
+    torch.Size([2, 3136])
 
     Args:
-        weights: None for random ones, or the path of a state_dict file; there are none to download.
-        settings: go to `Backbone`.
+        weights: path of a state_dict file, or None for random weights; there are no weights to download.
+        settings: arguments of `Backbone`, which replace mean and standard deviation 0.5.
 
     Raises:
-        InputError: if there is no such file, or it is of another network.
+        InputError: if the file doesn't exist, or contains the weights of another network.
     """
     first, second = CHANNELS
     network = nn.Sequential(
@@ -41,10 +46,14 @@ def small_cnn(weights: str | None = None, **settings: Any) -> Backbone:
 
 
 class FullyConnectedHead(nn.Module):
-    """One linear layer of a whole map, which fixes its height and width.
+    """A linear layer of all cells and channels of a map, for maps of one size.
+
+    >>> import torch
+    >>> FullyConnectedHead((64, 7, 7), embed_dim=8)(torch.zeros(2, 64, 7, 7)).shape
+    torch.Size([2, 8])
 
     Args:
-        shape: (C, h, w) of the tapped map.
+        shape: shape (C, h, w) of the tapped map.
         embed_dim: size of the embedding.
     """
 
@@ -54,6 +63,6 @@ class FullyConnectedHead(nn.Module):
         self.embedding = nn.Linear(channels * height * width, embed_dim)
 
     def forward(self, tapped: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, embed_dim)."""
+        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
         embeddings: Tensor = self.embedding(tapped.flatten(1))
         return embeddings

@@ -1,31 +1,92 @@
+"""Functions that write files so that a file is either complete or missing, whatever interrupts the writing."""
+
+import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PARTIAL = ".partial"
 """The end of the name of a file that is being written."""
+_partial_files: set[Path] = set()
+"""The files that this process is writing."""
+
+DISK_ERRORS = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or ask for a larger quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "give yourself the permission, or choose another folder",
+    errno.EPERM: "give yourself the permission, or choose another folder",
+    errno.EIO: "check the disk",
+    errno.ENOTDIR: "choose a path below a folder, not below a file",
+    errno.EEXIST: "choose a path where no file stands",
+}
+"""What a user can do about an error of the disk, by the number of the error."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields an empty file of this process to write to, which then takes the place of ``path``.
+    """Yield the path of an empty file to write to, which replaces ``path`` after the body of the ``with`` statement.
 
-    At any time a whole file, or none, stands at ``path``. The file is created exclusively, so that neither another
-    process nor a link can share it, and is deleted if the writing fails.
+    The file at ``path`` is therefore complete or missing at any time. The partial file is created exclusively, so that
+    no other process and no link can lead to it, and it is deleted if the body raises an exception.
+
+    Raises:
+        OSError: if the disk refuses the file. The error names ``path``, even if the library that writes the file raised
+            an error without the number or the path.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    try:
+    try:  # a signal may raise an exception at any line from here on
+        _partial_files.add(partial)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield partial
         partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # on a disk that has become read-only the file can't be deleted
+            partial.unlink(missing_ok=True)
+        refusal = disk_refusal(error) if isinstance(error, OSError | RuntimeError) else None
+        if refusal is not None and refusal.filename in (None, str(partial)):
+            raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
         raise
+    finally:
+        _partial_files.discard(partial)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step: the file is never seen half written.
+
+    Args:
+        path: file to write or to replace; a missing folder is made.
+        text: content of the file, which becomes UTF-8.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def disk_refusal(error: BaseException) -> OSError | None:
+    """Return the error of the disk, one of `DISK_ERRORS`, that an exception is or was caused by; None without one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in DISK_ERRORS:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Deletes what killed processes were writing below ``folder``; nobody may be writing there now."""
+    """Delete the partial files that killed processes left below ``folder``; no process may be writing there now."""
     for partial in folder.rglob(f".*{PARTIAL}"):
         partial.unlink(missing_ok=True)
+
+
+def remove_partial_files_of_this_process() -> None:
+    """Delete the files that this process is writing; it is called before a process ends without other clean-up."""
+    for partial in list(_partial_files):
+        partial.unlink(missing_ok=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_partial_files.clear)

@@ -14,7 +14,7 @@ from weakref import WeakSet
 INHERITED = "DML_INHERITED_LOCK"
 """The environment variable that names the file descriptor of a lock which the parent process passed on."""
 GRACE_PERIOD = 0.5
-"""Seconds in which a lock becomes free that is only looked at, or whose holder is just ending."""
+"""Seconds to wait for a lock that another process only tests with `is_held`, or whose holder is just ending."""
 
 
 class FileLock:
@@ -23,10 +23,10 @@ class FileLock:
     A forked child, such as a loader's worker, doesn't hold it: otherwise a killed process's lock would live as long as
     its workers. A program started with `descriptor` and `environment` holds it together with this process.
 
-    Windows, and file systems that have no such locks, are not protected.
+    On Windows, and on file systems that have no such locks, every process gets the lock.
 
     Args:
-        path: the file; it is created, and stays.
+        path: path of the file, which is created if it is missing. Only a process that holds the lock may delete it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,15 +41,18 @@ class FileLock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a started program that it holds the lock already."""
+        """Return the environment variable that makes a started program use the lock that this process holds."""
         return {INHERITED: str(self.descriptor)}
 
     @contextmanager
     def hold(self, *, wait: bool = False) -> Iterator[None]:
-        """Holds the lock; if another process has it, ``wait`` waits for that process's end.
+        """Hold the lock in the body of the ``with`` statement.
+
+        Args:
+            wait: whether to wait until another process that holds the lock ends, instead of raising an exception.
 
         Raises:
-            BlockingIOError: if another process has it; ``strerror`` names the process.
+            BlockingIOError: if another process holds the lock; ``strerror`` names the process.
         """
         if self._is_inherited():
             yield
@@ -63,7 +66,7 @@ class FileLock:
             self.close()
 
     def is_held(self) -> bool:
-        """Whether a process holds the lock, this one or another."""
+        """Tell whether a process holds the lock, this one or another."""
         if self._file is not None:
             return True
         if not self.path.exists():
@@ -72,22 +75,34 @@ class FileLock:
             return not _flock(file, exclusive=False)
 
     def close(self) -> None:
-        """Lets go of the lock in this process."""
+        """Release the lock in this process."""
         if self._file is not None:
             self._file.close()
         self._file = None
 
     def _acquire(self, wait: bool) -> None:
         assert self._file is not None
-        until = time.monotonic() + GRACE_PERIOD
-        while not _flock(self._file, exclusive=True):
-            if not wait and time.monotonic() > until:
+        deadline = time.monotonic() + GRACE_PERIOD
+        while not self._lock_file():
+            if not wait and time.monotonic() > deadline:
                 self._file.seek(0)
                 raise BlockingIOError(errno.EWOULDBLOCK, self._file.read().strip() or "another process")
             time.sleep(0.02)
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         self._file.flush()
+
+    def _lock_file(self) -> bool:
+        """Lock the file without waiting, and return whether it is locked; one that its holder deleted is made anew."""
+        assert self._file is not None
+        if not _flock(self._file, exclusive=True):
+            return False
+        if self.path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat()):
+            return True
+        self._file.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a+")
+        return False
 
     def _is_inherited(self) -> bool:
         try:
@@ -97,19 +112,20 @@ class FileLock:
 
 
 _held: WeakSet[FileLock] = WeakSet()
+"""The locks that this process holds, or has held."""
 
 
-def _let_go() -> None:
+def _release_in_child() -> None:
     for lock in _held:
         lock.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _flock(file: IO[str], *, exclusive: bool) -> bool:
-    """Locks an open file without waiting -> whether that was possible."""
+    """Lock an open file without waiting; return whether the file is locked now, or its file system has no locks."""
     if sys.platform == "win32":
         return True
     import fcntl

@@ -3,7 +3,15 @@ from typing import Any
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """{"loss": {"margin": 0.4}} -> {"loss.margin": 0.4}; an empty mapping is a value."""
+    """Flatten nested dictionaries to one dictionary with dotted keys; an empty dictionary is kept as a value.
+
+    >>> flat({"loss": {"margin": 0.4}, "callbacks": {}})
+    {'loss.margin': 0.4, 'callbacks': {}}
+
+    Args:
+        values: nested dictionaries; other values are kept as they are.
+        prefix: dotted key of ``values``.
+    """
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     return {
@@ -14,5 +22,9 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def is_below(key: str, names: Iterable[str]) -> bool:
-    """Whether a path of `flat` is one of the names, or below one: "loss.margin" is below "loss"."""
+    """Tell whether a dotted key is one of the names, or inside of one.
+
+    >>> is_below("loss.margin", ["loss"]), is_below("losses", ["loss"])
+    (True, False)
+    """
     return any(key == name or key.startswith(f"{name}.") for name in names)

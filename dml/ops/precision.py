@@ -8,16 +8,24 @@ from torch import Tensor
 
 
 def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a loss's ``forward(self, embeddings, ...)`` compute in float32 (or float64, if given that).
+    """Decorate a loss's ``forward(self, embeddings, ...)`` to compute in float32, or in float64 for float64 embeddings.
 
-    Under autocast the similarity product would run in half precision: its errors of 1e-2 are as large as the
-    margins that the losses act on. Half-precision embeddings are therefore widened and autocast is left, and so is
-    TF32, whatever the network's products are computed in.
+    Under autocast the product of the embeddings would have half precision, with errors of 1e-2, which are as large as
+    the differences that losses depend on. Half-precision embeddings are therefore converted to float32, and autocast
+    and TF32 are switched off in the loss.
+
+    >>> import torch.nn as nn
+    >>> class MeanLoss(nn.Module):
+    ...     @full_precision
+    ...     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    ...         return embeddings.mean()
+    >>> MeanLoss()(torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([0, 1])).dtype
+    torch.float32
     """
 
     @wraps(forward)
     def wide(self: Any, embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        with torch.autocast(embeddings.device.type, enabled=False), _all_bits():
+        with torch.autocast(embeddings.device.type, enabled=False), without_tf32():
             if embeddings.dtype in (torch.float16, torch.bfloat16):
                 embeddings = embeddings.float()
             return forward(self, embeddings, *args, **kwargs)
@@ -26,8 +34,8 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
-def _all_bits() -> Iterator[None]:
-    """Computes float32 products in float32."""
+def without_tf32() -> Iterator[None]:
+    """Compute float32 matrix products with all bits in the ``with`` body, instead of TensorFloat-32's 10 bits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -6,26 +6,33 @@ from torch import Tensor
 
 
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the last dimension among the entries in ``mask``; 0 elsewhere, and in a row without any.
+    """Compute the softmax of the entries in ``mask`` over the last dimension; all other entries are 0.
 
-    The row's largest entry is subtracted first, so that no logit is too large for it.
+    Large logits don't overflow, because the largest entry is subtracted first.
+
+    >>> masked_softmax(torch.tensor([1.0, 5.0, 1.0]), torch.tensor([True, False, True])).tolist()
+    [0.5, 0.0, 0.5]
     """
     lowest = torch.finfo(logits.dtype).min
     return logits.masked_fill(~mask, lowest).softmax(dim=-1) * mask
 
 
 def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
-    """log of the sum of exp over the last dimension's entries in ``mask``; -inf, with a zero gradient, without any.
+    """Compute the log of the sum of exp of the entries in ``mask`` over the last dimension.
 
-    A term that is nothing beside the row's largest (1e-28 of it in float32) counts as 0: it has no part in the
-    sum, and its gradients would soon be subnormal numbers, for which processors take a hundred times as long.
+    A row without entries gives -inf with a zero gradient. Terms below 1e-28 of the largest one (in float32) count as 0.
+    They don't change the sum, and their gradients could become subnormal numbers, which are about a hundred times
+    slower to compute with.
+
+    >>> masked_logsumexp(torch.tensor([[0.0, 5.0], [0.0, 5.0]]), torch.tensor([[True, False], [False, False]])).tolist()
+    [0.0, -inf]
     """
     result: Tensor = _MaskedLogSumExp.apply(logits, mask)
     return result
 
 
 class _MaskedLogSumExp(torch.autograd.Function):
-    """Keeps one matrix for the gradient, the softmax."""
+    """Computes `masked_logsumexp` and stores only the softmax for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, mask: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""How relevant an item is to a query, from the levels of the label hierarchy that they share.
+"""Relevance of items to queries, from the levels of the label hierarchy that they share.
 
-Column 0 of the labels is the finest level; an item that shares l of the L levels with the query is "at level l",
-so level L is the query's own finest class and level 0 a negative.
+Column 0 of the labels is the finest level. An item that shares l of the L levels with the query is "of level l". Items
+of level L have the query's finest class, and items of level 0 are negatives.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,11 @@ from dml.ops.errors import InputError
 
 
 def shared_levels(query_labels: Tensor, item_labels: Tensor) -> Tensor:
-    """The number of levels that query and item share. (Q, L), (N, L) -> (Q, N) int64, from 0 to L"""
+    """Count the levels that each query and item share, from 0 to L. (Q, L), (N, L) -> (Q, N) int64
+
+    >>> shared_levels(torch.tensor([[0, 0]]), torch.tensor([[0, 0], [1, 0], [2, 1]])).tolist()
+    [[2, 1, 0]]
+    """
     levels = torch.zeros(len(query_labels), len(item_labels), dtype=torch.int64, device=query_labels.device)
     for query_column, item_column in zip(query_labels.T, item_labels.T, strict=True):
         levels += query_column[:, None] == item_column[None, :]
@@ -21,18 +25,34 @@ def shared_levels(query_labels: Tensor, item_labels: Tensor) -> Tensor:
 
 
 def level_counts(levels: Tensor, depth: int) -> Tensor:
-    """abs(Omega(l)): a query's items at exactly each level. (Q, N) -> (Q, depth + 1) int64
+    """Count each query's items of each level. (Q, N) -> (Q, depth + 1) int64
 
-    An item marked -1 is none of the query's: so the query itself is left out of its own list.
+    >>> level_counts(torch.tensor([[2, 1, 0, -1]]), depth=2).tolist()
+    [[1, 1, 1]]
+
+    Args:
+        levels: (Q, N) level of each item; -1 excludes an item, such as the query itself.
+        depth: number of levels of the labels, L.
     """
     return torch.stack([(levels == level).sum(dim=1) for level in range(depth + 1)], dim=1)
 
 
 def power_relevance(counts: Tensor, alpha: float = 1.0) -> Tensor:
-    """HAPPIER's Eq. 4: (l / L)^alpha / abs(Omega(l)), 0 at level 0. (Q, L + 1) floating counts -> (Q, L + 1)
+    """Compute HAPPIER's relevance of an item of each level l (Eq. 4); level 0 gets 0.
 
-    Every level's items share its weight (l / L)^alpha, so a crowded level's item can be less relevant than one
-    of a coarser level. A level without items gets its weight undivided, which no item has.
+    The relevance is (l / L)^alpha, divided by the number of items of level l: the items of a level share a weight. An
+    item of a level with many items can therefore be less relevant than an item of a lower level. A level without items
+    gets the undivided weight.
+
+    >>> power_relevance(torch.tensor([[3.0, 2.0, 1.0]])).tolist()
+    [[0.0, 0.25, 1.0]]
+
+    Args:
+        counts: (Q, L + 1) number of each query's items of each level, floating point.
+        alpha: exponent of l / L.
+
+    Returns:
+        The relevance of an item of each level (Q, L + 1).
     """
     depth = counts.shape[1] - 1
     weights = (torch.arange(depth + 1, dtype=counts.dtype, device=counts.device) / depth) ** alpha
@@ -41,17 +61,23 @@ def power_relevance(counts: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def weighted_ap_relevance(counts: Tensor, weights: Sequence[float] | None = None) -> Tensor:
-    """The relevance with which H-AP is the sum of w_p AP(p) (HAPPIER, Table 6). (Q, L + 1) -> (Q, L + 1)
+    """Compute the relevance with which H-AP is the weighted sum of the APs of all levels (HAPPIER, Table 6).
 
-    rel(l) = sum of w_p / abs(items at level >= p) over p from 1 to l: each AP's positives, the items that share
-    p levels or more, share its weight.
+    rel(l) is the sum of w_p / n_p over p from 1 to l, where n_p is the number of items of level p or above. These items
+    are the positives of AP(p), and they share the weight w_p.
+
+    >>> weighted_ap_relevance(torch.tensor([[3.0, 1.0, 1.0]])).tolist()
+    [[0.0, 0.25, 0.75]]
 
     Args:
-        counts: floating, of ``level_counts``.
-        weights: (L,), in the order of the labels' columns, the finest first; None weighs every level 1 / L.
+        counts: (Q, L + 1) number of each query's items of each level, floating point.
+        weights: (L,) weights of the levels, the finest level first; None gives every level the weight 1 / L.
+
+    Returns:
+        The relevance of an item of each level (Q, L + 1).
 
     Raises:
-        InputError: if there isn't a weight for every level.
+        InputError: if the number of weights isn't the number of levels.
     """
     depth = counts.shape[1] - 1
     if weights is not None and len(weights) != depth:

@@ -1,30 +1,41 @@
-"""A run's folder: what a run leaves behind, how far it has got, and who is working in it."""
+"""The folder of a run: its files, its state, and the lock of the process that works in it."""
 
-import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
-
+from dml.ops.checksums import DamageError, file_checksum
 from dml.ops.errors import InputError
-from dml.ops.files import remove_partial_files, replacing
+from dml.ops.files import remove_partial_files
 from dml.ops.locks import FileLock
+from dml.ops.run_files import (
+    read_rows,
+    read_splits,
+    read_text,
+    read_values,
+    read_yaml,
+    remedy_for,
+    write_splits,
+    write_text,
+    write_values,
+)
+
+T = TypeVar("T")
 
 CONFIGURATION = "configuration"
-"""The key of metrics.json that names the configuration whose metrics they are, see `configuration_id`."""
+"""The key of metrics.json that identifies the configuration of the run, see `configuration_id`."""
 
-RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher", "trust")
-"""Keys of a configuration that say how to run, not what."""
+RUN_KEYS = ("resume", "checkpoint", "debug", "sweep", "launcher", "trust", "accept_changed_data")
+"""Keys of a configuration that don't change the result of a run, only how it is started."""
 
 
 class RunState(StrEnum):
-    """How far a run has got."""
+    """The states of a run."""
 
     NEW = "new"
     RUNNING = "running"
@@ -33,14 +44,13 @@ class RunState(StrEnum):
 
 
 class RunFolder:
-    """The folder of a run, through which everything that a run leaves behind is found, read and written.
+    """The folder of a run, which finds, reads and writes all files of the run.
 
-    `.hydra/` holds the configuration that the run was last started with: it is written by the process that holds the
-    lock, after all that it was given has been checked. A run is finished if metrics.json holds the metrics of that
-    configuration.
+    `.hydra/` holds the configuration with which the run was last started. The process that holds the lock writes it,
+    after all settings have been checked. A run is finished if metrics.json holds the metrics of this configuration.
 
     Args:
-        path: the folder; it needn't exist.
+        path: path of the folder, which needn't exist.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,73 +59,78 @@ class RunFolder:
 
     @property
     def last_checkpoint(self) -> Path:
-        """The state that the run goes on from."""
+        """Return the path of the checkpoint from which the run is resumed."""
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
     def best_checkpoint(self) -> Path:
-        """The state with the best validation."""
+        """Return the path of the checkpoint with the best validation."""
         return self.path / "checkpoints" / "best.ckpt"
 
     @property
     def metrics_file(self) -> Path:
-        """The final metrics, written last of all."""
+        """Return the path of the final metrics, which are written after all other files."""
         return self.path / "metrics.json"
 
     @property
     def history_file(self) -> Path:
-        """The metrics over the steps."""
+        """Return the path of the history: the metrics over the steps."""
         return self.path / "metrics.csv"
 
     @property
     def raw_metrics_file(self) -> Path:
-        """The metrics of the backbone's own features, from before the first step."""
+        """Return the path of the metrics of the backbone's features, which are computed before the first step."""
         return self.path / "raw_metrics.json"
 
     @property
     def queries_file(self) -> Path:
-        """Each test query's metrics and nearest neighbours."""
+        """Return the path of the table of each test query's metrics and nearest neighbours."""
         return self.path / "per_query.parquet"
 
     @property
     def report_file(self) -> Path:
-        """The report."""
+        """Return the path of the report."""
         return self.path / "report.html"
 
     @property
     def picture_file(self) -> Path:
-        """Some queries and their nearest neighbours."""
+        """Return the path of the picture of some queries and their nearest neighbours."""
         return self.path / "retrieval.png"
 
     @property
     def fixed_neighbors_file(self) -> Path:
-        """The test images' neighbours from before the last stage (``evaluation.fixed_neighbors``)."""
+        """Return the path of the test images' neighbours before the last stage (``evaluation.fixed_neighbors``)."""
         return self.path / "fixed_neighbors.npz"
 
     @property
+    def splits_file(self) -> Path:
+        """Return the path of the summary of the data set that the run began with."""
+        return self.path / "splits.json"
+
+    @property
     def config_file(self) -> Path:
-        """The configuration, its interpolations unresolved."""
+        """Return the path of the configuration, in which interpolations aren't resolved."""
         return self.path / ".hydra" / "config.yaml"
 
     @property
     def hydra_file(self) -> Path:
-        """Hydra's own configuration: the groups' choices among it."""
+        """Return the path of Hydra's configuration, which holds the choice of each configuration group."""
         return self.path / ".hydra" / "hydra.yaml"
 
     @property
     def overrides_file(self) -> Path:
-        """What the command line said."""
+        """Return the path of the overrides: the arguments of the command line."""
         return self.path / ".hydra" / "overrides.yaml"
 
     @contextmanager
     def hold(self, *, wait: bool = False) -> Iterator[None]:
-        """Makes this process the only one that works in the folder; what killed ones were writing is deleted.
+        """Hold the lock of the folder, so that no other process works in it, and delete partial files of killed ones.
 
         Args:
-            wait: for the end of another process's work, instead of refusing.
+            wait: whether to wait until another process has ended its work there, instead of raising an exception.
 
         Raises:
-            InputError: if another process works there.
+            InputError: if another process works in the folder.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         try:
@@ -128,47 +143,56 @@ class RunFolder:
             ) from error
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
-        """Writes `.hydra/`: three YAML texts."""
+        """Write the three files of `.hydra/`, all of them YAML texts."""
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        for read in ("config", "overrides", "choices"):
-            self.__dict__.pop(read, None)
-        # the configuration last: it decides whether the folder's metrics are those of the run
+        for cached in ("config", "overrides", "choices"):
+            self.__dict__.pop(cached, None)
+        # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
-            with replacing(path) as partial:
-                partial.write_text(text, encoding="utf-8")
+            write_text(path, text)
 
     @property
     def has_configuration(self) -> bool:
-        """Whether a run has been started in the folder."""
+        """Tell whether a run has been started in the folder."""
         return self.config_file.is_file() and self.overrides_file.is_file()
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration without `RUN_KEYS`."""
-        return without_run_keys(_read_yaml(self.config_file) or {})
+        """Read the configuration without `RUN_KEYS`; it raises an `InputError` if the file is damaged."""
+        return without_run_keys(self._read_yaml(self.config_file, dict))
+
+    @property
+    def config_text(self) -> str:
+        """Read the whole configuration as a YAML text; it raises an `InputError` if the file is damaged."""
+        self._read_yaml(self.config_file, dict)
+        return self._read(self.config_file, read_text)
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether ``evaluate.py`` has tested a checkpoint in the folder: no run was trained there."""
-        return self.config_file.is_file() and "checkpoint" in (_read_yaml(self.config_file) or {})
+        """Tell whether the folder is one in which ``evaluate.py`` tested a checkpoint, and no run was trained."""
+        return self.config_file.is_file() and "checkpoint" in self._read_yaml(self.config_file, dict)
 
     @cached_property
     def overrides(self) -> list[str]:
-        """What the command line said."""
-        return [str(override) for override in _read_yaml(self.overrides_file) or ()]
+        """Read the overrides: the arguments of the command line."""
+        return [str(override) for override in self._read_yaml(self.overrides_file, list)]
 
     @cached_property
     def choices(self) -> dict[str, Any]:
-        """The choice of each configuration group but Hydra's own; empty if there is no hydra.yaml."""
+        """Read the choice of each configuration group except Hydra's groups; empty if there is no hydra.yaml."""
         if not self.hydra_file.exists():
             return {}
-        content = _read_yaml(self.hydra_file)
-        choices = content["hydra"]["runtime"]["choices"] if content else {}
+        content = self._read_yaml(self.hydra_file, dict)
+        try:
+            choices = content["hydra"]["runtime"]["choices"] if content else {}
+            choices = dict(choices)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(self.hydra_file, "no hydra.runtime.choices in it") from error
         return {str(group): choice for group, choice in choices.items() if "hydra/" not in str(group)}
 
     @property
     def state(self) -> RunState:
-        """How far the run has got."""
+        """Return the state of the run."""
         if self.lock.is_held():
             return RunState.RUNNING
         if self.is_finished:
@@ -177,85 +201,134 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the folder holds the metrics of its configuration."""
+        """Tell whether the folder holds the metrics of its configuration."""
         if not self.metrics_file.exists():
             return False
-        named = self.metrics().get(CONFIGURATION)
-        return named is None or not self.config_file.exists() or named == configuration_id(self.config)
+        identifier = self.metrics().get(CONFIGURATION)
+        return identifier is None or not self.config_file.exists() or identifier == configuration_id(self.config)
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the finished run was ended early by the pruner of its sweep."""
+        return bool(self.metrics().get("pruned", False))
 
     def metrics(self) -> dict[str, Any]:
-        """The contents of metrics.json.
+        """Read metrics.json without its checksums.
 
         Raises:
-            InputError: if it can't be read.
+            InputError: if the file can't be read, or isn't as it was written.
         """
-        return _read_json(self.metrics_file)
+        return self._read(self.metrics_file, read_values)[0]
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Writes metrics.json."""
-        _write_json(self.metrics_file, metrics)
+        """Write metrics.json, with the checksums of the metrics, of metrics.csv and of per_query.parquet."""
+        files = [file for file in (self.history_file, self.queries_file) if file.exists()]
+        write_values(self.metrics_file, metrics, {file.name: file_checksum(file) for file in files})
+
+    def check_files(self) -> None:
+        """Make sure that metrics.csv and per_query.parquet haven't changed since metrics.json was written.
+
+        Deleted files pass, and so do runs of older versions.
+
+        Raises:
+            InputError: if one of the files has changed, or metrics.json can't be read.
+        """
+        for name, checksum in self._read(self.metrics_file, read_values)[1].items():
+            self._check_file(name, checksum)
+
+    def check_resumed(self) -> None:
+        """Make sure that the history of a finished run, which is about to be resumed, hasn't changed since its end.
+
+        Raises:
+            InputError: if metrics.csv has changed.
+        """
+        try:
+            metrics, checksums = read_values(self.metrics_file)
+        except (DamageError, FileNotFoundError):  # the resumed run writes metrics.json anew
+            return
+        name = self.history_file.name
+        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self.config)
+        # A run that was pruned and is resumed appends to its history before it writes metrics.json anew.
+        if name in checksums and is_same and not metrics.get("pruned"):
+            self._check_file(name, checksums[name])
 
     def raw_metrics(self, configuration: str) -> dict[str, Any] | None:
-        """The metrics of the backbone's own features, if they are there and of this configuration."""
+        """Read the metrics of the backbone's features; return None if there are none for this configuration.
+
+        Args:
+            configuration: identifier of the configuration, see `configuration_id`.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
         if not self.raw_metrics_file.exists():
             return None
-        metrics = _read_json(self.raw_metrics_file)
+        metrics, _ = self._read(self.raw_metrics_file, read_values)
         return metrics if metrics.pop(CONFIGURATION, None) == configuration else None
 
     def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
-        """Keeps the metrics of the backbone's own features."""
-        _write_json(self.raw_metrics_file, {**metrics, CONFIGURATION: configuration})
+        """Write the metrics of the backbone's features, and the identifier of the configuration that gave them."""
+        write_values(self.raw_metrics_file, {**metrics, CONFIGURATION: configuration}, {})
+
+    def splits(self) -> dict[str, dict[str, str]] | None:
+        """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.splits_file, read_splits) if self.splits_file.exists() else None
+
+    def write_splits(self, splits: Mapping[str, Mapping[str, str]]) -> None:
+        """Write the summary of the data set."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_splits(self.splits_file, splits)
 
     def history(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv, without the columns that a row leaves empty; none if there is no file."""
-        if not self.history_file.exists():
-            return []
-        return read_history(self.history_file)
+        """Read the rows of metrics.csv, each without the columns in which it is empty; no rows if there is no file.
+
+        Raises:
+            InputError: if a row can't be read.
+        """
+        return self._read(self.history_file, read_rows) if self.history_file.exists() else []
 
     def values(self, metric: str) -> dict[int, float]:
-        """{step: value} of a metric in the history."""
+        """Read the values of a metric in the history, by step."""
         return {int(row["step"]): float(row[metric]) for row in self.history() if metric in row}
+
+    def _check_file(self, name: str, checksum: str) -> None:
+        path = self.path / name
+        if path.exists() and file_checksum(path) != checksum:
+            raise self._damaged(
+                path, "metrics.json is of another one: it has changed since, or a resumed run didn't end"
+            )
+
+    def _read_yaml(self, path: Path, kind: type[T]) -> T:
+        return self._read(path, lambda yaml_file: read_yaml(yaml_file, kind))
+
+    def _read(self, path: Path, read: Callable[[Path], T]) -> T:
+        """Read a file of the folder with ``read``, and turn damage into an error line with a remedy."""
+        try:
+            return read(path)
+        except DamageError as error:
+            raise self._damaged(path, str(error)) from error
+
+    def _damaged(self, path: Path, damage: str) -> InputError:
+        """Return the error for a damaged file, which describes the damage and what the user can do."""
+        remedy = remedy_for(path, self.path, is_resumable=self.last_checkpoint.exists())
+        return InputError(f"{path}: damaged ({damage}); {remedy}")
 
 
 def configuration_id(config: Mapping[str, Any]) -> str:
-    """A short name of a configuration: equal for equal values, whatever their order."""
+    """Compute a short identifier of a configuration; it doesn't depend on the order of the keys, nor on `RUN_KEYS`."""
     plain = json.dumps(without_run_keys(config), sort_keys=True, default=str)
     return sha256(plain.encode()).hexdigest()[:16]
 
 
 def without_run_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration says of the run itself, without `RUN_KEYS`."""
+    """Return a configuration without the keys of `RUN_KEYS`."""
     return {key: value for key, value in config.items() if key not in RUN_KEYS}
 
 
 def folders_below(folder: Path) -> list[RunFolder]:
-    """The folders of the runs in a folder, at any depth, whatever their state."""
+    """Find the run folders in a folder, at any depth and in any state."""
     return [RunFolder(config.parents[1]) for config in sorted(folder.rglob(".hydra/config.yaml"))]
-
-
-def read_history(path: Path) -> list[dict[str, str]]:
-    """The rows of a metrics.csv, without the columns that a row leaves empty."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: no YAML ({' '.join(str(error).split())})") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: no JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: holds {type(content).__name__}, not metrics by name")
-    return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -3,34 +3,43 @@ from datetime import timedelta
 from time import monotonic
 
 LINE_EVERY = 30.0
-"""Seconds between two lines of output that goes into a file or a pipe."""
+"""Seconds between two lines of progress in a file or a pipe."""
 
 
 class SpeedMeter:
-    """Measures how fast a long piece of work goes on, and tells when the next line about it is due.
+    """Measures the speed of a long task, and tells when the next line of progress is due.
+
+    >>> seconds = iter([0.0, 40.0, 40.0])
+    >>> meter = SpeedMeter(interval=30.0, clock=lambda: next(seconds))
+    >>> meter.advance(images=800), meter.line(left=3)
+    (True, '20 images/s, 0:02:00 left')
 
     Args:
-        every: seconds between two lines.
-        clock: gives the time in seconds.
+        interval: seconds between two lines.
+        clock: function that returns the time in seconds.
     """
 
-    def __init__(self, every: float = LINE_EVERY, clock: Callable[[], float] = monotonic) -> None:
-        self.every, self.clock = every, clock
+    def __init__(self, interval: float = LINE_EVERY, clock: Callable[[], float] = monotonic) -> None:
+        self.interval, self.clock = interval, clock
         self.began = self.last_line = clock()
         self.done = self.images = 0
 
     def advance(self, images: int, units: int = 1) -> bool:
-        """Count units of work, and the images in them -> whether a line is due."""
+        """Count finished units of work and the images in them; return whether a line is due."""
         self.done += units
         self.images += images
-        return self.clock() - self.last_line >= self.every
+        return self.clock() - self.last_line >= self.interval
 
     def pause(self, seconds: float) -> None:
-        """Leave seconds that other work took out of the images a second; the time left takes them to come again."""
+        """Exclude the seconds of other work from the images a second; the estimate of the time left includes them."""
         self.last_line += seconds
 
     def line(self, left: int) -> str:
-        """Return the images a second since the last line, and the time that the units left take at the mean speed."""
+        """Return a line of progress: the images a second since the last line, and the estimated time left.
+
+        Args:
+            left: number of units of work that aren't finished.
+        """
         now = self.clock()
         speed = self.images / max(now - self.last_line, 1e-9)
         seconds = left * (now - self.began) / max(1, self.done)

@@ -1,8 +1,9 @@
-"""Objects that a configuration from a file may name under ``_target_`` without being able to run code of its choice.
+"""The objects that a configuration from a file may name under ``_target_``.
 
-Whoever builds a configuration calls what it names, with arguments that it chooses: ``_target_: torch.load`` runs a
-pickle. So a package is never known as a whole. Known are single names, classes with a common base in the few modules
-that hold nothing else worth building, and what the modules of this project define themselves.
+Building a configuration calls the objects that it names with the arguments that it contains. A file from an unknown
+source could thereby run any code: ``_target_: torch.load`` runs a pickle. So only known objects are allowed: single
+names, subclasses of one base class in a few modules, and objects that this project's modules define. No other package
+is known as a whole.
 """
 
 import re
@@ -16,7 +17,8 @@ TARGET = "_target_"
 NAMES = frozenset(
     {
         "datetime.timedelta",
-        "dml.run.wandb_logger.RunFolderWandbLogger",
+        "dml.evaluation.Metric",
+        "dml.training.loggers.wandb_logger.RunFolderWandbLogger",
         "dml.training.optimizers.optimizer_by_role",
         "dml.training.processes.slurm",
         "optuna.pruners.MedianPruner",
@@ -44,7 +46,7 @@ SUBCLASSES = {
     "torch.optim.lr_scheduler": "torch.optim.lr_scheduler.LRScheduler",
     "torchvision.transforms.v2": "torch.nn.Module",
 }
-"""For each module the base of the classes in it that are known."""
+"""Base class by module: the known classes of the module are the subclasses of that base class."""
 
 PROJECT_NAMES = re.compile(
     r"""dml\.( (losses|samplers)\.\w+\.[A-Z]\w*
@@ -52,10 +54,11 @@ PROJECT_NAMES = re.compile(
              | data\.transforms\.[A-Za-z]\w*
              | models\.(embedding|heads|networks|recurrent|small_cnn)\.[A-Za-z]\w*
              | ops\.relevance\.[A-Za-z]\w*
+             | training\.callbacks\.\w+\.([A-Z]\w*|make_\w+)
              )""",
     re.VERBOSE,
 )
-"""Names of this project's own objects; a loss or a reader in a new file needs no entry."""
+"""Pattern of the names of this project's objects, which includes losses, readers and callbacks in new files."""
 
 _WANDB = frozenset(
     {"entity", "group", "id", "job_type", "log_model", "name", "notes", "offline", "prefix", "project"}
@@ -63,19 +66,19 @@ _WANDB = frozenset(
 )
 
 ARGUMENTS = {
-    # their others reach wandb's settings, which name programs and servers
-    "dml.run.wandb_logger.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
+    # Other arguments reach wandb's settings, which can name programs to run and servers to contact.
+    "dml.training.loggers.wandb_logger.RunFolderWandbLogger": _WANDB | {"neighbors", "worst_queries"},
     "pytorch_lightning.loggers.WandbLogger": _WANDB,
 }
-"""The arguments that a file may give, where not all of them are harmless."""
+"""Arguments that a file may set, for the objects of which some arguments aren't safe."""
 
 
 class Unknown(NamedTuple):
-    """A value of a configuration that would build something unknown.
+    """A value in a configuration that names an unknown object, or sets an argument that isn't safe.
 
     Args:
-        path: the value's dotted key.
-        value: the ``_target_``, or an argument that a known one must not take from a file.
+        path: dotted key of the value.
+        value: name of the object, or the value of the argument.
     """
 
     path: str
@@ -83,10 +86,13 @@ class Unknown(NamedTuple):
 
 
 def is_known(target: Any) -> bool:
-    """Tell whether building ``target`` runs no code but that of the known packages, whatever its arguments.
+    """Tell whether an object may be built from a file: it runs no code but that of known packages.
+
+    >>> is_known("dml.losses.rll.RankedListLoss"), is_known("torch.load")
+    (True, False)
 
     Args:
-        target: the value of a ``_target_``, its interpolations resolved.
+        target: value of a ``_target_``, with interpolations resolved.
     """
     if not isinstance(target, str):
         return False
@@ -94,27 +100,30 @@ def is_known(target: Any) -> bool:
     if target in NAMES:
         return True
     if module in SUBCLASSES:
-        built, base = _find(module, name), _find(*_split(SUBCLASSES[module]))
-        return isinstance(built, type) and isinstance(base, type) and issubclass(built, base)
+        target_class, base = _import_object(module, name), _import_object(*_split(SUBCLASSES[module]))
+        return isinstance(target_class, type) and isinstance(base, type) and issubclass(target_class, base)
     if PROJECT_NAMES.fullmatch(target):
-        built = _find(module, name)
-        # a module's imports are attributes of it as well
-        return (isinstance(built, type) or isfunction(built)) and built.__module__ == module
+        named = _import_object(module, name)
+        # The objects that a module imports are attributes of the module too; they don't count.
+        return (isinstance(named, type) or isfunction(named)) and named.__module__ == module
     return False
 
 
 def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
-    """Find what a configuration would build that is not known.
+    """Find the values in a configuration that name unknown objects or set arguments that aren't safe.
+
+    >>> list(unknown_targets({"loss": {"_target_": "torch.load"}}))
+    [Unknown(path='loss._target_', value='torch.load')]
 
     Args:
-        config: nested mappings, lists and plain values, their interpolations resolved.
-        path: the dotted key of ``config``, before those that are found.
+        config: nested mappings, lists and plain values, with interpolations resolved.
+        path: dotted key of ``config``.
     """
     if isinstance(config, Mapping):
         yield from _unknown_arguments(config, path)
         for key, value in config.items():
             inner = f"{path}.{key}" if path else str(key)
-            # a stage names what it changes by dotted keys
+            # In a stage's changes, keys are dotted: "loss._target_".
             if str(key).rpartition(".")[2] == TARGET and not is_known(value):
                 yield Unknown(inner, str(value))
             yield from unknown_targets(value, inner)
@@ -124,19 +133,21 @@ def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
 
 
 def _unknown_arguments(node: Mapping[Any, Any], path: str) -> Iterator[Unknown]:
+    """Find the arguments of one object that aren't safe."""
     target = node.get(TARGET)
     if isinstance(target, str) and target in ARGUMENTS:
-        harmless = ARGUMENTS[target] | {TARGET, "_partial_"}
-        yield from (Unknown(f"{path}.{key}", str(node[key])) for key in node if key not in harmless)
+        safe = ARGUMENTS[target] | {TARGET, "_partial_"}
+        yield from (Unknown(f"{path}.{key}", str(node[key])) for key in node if key not in safe)
 
 
 def _split(path: str) -> tuple[str, str]:
+    """Split a dotted path into module and name."""
     module, _, name = path.rpartition(".")
     return module, name
 
 
-def _find(module: str, name: str) -> Any:
-    """The object of that name, None if there is none."""
+def _import_object(module: str, name: str) -> Any:
+    """Import the object of that name; return None if there is none."""
     try:
         return getattr(import_module(module), name, None)
     except ImportError:

@@ -7,15 +7,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dml.ops.precision import without_tf32
+
 
 class Gallery:
-    """The items to compare queries with, on CPU or a CUDA device.
+    """The embeddings that queries are compared with, on CPU or a CUDA device.
 
-    A matrix product may round the same dot product differently at another place of its result. So that equal
-    embeddings are equally near to every query, copies are given the distance of the first of them.
+    A matrix product can round the dot products of equal embeddings differently. Every copy of an embedding therefore
+    gets the distance of the first copy, so that equal embeddings are equally near to each query.
+
+    >>> Gallery(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).distances(torch.tensor([[2.0, 1.0]])).tolist()
+    [[-2.0, -1.0]]
 
     Args:
-        rows: (G, D) float32.
+        rows: (G, D) float32 embeddings.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -30,26 +35,26 @@ class Gallery:
 
     @property
     def repeated(self) -> npt.NDArray[np.bool_]:
-        """(G,): whether the embedding stands in the gallery more than once."""
+        """Tell which embeddings occur more than once in the gallery -> (G,)."""
         repeated = np.zeros(len(self), dtype=np.bool_)
         repeated[self._copies.cpu().numpy()] = True
         repeated[self._originals.cpu().numpy()] = True
         return repeated
 
     def distances(self, queries: Tensor, excluded: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Negative dot products with all items, so that the nearest is the smallest. (B, D) -> (B, G) float32
+        """Compute negative dot products, so that the nearest item has the smallest distance. (B, D) -> (B, G) float32
 
         Args:
-            queries: on the gallery's device.
-            excluded: (B, M) the items that each query excludes, such as itself, which are at distance infinity
-                from it; -1 fills the rows of queries that exclude fewer.
-            out: (B, G) memory for the result.
+            queries: (B, D) float32 embeddings on the gallery's device.
+            excluded: (B, M) items that each query excludes, such as the query itself, and that get distance infinity;
+                rows of queries that exclude fewer are filled with -1.
+            out: (B, G) memory for the result; None allocates it.
         """
         distances = queries.new_empty(len(queries), len(self)) if out is None else out
         if queries.is_cuda:
             with full_float32():
                 torch.mm(-queries, self.rows.T, out=distances)
-        else:  # numpy's product is half as fast again as torch's
+        else:  # numpy's matrix product takes two thirds of the time of torch's
             np.matmul((-queries).numpy(), self.rows.numpy().T, out=distances.numpy())
         if len(self._copies):
             distances[:, self._copies] = distances[:, self._originals]
@@ -60,20 +65,15 @@ class Gallery:
 
 
 def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """(G, D) -> for each row the first row that equals it (G,)"""
-    seen: dict[bytes, int] = {}
-    # + 0 makes -0 a 0
+    """Find for each row the first row that is equal to it. (G, D) -> (G,)"""
+    first_indices: dict[bytes, int] = {}
+    # Adding 0 turns -0 into 0, which has other bits.
     digests = (blake2b(row + np.float32(0), digest_size=16).digest() for row in rows)
-    return np.array([seen.setdefault(digest, place) for place, digest in enumerate(digests)], dtype=np.int64)
+    return np.array([first_indices.setdefault(digest, index) for index, digest in enumerate(digests)], dtype=np.int64)
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Leaves autocast, and TensorFloat-32's 10 bits of mantissa where training has asked for them."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    """Compute float32 products with all bits: switch off autocast and TensorFloat-32, which training may have set."""
+    with without_tf32(), torch.autocast("cuda", enabled=False):
+        yield

@@ -1,4 +1,4 @@
-"""Exact ranks of chosen items by their distances, ties in the order of the items' indices."""
+"""Exact ranks of chosen items among all items by distance; items at equal distances are ranked by index."""
 
 from typing import Any, NamedTuple
 
@@ -9,17 +9,22 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.int32]
 
-FEW = 12  # items that are quicker counted one by one than found in a sorted row
-DENSE = 10  # numpy finds the true ones of marks twice as fast if more than one in so many is true
-LAST = 2**31 - 2  # the key of an excluded item: behind all others, not chosen
+FEW = 12
+"""Number of chosen items up to which counting the nearer items of each is faster than sorting the row."""
+
+DENSE = 10
+"""If more than one of this many booleans is true, `np.flatnonzero` takes half the time."""
+
+LAST_KEY = 2**31 - 2
+"""Key of an excluded item, which ranks it behind all others; it is even, as of an item that isn't chosen."""
 
 
-class Places(NamedTuple):
-    """Where P items that are chosen in some rows stand.
+class ChosenRanks(NamedTuple):
+    """Ranks of P chosen items, sorted by row and then by rank.
 
     Args:
-        order: (P,) their places among the chosen, row after row, nearest first.
-        ranks: (P,) their ranks in this order, from 1 in each row.
+        order: (P,) indices that sort the chosen items, as given to the `Ranker`, by row and rank.
+        ranks: (P,) ranks of the sorted items; the nearest of all items in a row has rank 1.
     """
 
     order: Integers
@@ -27,14 +32,18 @@ class Places(NamedTuple):
 
 
 class Ranker:
-    """Ranks items in rows of distances, and keeps the memory that takes: 5 bytes for each distance of a call.
+    """Computes ranks of chosen items in rows of distances, in memory that it reuses: 5 bytes for each distance.
 
-    A call ranks several rows: were each sorted by a call of its own, threads would often wait for the interpreter's
-    lock.
+    A call ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
+
+    >>> ranker = Ranker(rows=1, length=4)
+    >>> chosen = ranker(np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32), np.array([0, 3]), np.array([2]))
+    >>> chosen.order.tolist(), chosen.ranks.tolist()
+    ([1, 0], [2, 3])
 
     Args:
-        rows: of a call, at most.
-        length: of the rows.
+        rows: largest number of rows in a call.
+        length: number of distances in each row, N.
     """
 
     def __init__(self, rows: int, length: int) -> None:
@@ -44,98 +53,115 @@ class Ranker:
 
     def __call__(
         self, distances: Floats, chosen: Integers, numbers: Integers, excluded: Integers | None = None
-    ) -> Places:
-        """distances (R, N), the items to rank (P,), row after row and rising in each, how many each row has (R,).
+    ) -> ChosenRanks:
+        """Rank the chosen items of each row.
 
-        To know how many items are nearer than a chosen one, the distances are sorted, not the indices: that takes a
-        quarter of the time. Each is made an integer whose last bit says that the item is chosen.
+        Distances are sorted instead of indices, which takes a quarter of the time. Each distance becomes an integer key
+        that is odd if the item is chosen, so that the chosen items can be found among the sorted keys.
 
         Args:
-            distances: between -2 and 2.
-            chosen: indices.
-            numbers: their sum is P.
-            excluded: (R, M) items of each row at distance infinity, behind all others and not chosen; -1 fills
-                rows that have fewer.
+            distances: (R, N) distances between -2 and 2.
+            chosen: (P,) indices of the chosen items, row after row and ascending in each row.
+            numbers: (R,) number of chosen items of each row; the sum is P.
+            excluded: (R, M) items of each row that are ranked behind all others, whatever their distance, and aren't
+                chosen; rows with fewer are filled with -1.
         """
         if numbers.max() <= FEW:
-            return _counted(distances, chosen, numbers)
+            return _rank_by_counting(distances, chosen, numbers)
         keys = _even_keys(distances, self._keys[: len(distances)])
         if excluded is not None:
             has_item = np.nonzero(excluded >= 0)
-            keys[has_item[0], excluded[has_item]] = LAST
+            keys[has_item[0], excluded[has_item]] = LAST_KEY
         rows, flat = np.repeat(np.arange(len(keys)), numbers), keys.reshape(-1)
         starts = rows * keys.shape[1]
-        places = starts + chosen
-        own = flat[places]
-        flat[places] = own + 1
-        own, order = _sorted_with_places((rows << 32) + own)
+        positions = starts + chosen
+        chosen_keys = flat[positions]
+        flat[positions] = chosen_keys + 1
+        chosen_keys, order = _sort_with_order((rows << 32) + chosen_keys)
         keys.sort(axis=1)
-        places = self._odd_places(flat, len(chosen))
-        ranks = places - starts
+        positions = self._find_odd(flat, len(chosen))
+        ranks = positions - starts
         ranks += 1
-        # an even key just before is another item at the same distance: it may be the later one by its index
-        firsts = np.flatnonzero(flat[places] - flat[places - 1] == 1)
+        # If the key before a chosen item's is the same but even, an item that isn't chosen is at the same distance.
+        # Such items are sorted before the chosen one, but belong behind it if their index is higher.
+        firsts = np.flatnonzero(flat[positions] - flat[positions - 1] == 1)
         if len(firsts):
-            lengths = np.searchsorted(own, own[firsts], side="right") - firsts
-            tied = _ranges(firsts, lengths)
-            behind = np.repeat(firsts + lengths - 1, lengths) - tied  # chosen ones that stand behind it already
-            ranks[tied] -= self._number_higher(distances, rows[tied], chosen[order[tied]]) - behind
-        return Places(order, ranks)
+            lengths = np.searchsorted(chosen_keys, chosen_keys[firsts], side="right") - firsts
+            tied = _join_ranges(firsts, lengths)
+            behind = np.repeat(firsts + lengths - 1, lengths) - tied  # chosen items that are behind it already
+            ranks[tied] -= self._count_higher(distances, rows[tied], chosen[order[tied]]) - behind
+        return ChosenRanks(order, ranks)
 
-    def _odd_places(self, keys: Keys, number: int) -> Integers:
-        """Where the odd ones stand, (M,) -> (number,)"""
+    def _find_odd(self, keys: Keys, number: int) -> Integers:
+        """Return the indices of the odd keys, whose number is known. (M,) -> (number,)"""
         odd = self._odd[: len(keys) + max(len(keys) - DENSE * number, 0) // (DENSE - 1) + 2]
         np.bitwise_and(keys.astype(np.uint8), 1, out=odd[: len(keys)].view(np.uint8))
-        odd[len(keys) :] = True  # as many as make them dense
+        odd[len(keys) :] = True  # enough true values to make them dense
         return np.flatnonzero(odd)[:number]
 
-    def _number_higher(self, distances: Floats, rows: Integers, items: Integers) -> Integers:
-        """How many items at the same distance have a higher index. (R, N), (T,) rising, (T,) -> (T,)
+    def _count_higher(self, distances: Floats, rows: Integers, items: Integers) -> Integers:
+        """Count the items that are at the same distance as an item and have a higher index.
 
-        The items of a row are by distance and index.
+        Args:
+            distances: (R, N) distances.
+            rows: (T,) row of each item, ascending.
+            items: (T,) index of each item in the row, sorted by distance and index.
+
+        Returns:
+            The count of each item (T,).
         """
         if len(items) <= FEW * len(distances):
             pairs = zip(rows.tolist(), items.tolist(), strict=True)
             numbers = [np.count_nonzero(distances[row, item + 1 :] == distances[row, item]) for row, item in pairs]
             return np.array(numbers, dtype=np.int64)
         ties = np.split(items, np.searchsorted(rows, np.arange(1, len(distances))))
-        return np.concatenate([self._number_higher_in(row, own) for row, own in zip(distances, ties, strict=True)])
+        counts = [self._count_higher_in_row(row, tied) for row, tied in zip(distances, ties, strict=True)]
+        return np.concatenate(counts)
 
-    def _number_higher_in(self, distances: Floats, items: Integers) -> Integers:
-        """How many items at the same distance have a higher index. (N,), (T,) by distance and index -> (T,)"""
+    def _count_higher_in_row(self, distances: Floats, items: Integers) -> Integers:
+        """Count the items at the same distance and with a higher index in one row. (N,), (T,) -> (T,)"""
         values = distances[items]
-        wanted = values.view(np.uint16)[::2]  # the low halves of the bits leave few items to look at
-        self._table[wanted] = True
-        near = np.flatnonzero(self._table.take(distances.view(np.uint16)[::2], mode="clip"))
-        near = near[np.isfinite(distances[near])]
-        self._table[wanted] = False
-        order = _sorted_with_places(_even_keys(distances[near]))[1]
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        end = np.searchsorted(distances[near[order]], values, side="right")
-        return end - 1 - place[np.searchsorted(near, items)]
+        # Comparing the low 16 bits first leaves few candidates for the same distance.
+        low_bits = values.view(np.uint16)[::2]
+        self._table[low_bits] = True
+        candidates = np.flatnonzero(self._table.take(distances.view(np.uint16)[::2], mode="clip"))
+        candidates = candidates[np.isfinite(distances[candidates])]
+        self._table[low_bits] = False
+        order = _sort_with_order(_even_keys(distances[candidates]))[1]
+        position = np.empty_like(order)
+        position[order] = np.arange(len(order))
+        end = np.searchsorted(distances[candidates[order]], values, side="right")
+        return end - 1 - position[np.searchsorted(candidates, items)]
 
 
 def _even_keys(distances: Floats, out: Keys | None = None) -> Keys:
-    """Even integers in the order of the distances, -0 and 0 the same. (...) -> (...), in the memory of `out` if given
+    """Convert distances to even integers in the same order; -0 and 0 become the same integer. (...) -> (...)
 
-    The bits of a float are its sign and, below 2, 30 bits that rise with its magnitude m. As an integer a negative one
-    is -2^31 + m, and twice its absolute value overflows to -2m.
+    A float32 below 2 consists of a sign bit and 30 bits that ascend with the magnitude m. As an integer, a negative
+    float is -2^31 + m, and twice the absolute value of that overflows to -2m.
     """
     keys = np.absolute(distances.view(np.int32), out=out)
     keys <<= 1
     return keys
 
 
-def _ranges(firsts: Integers, lengths: Integers) -> Integers:
-    """first, first + 1, ..., first + length - 1 of each. (T,), (T,) -> (sum of lengths,)"""
+def _join_ranges(firsts: Integers, lengths: Integers) -> Integers:
+    """Concatenate the ranges first, first + 1, ..., first + length - 1. (T,), (T,) -> (sum of lengths,)"""
     before = np.cumsum(lengths) - lengths
     ranges: Integers = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)
     return ranges
 
 
 def nearest(distances: Floats, k: int) -> Integers:
-    """Indices of the k smallest of (N,), smallest first, ties by index. -> (k,), 0 <= k <= N"""
+    """Return the indices of the k smallest distances, smallest first; ties are sorted by index. (N,) -> (k,)
+
+    >>> nearest(np.array([0.5, 0.1, 0.5, 0.3], dtype=np.float32), k=3).tolist()
+    [1, 3, 0]
+
+    Args:
+        distances: (N,) distances of the items.
+        k: number of indices, 0 to N.
+    """
     if not k:
         return np.empty(0, dtype=np.int64)
     limit = np.partition(distances, k - 1)[k - 1]
@@ -143,20 +169,22 @@ def nearest(distances: Floats, k: int) -> Integers:
     return within[np.argsort(distances[within], kind="stable")[:k]]
 
 
-def _counted(distances: Floats, chosen: Integers, numbers: Integers) -> Places:
+def _rank_by_counting(distances: Floats, chosen: Integers, numbers: Integers) -> ChosenRanks:
+    """Rank the chosen items by counting the items before each of them; see `Ranker`."""
     rows = np.repeat(np.arange(len(distances)), numbers)
     ranks = [
         1 + np.count_nonzero(distances[row, :item] <= value) + np.count_nonzero(distances[row, item:] < value)
         for row, item, value in zip(rows, chosen, distances[rows, chosen], strict=True)
     ]
-    found, order = _sorted_with_places((rows << 32) + np.array(ranks, dtype=np.int64))
-    return Places(order, found - (rows << 32))
+    keys, order = _sort_with_order((rows << 32) + np.array(ranks, dtype=np.int64))
+    return ChosenRanks(order, keys - (rows << 32))
 
 
-def _sorted_with_places(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:
-    """(P,) sorted, and what sorts them, ties in their order.
+def _sort_with_order(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:
+    """Sort values (P,) stably -> the sorted values (P,) and the indices that sort them (P,).
 
-    As 64-bit integers of value and place they are sorted in a fifth of a stable argsort's time.
+    Each value is packed with its index into one 64-bit integer. Sorting these takes a fifth of the time of a stable
+    argsort.
     """
     bits = len(values).bit_length()
     packed = values.astype(np.int64, copy=False) << bits

@@ -11,33 +11,61 @@ Embeddings = Tensor | npt.NDArray[Any]
 
 
 def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
-    """(N, D) of any real type -> (N, D) float32, contiguous, on its device, copied if need be.
+    """Check embeddings and convert them to contiguous float32, with a copy only if needed. (N, D) -> (N, D)
 
-    Raises InputError, which names them `name`, unless N, D >= 1 and every entry is finite in float32.
+    Embeddings on a CUDA device stay there; those on any other device, such as Apple's MPS, are moved to the CPU,
+    because what CUDA does not compute, numpy and FAISS do.
+
+    >>> float32_rows(np.array([[1, 2]]), "embeddings")
+    tensor([[1., 2.]])
+
+    Args:
+        embeddings: (N, D) embeddings of any real type, on any device.
+        name: name of the embeddings, for the error line.
+
+    Raises:
+        InputError: if the embeddings have another shape, N or D is 0, or an entry isn't finite in float32.
     """
     if not isinstance(embeddings, Tensor):
-        with np.errstate(over="ignore"):  # what overflows becomes infinite and is reported below
+        with np.errstate(over="ignore"):  # a value that overflows becomes infinite, which is reported below
             embeddings = torch.from_numpy(np.require(embeddings, np.float32, ["C", "W"]))
+    if not embeddings.is_cuda:
+        embeddings = embeddings.cpu()
     rows = embeddings.detach().to(torch.float32)
     if rows.ndim != 2 or not rows.numel():
         raise InputError(f"{name}: embeddings of shape {tuple(rows.shape)}, expected (N, D) with N, D >= 1")
-    least, most = rows.aminmax(dim=1)  # NaN if any entry is; isfinite() would take several times the rows' memory
-    broken = int((~(least.isfinite() & most.isfinite())).sum())
-    if broken:
-        raise InputError(f"{name}: {broken} of {len(rows)} embeddings hold NaN or values infinite in float32")
+    # Both are NaN if any entry of the row is. isfinite() of all entries would take several times the rows' memory.
+    smallest, largest = rows.aminmax(dim=1)
+    num_invalid = int((~(smallest.isfinite() & largest.isfinite())).sum())
+    if num_invalid:
+        raise InputError(f"{name}: {num_invalid} of {len(rows)} embeddings hold NaN or values infinite in float32")
     return rows.contiguous()
 
 
 def is_on_cuda(rows: Tensor) -> bool:
-    """Whether rows are searched and clustered where they are, by torch, and not on CPU, by FAISS."""
+    """Tell whether rows are on a CUDA device, where torch searches and clusters them; on CPU, FAISS does."""
     return rows.is_cuda
 
 
 def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
-    """`float32_rows`, each scaled to length 1; zero rows stay zero."""
+    """Check embeddings and L2-normalise them to float32; rows of zeros stay zero. (N, D) -> (N, D)
+
+    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]]), "embeddings")
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+
+    Args:
+        embeddings: (N, D) embeddings of any real type, on any device.
+        name: name of the embeddings, for the error line.
+
+    Raises:
+        InputError: if the embeddings have another shape, N or D is 0, or an entry isn't finite in float32.
+    """
     unit = float32_rows(embeddings, name).clone()
-    # scaled by the largest entry first: the squares of huge and tiny entries leave float32
+    # Rows are divided by their largest entry first, because squares of huge and tiny entries aren't in float32.
     largest = unit.amax(dim=1, keepdim=True).maximum(-unit.amin(dim=1, keepdim=True))
     unit /= torch.where(largest > 0, largest, 1)
-    unit /= torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=1)  # only a zero row is shorter now
+    unit /= torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(
+        min=1
+    )  # only rows of zeros are shorter than 1 here
     return unit

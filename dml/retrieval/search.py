@@ -15,38 +15,50 @@ from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-AT_ONCE = 256  # queries that are ranked without FAISS at a time
+BLOCK_SIZE = 256
+"""Number of queries that are ranked without FAISS at a time."""
 
 
 def nearest_neighbors(
     query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384
 ) -> tuple[Tensor, Tensor]:
-    """(Q, D), (G, D) -> the k largest dot products of each query (Q, k') float32, and whose (Q, k') int64.
+    """Find each query's k nearest neighbours by dot product, exactly, in float32.
 
-    Exact search in float32, best first, k' = min(k, G); for cosines give rows of unit length. Without a
-    gallery the queries are their own, each query is left out of its own list by its index, and Q - 1 stands
-    for G.
+    For cosines, give L2-normalised embeddings. FAISS searches on CPU; embeddings on a CUDA device are searched there
+    by torch. Neighbours with equal scores are in the order of the gallery, and equal embeddings always have equal
+    scores. Scores that differ by less than the rounding of float32 may be swapped.
 
-    A CUDA device searches embeddings that are on it, FAISS on CPU all others; the result is on CPU.
+    >>> scores, indices = nearest_neighbors(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), k=1)
+    >>> indices.tolist()
+    [[1], [0], [1]]
 
-    Equal scores stand in the order of the gallery, and equal embeddings have equal scores. Float32 decides what
-    else is equal: scores closer than its rounding may swap. `batch` queries are searched at a time: beside inputs
-    and result the memory is O(batch k).
+    Args:
+        query: (Q, D) embeddings.
+        k: number of neighbours of each query.
+        gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbours.
+        batch: number of queries that are searched at a time; besides inputs and result the memory is O(batch k).
 
-    Raises InputError for embeddings that are not finite, widths that differ, k < 1, or a lone item.
+    Returns:
+        Scores (Q, k') float32, which are dot products, and indices (Q, k') int64, best first, on CPU. k' is min(k, G),
+        or min(k, Q - 1) without a gallery.
+
+    Raises:
+        InputError: if an embedding isn't finite, the sizes D differ, k is below 1, or there is a single query and no
+            gallery.
     """
     queries = float32_rows(query, "query")
     uses_cuda = is_on_cuda(queries)
-    queries = queries if uses_cuda else queries.cpu()
-    others = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
-    if queries.shape[1] != others.shape[1]:
-        raise InputError(f"query embeddings have {queries.shape[1]} dimensions, gallery's {others.shape[1]}")
+    items = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
+    if queries.shape[1] != items.shape[1]:
+        raise InputError(
+            f"query embeddings have {queries.shape[1]} dimensions, the gallery's {items.shape[1]}; they must be equal"
+        )
     if k < 1:
-        raise InputError(f"k = {k}: at least 1 neighbour must be asked for")
+        raise InputError(f"k = {k}: must be at least 1")
     if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
-    own = np.arange(len(queries), dtype=np.int64)[:, None]
-    search = (BlockSearch if uses_cuda else Search)(others, k, own if gallery is None else None)
+    query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
+    search = (BlockSearch if uses_cuda else Search)(items, k, query_indices if gallery is None else None)
     scores = np.empty((len(queries), search.k), dtype=np.float32)
     indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):
@@ -56,68 +68,89 @@ def nearest_neighbors(
 
 
 class Search:
-    """Finds nearest neighbours with FAISS, and by itself where FAISS's choice among equals could show.
+    """Finds nearest neighbours with FAISS, on CPU.
+
+    FAISS chooses arbitrarily among items with equal scores. Queries for which that could change the result are ranked
+    without FAISS, so that items with equal scores are in the order of the gallery.
+
+    >>> scores, indices = Search(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
+    >>> scores.tolist(), indices.tolist()
+    ([[2.0]], [[1]])
 
     Args:
-        rows: (G, D) float32, on CPU.
-        k: the neighbours asked for; there are as many as there are items.
-        excluded: (Q, M) the items that each of all queries excludes, such as itself; -1 fills the rows of queries
-            that exclude fewer. None excludes nothing.
+        rows: (G, D) float32 embeddings of the gallery, on CPU.
+        k: number of neighbours of each query; it is reduced if a query has fewer items.
+        excluded: (Q, M) items that each query excludes, such as the query itself; rows of queries that exclude fewer
+            are filled with -1. None excludes nothing.
     """
 
     def __init__(self, rows: Tensor, k: int, excluded: Integers | None = None) -> None:
         self.gallery = Gallery(rows)
         self.excluded = excluded
-        most = 0 if excluded is None else excluded.shape[1]
-        self.k = min(k, len(rows) - most)
+        max_excluded = 0 if excluded is None else excluded.shape[1]
+        self.k = min(k, len(rows) - max_excluded)
         self._repeated = self.gallery.repeated
-        self._asked = min(self.k + most + 1, len(rows))  # one more shows whether there is a tie over the end
+        # One neighbour more tells whether the last one of the result is tied with the next.
+        self._faiss_k = min(self.k + max_excluded + 1, len(rows))
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
-        """(B, D), the first one's place among all queries -> scores (B, k), indices (B, k)."""
-        knn: Any = faiss.knn  # which needs no copy of the gallery, as an index does
-        found = knn(queries.numpy(), self.gallery.rows.numpy(), k=self._asked, metric=faiss.METRIC_INNER_PRODUCT)
-        scores, indices = _in_order(*found)
-        unsure = self._repeated[indices].any(axis=1)
+        """Search the neighbours of some of the queries.
+
+        Args:
+            queries: (B, D) float32 embeddings on CPU.
+            first: index of the first of them among all queries, for ``excluded``.
+
+        Returns:
+            Scores (B, k), which are dot products, and indices (B, k), best first.
+
+        Raises:
+            InputError: if a dot product overflows float32.
+        """
+        knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
+        arrays = queries.numpy(), self.gallery.rows.numpy()
+        scores, indices = _sort_ties(*knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT))
+        is_unsure = self._repeated[indices].any(axis=1)
         if self.excluded is not None:
-            scores, indices = _without(scores, indices, self.excluded[first : first + len(queries)])
+            scores, indices = _drop_excluded(scores, indices, self.excluded[first : first + len(queries)])
         if scores.shape[1] > self.k:
-            unsure |= scores[:, self.k - 1] == scores[:, self.k]
+            is_unsure |= scores[:, self.k - 1] == scores[:, self.k]
         scores, indices = scores[:, : self.k], indices[:, : self.k]
-        rows = np.flatnonzero(unsure)
-        for start in range(0, len(rows), AT_ONCE):
-            part = rows[start : start + AT_ONCE]
-            scores[part], indices[part] = self._ranked(queries[part], first + part)
+        rows = np.flatnonzero(is_unsure)
+        for start in range(0, len(rows), BLOCK_SIZE):
+            part = rows[start : start + BLOCK_SIZE]
+            scores[part], indices[part] = self._rank_all(queries[part], first + part)
         return scores, indices
 
-    def _ranked(self, queries: Tensor, places: Integers) -> tuple[Floats, Integers]:
-        excluded = None if self.excluded is None else torch.from_numpy(self.excluded[places])
+    def _rank_all(self, queries: Tensor, query_indices: Integers) -> tuple[Floats, Integers]:
+        """Find neighbours from the distances to all items, without FAISS. (B, D), (B,) -> (B, k), (B, k)"""
+        excluded = None if self.excluded is None else torch.from_numpy(self.excluded[query_indices])
         distances = self.gallery.distances(queries, excluded).numpy()
         indices = np.stack([nearest(row, self.k) for row in distances])
-        return 0 - np.take_along_axis(distances, indices, axis=1), indices  # 0 - 0 is 0, where -0 is another number
+        # Unlike -distances, 0 - distances never gives -0.
+        return 0 - np.take_along_axis(distances, indices, axis=1), indices
 
 
-def _in_order(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
-    """FAISS's lists (Q, k), by falling score, with equal scores by rising index."""
-    if (indices < 0).any():  # FAISS's mark for an empty place: no score there was a number
+def _sort_ties(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
+    """Sort neighbours (Q, k) with equal scores by index; FAISS has sorted them by descending score."""
+    if (indices < 0).any():  # FAISS gives -1 where a score isn't a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
     tied = (scores[:, 1:] == scores[:, :-1]) & (indices[:, 1:] < indices[:, :-1])
     rows = np.flatnonzero(tied.any(axis=1))
     order = np.lexsort((indices[rows], -scores[rows]))
-    indices[rows] = np.take_along_axis(indices[rows], order, axis=1)  # their scores are in order
+    indices[rows] = np.take_along_axis(indices[rows], order, axis=1)  # the scores are sorted already
     return scores, indices
 
 
-def _without(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
-    """(Q, k + M) -> (Q, k): each row loses the indices that it excludes, and places at its end if they are fewer.
+def _drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
+    """Drop M neighbours of each query: the excluded ones, and then the last ones. (Q, k + M) -> (Q, k)
 
-    A query with as many others as near as itself (duplicates) is not in its list, which the best others lead.
+    An excluded item isn't always among the neighbours, because other items can have the same score.
 
     Args:
-        scores: of the indices.
-        indices: (Q, k + M), best first.
-        excluded: (Q, M), padded with -1.
+        scores: (Q, k + M) scores of the neighbours, best first.
+        indices: (Q, k + M) indices of the neighbours.
+        excluded: (Q, M) indices to drop, filled with -1.
     """
-    gone = (indices[:, :, None] == excluded[:, None]).any(axis=2)
-    kept = np.argsort(gone, axis=1, kind="stable")[:, : indices.shape[1] - excluded.shape[1]]
-    return np.take_along_axis(scores, kept, axis=1), np.take_along_axis(indices, kept, axis=1)
+    is_excluded = (indices[:, :, None] == excluded[:, None]).any(axis=2)
+    columns = np.argsort(is_excluded, axis=1, kind="stable")[:, : indices.shape[1] - excluded.shape[1]]
+    return np.take_along_axis(scores, columns, axis=1), np.take_along_axis(indices, columns, axis=1)

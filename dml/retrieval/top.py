@@ -3,15 +3,22 @@ from torch import Tensor
 
 
 def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Tensor]:
-    """Find the k smallest distances of each row and their items, smallest first, ties by index. (B, G) -> 2 x (B, k)
+    """Find the k smallest distances of each row, on any device; ties are sorted by index. (B, G) -> (B, k), (B, k)
 
-    It works on any device. torch's top-k chooses freely among equal distances. It is asked for one more than k: only a
-    row whose k-th distance is also the next one can have been given the wrong items, and is sorted.
+    torch's top-k chooses arbitrarily among equal distances. It is therefore run for k + 1 items. Only rows whose k-th
+    and next distances are equal can have wrong items; these rows are sorted completely.
+
+    >>> values, items = k_nearest(torch.tensor([[0.5, 0.1, 0.5, 0.3]]), k=3, rows_at_once=1)
+    >>> items.tolist()
+    [[1, 3, 0]]
 
     Args:
-        distances: (B, G) without NaN.
+        distances: (B, G) distances without NaN.
         k: number of items to find for each row, 1 to G.
-        rows_at_once: number of rows to sort at a time; sorting takes several times the memory of their distances.
+        rows_at_once: number of rows to sort at a time; sorting takes several times the memory of the distances.
+
+    Returns:
+        The distances (B, k), smallest first, and the indices of the items (B, k).
     """
     values, items = distances.topk(min(k + 1, distances.shape[1]), dim=1, largest=False)
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
@@ -23,8 +30,8 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
 
 
 def _by_value_and_item(values: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, k), (B, k) -> the same by rising value, equal ones by rising item."""
+    """Sort values and items (B, k) by value, and equal values by item."""
     items, order = items.sort(dim=1)
-    # + 0 makes -0 a 0: they are equal, but their bits, which a GPU sorts by, are not
+    # Adding 0 turns -0 into 0: a GPU sorts by bits, which differ.
     values, order = (values.gather(1, order) + 0).sort(dim=1, stable=True)
     return values, items.gather(1, order)

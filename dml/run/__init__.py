@@ -1,3 +1,8 @@
-from dml.run.cli import COMMANDS, main
+"""Composes configurations into objects, and runs jobs and sweeps.
 
-__all__ = ["COMMANDS", "main"]
+Importing it registers the resolvers that configurations call.
+"""
+
+from dml.run import resolvers
+
+__all__ = ["resolvers"]

@@ -1,4 +1,4 @@
-"""What ``evaluate.py`` does."""
+"""The job of ``evaluate.py``: test a checkpoint again."""
 
 from typing import Any
 
@@ -8,10 +8,12 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
-from dml.run import build, loop, outcome
-from dml.run.stages import evaluation_config, stage
-from dml.run.stored import check_unchanged, of_checkpoint, write_configuration
-from dml.training.checkpoints import Reached, load_model, read_checkpoint
+from dml.run import builders, loop
+from dml.run.data_changes import check_tested_data
+from dml.run.final_test import run_test
+from dml.run.stages import find_stage, make_evaluation_config
+from dml.run.stored_configuration import check_unchanged, extract_configuration, write_configuration
+from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:
@@ -21,22 +23,28 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     """
     path = expand_home(config.checkpoint)
     parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
-    check_unchanged(config, overrides, of_checkpoint(path), parts=parts)
-    reached = Reached.of(path)
-    stage_config = evaluation_config(stage(config, reached.stage).config)
+    checkpoint = read_checkpoint(path, lazily=True)
+    stored = extract_configuration(checkpoint)
+    check_unchanged(config, overrides, stored, parts=parts)
+    progress = TrainingProgress.from_checkpoint(checkpoint)
+    description = progress.describe(checkpoint["run"])
+    del checkpoint
+    stage_config = make_evaluation_config(find_stage(config, progress.stage).config)
     seed_everything(stage_config.seed, verbose=False)
-    images = build.evaluation_data(stage_config, build.table(stage_config))
-    model = build.model(stage_config)
+    table = builders.build_table(stage_config)
+    check_tested_data(config, stage_config, table, stored)
+    images = builders.build_evaluation_data(stage_config, table)
+    model = builders.build_model(stage_config)
     load_model(model, path)
     rank_zero_only(write_configuration)(folder, config, overrides)
-    trainer = loop.testing_trainer(stage_config, default_root_dir=folder.path)
-    return outcome.test(
+    trainer = loop.build_testing_trainer(stage_config, default_root_dir=folder.path)
+    return run_test(
         stage_config,
         trainer,
-        build.embedder(stage_config, model),
+        builders.build_embedder(stage_config, model),
         images,
         folder,
         split=stage_config.split,
-        described=reached.described(read_checkpoint(path)["run"]),
-        fixed=RunFolder(path.parents[1]).fixed_neighbors_file,
+        description=description,
+        neighbors_file=RunFolder(path.absolute().parents[1]).fixed_neighbors_file,
     )

@@ -1,6 +1,7 @@
-"""What ``train.py`` does."""
+"""The job of ``train.py``: the stages of a run, and the test of the checkpoint that they chose."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,156 +10,210 @@ from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
+from dml.ops import signals
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
-from dml.run import build, length, loop, outcome, present
-from dml.run.evaluation_checks import check_evaluation
-from dml.run.loggers import log_outcome
-from dml.run.pruning import pruning
-from dml.run.stages import Stage
-from dml.run.stages import stages as all_stages
-from dml.run.stored import as_stored, check_unchanged, of_run, write_configuration
-from dml.training.averaging import Averaging
-from dml.training.checkpoints import (
-    AtomicCheckpointIO,
-    BestCheckpoint,
-    LastCheckpoint,
-    Reached,
-    RunEnder,
-    begin_from,
-    load_model,
-)
+from dml.run import builders, console_output, loop, quick_run
+from dml.run.data_changes import check_resumed_data, summarize_data
+from dml.run.evaluators import check_evaluation, choose_final_split, choose_selection
+from dml.run.final_test import run_test
+from dml.run.stages import Stage, list_stages
+from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
+from dml.run.sweeps import build_pruning
+from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
+from dml.training.callbacks.last_checkpoint import RunEnder
+from dml.training.checkpoints import AtomicCheckpointIO, TrainingProgress, load_initial_weights, load_model
 from dml.training.data import DataModule
-from dml.training.embedding import AnyModel
+from dml.training.distributed import watch
+from dml.training.embedders import AnyModel
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.progress import progress
-from dml.training.proxies import ProxiesAtClassMeans
-from dml.training.schedules import LossSchedule
-from dml.training.seeding import StepSeed
-from dml.training.storing import StoredEmbeddings
 
 Metrics = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class StageParts:
+    """The objects that train a stage of a run.
+
+    Args:
+        stage: name and configuration of the stage; epochs have become steps in it.
+        images: images of the training, of a validation and of the test.
+        model: network with its heads.
+        learner: the model with its losses and its optimizer.
+    """
+
+    stage: Stage
+    images: DataModule
+    model: AnyModel
+    learner: MetricLearner
+
+    @property
+    def epoch_length(self) -> dict[str, int]:
+        """The length of an epoch, which checkpoints hold for tests without a sampler."""
+        batches_per_step = self.stage.config.trainer.accumulate_grad_batches
+        return {"batches_per_epoch": len(self.images.sampler), "batches_per_step": batches_per_step}
+
+
 def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
-    """Trains, chooses a checkpoint on the validation split and tests it once -> the contents of metrics.json."""
-    last = folder.last_checkpoint
+    """Train, choose a checkpoint on the validation split and test it once -> the contents of metrics.json."""
+    loop.check_accelerator(config.trainer.accelerator)
+    _check_folder(config, folder, overrides)
+    run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
+    composed = config.copy()  # building a stage turns epochs into steps
+    table, stages = builders.build_table(config), _list_stages(config)
+    splits = summarize_data(config, table)
+    if config.resume:
+        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
+    _check_evaluations(config, stages, table)
+    builders.check_readable(config, table)
+    parts = _build_parts(stages[0], table)
+    progress = _read_progress(stages[-1].config, folder, table)
+    rank_zero_only(folder.write_splits)(splits)
+    rank_zero_only(write_configuration)(folder, composed, overrides)
+    raw = evaluate_raw_features(stages[0].config, parts.images, parts.model, folder) if config.evaluation.raw else {}
+    is_pruned = False
+    first = [stage.name for stage in stages].index(progress.stage) if progress else 0
+    for stage in stages[first:]:
+        if stage is not stages[0]:
+            parts = _build_parts(stage, table)
+        progress = _load_weights(parts, folder.last_checkpoint, progress)
+        if stage is stages[-1] and stage.config.evaluation.fixed_neighbors:
+            store_fixed_neighbors(stage.config, parts.learner, parts.images, folder.fixed_neighbors_file)
+        console_output.print_setup(stage.config, parts.images, parts.model, folder.path, stage.name)
+        trainer = _fit(parts, folder, run, progress)
+        progress = TrainingProgress.read(folder.last_checkpoint)
+        if is_pruned := _is_run_ended(trainer):
+            break
+    assert progress is not None  # a run has a stage at least
+    checkpoint, tested, selection = _choose_checkpoint(parts.stage, folder, table, progress)
+    load_model(parts.model, checkpoint)
+    description = raw | tested.describe(parts.epoch_length) | {"selection": selection}
+    description |= {CONFIGURATION: configuration_id(run["config"])} | ({"pruned": True} if is_pruned else {})
+    return run_test(
+        parts.stage.config,
+        trainer,
+        parts.learner,
+        parts.images,
+        folder,
+        split=choose_final_split(table),
+        description=description,
+        neighbors_file=folder.fixed_neighbors_file,
+    )
+
+
+def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -> None:
+    """Make sure that the folder holds the run that is resumed, or no run.
+
+    Raises:
+        InputError: if the folder holds another run.
+    """
     if config.resume:
         # Lightning starts the other processes without the overrides
-        rank_zero_only(check_unchanged)(config, overrides, of_run(folder))
-    elif last.exists():
+        rank_zero_only(check_unchanged)(config, overrides, read_stored_configuration(folder))
+        folder.check_resumed()
+    elif folder.last_checkpoint.exists():
         raise InputError(f"hydra.run.dir={folder.path}: holds a run already; resume={folder.path} goes on with it")
-    run: dict[str, Any] = {"overrides": overrides, "config": as_stored(config)}
-    composed = config.copy()  # what follows turns epochs into steps
-
-    table, stages = build.table(config), all_stages(config)
-    build.other_labels(config, table)  # what they lack is told before the training
-    for own in stages:
-        check_evaluation(own.config, table)
-    images, model, learner = _parts(stages[0].config, table)
-    reached = Reached.of(last) if last.exists() else None
-    rank_zero_only(write_configuration)(folder, composed, overrides)
-    before = outcome.raw(stages[0].config, images, model, folder) if config.evaluation.raw else {}
-    names = [own.name for own in stages]
-    pruned = False
-    for own in stages[names.index(reached.stage) if reached else 0 :]:
-        if own is not stages[0]:
-            images, model, learner = _parts(own.config, table)
-        reached = _start(own, model, last, reached)
-        if own is stages[-1] and own.config.evaluation.fixed_neighbors:
-            outcome.fix_neighbors(own.config, learner, images, folder.fixed_neighbors_file)
-        present.setup(own.config, images, model, folder.path, own.name)
-        trainer = _fit(own, images, learner, folder, run, reached)
-        reached = Reached.of(last)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if pruned := any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks):
-            break
-
-    assert reached is not None  # every run has a stage
-    tested, tested_at, selection = _choose_checkpoint(own, folder, table, reached)
-    load_model(model, tested)
-    described = before | tested_at.described(_epoch(own.config, images)) | {"selection": selection}
-    described[CONFIGURATION] = configuration_id(run["config"])
-    if pruned:
-        described["pruned"] = True
-    fixed = folder.fixed_neighbors_file
-    metrics = outcome.test(own.config, trainer, learner, images, folder, split="test", described=described, fixed=fixed)
-    log_outcome(trainer.loggers, metrics, folder)
-    return metrics
 
 
-def _choose_checkpoint(own: Stage, folder: RunFolder, table: ImageTable, reached: Reached) -> tuple[Path, Reached, str]:
-    """The checkpoint that a run tests, where it was written, and what selected it.
+def _list_stages(config: DictConfig) -> list[Stage]:
+    """Return the stages of the run; those of a quick run are short."""
+    stages = list_stages(config)
+    if config.quick:
+        for stage in stages:
+            quick_run.shorten(stage.config)
+    return stages
 
-    A training that never validated has no best checkpoint, or one of another stage: the last one is tested then.
+
+def _check_evaluations(config: DictConfig, stages: list[Stage], table: ImageTable) -> None:
+    """Make sure, before any training, that everything can be computed that the stages evaluate."""
+    choose_final_split(table)
+    builders.read_other_labels(config, table)
+    for stage in stages:
+        check_evaluation(stage.config, table)
+
+
+def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
+    """Build the objects of a stage, its random weights a function of the seed; epochs become steps."""
+    config = stage.config
+    seed_everything(config.seed, verbose=False)
+    images = builders.build_data(config, table)
+    builders.count_in_steps(config, len(images.sampler))
+    model = builders.build_model(config)
+    return StageParts(stage, images, model, builders.build_learner(config, images, model))
+
+
+def _read_progress(config: DictConfig, folder: RunFolder, table: ImageTable) -> TrainingProgress | None:
+    """Return how far the run has got, None for a new run.
+
+    Raises:
+        InputError: if the last checkpoint is damaged, or the best one, which the run would test.
     """
-    at_best = Reached.of(folder.best_checkpoint) if folder.best_checkpoint.exists() else None
-    if at_best is not None and at_best.stage == own.name:
-        selection = build.selection(own.config, table)
-        if selection != "last":
-            return folder.best_checkpoint, at_best, selection
-    return folder.last_checkpoint, reached, "last"
+    if not folder.last_checkpoint.exists():
+        return None
+    if folder.best_checkpoint.exists() and choose_selection(config, table) != "last":
+        TrainingProgress.read(folder.best_checkpoint)
+    return TrainingProgress.read(folder.last_checkpoint)
 
 
-def _start(own: Stage, model: AnyModel, last: Path, reached: Reached | None) -> Reached:
-    """Gives the model its first weights -> where the stage begins or goes on."""
-    if reached is not None and reached.stage == own.name:
+def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | None) -> TrainingProgress:
+    """Load the weights that a stage begins with, or goes on with -> where that is in the run."""
+    name, model = parts.stage.name, parts.model
+    if progress is not None and progress.stage == name:
         load_model(model, last)
-        return reached
-    if before := last if reached is not None else own.config.init and expand_home(own.config.init):
-        begin_from(model, before)
-    return Reached(own.name, reached.all_steps if reached else 0, 0)
+        return progress
+    init = parts.stage.config.init
+    if initial := last if progress is not None else init and expand_home(init):
+        load_initial_weights(model, initial)
+    if progress is None:
+        return TrainingProgress(name, 0, 0)
+    return TrainingProgress(name, progress.total_steps, 0, progress.history_checksum)
 
 
-def _fit(
-    own: Stage, images: DataModule, learner: MetricLearner, folder: RunFolder, run: dict[str, Any], reached: Reached
-) -> Trainer:
-    """A stage's training, from where it has got to."""
-    trainer = loop.trainer(
-        own.config,
+def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: TrainingProgress) -> Trainer:
+    """Train a stage from where it has got to."""
+    config, images = parts.stage.config, parts.images
+    parts.learner.run_description = run | progress.stage_entries | parts.epoch_length
+    trainer = loop.build_trainer(
+        config,
         default_root_dir=folder.path,
-        logger=[History(folder.history_file, reached.all_steps), *loop.loggers(own.config)],
-        callbacks=_callbacks(own.config, folder, run | reached.place | _epoch(own.config, images), images.validated_on),
+        logger=[
+            History(folder.history_file, progress.total_steps, progress.history_checksum),
+            *loop.build_loggers(config),
+        ],
+        callbacks=[*build_pruning(config, folder), *loop.build_callbacks(config)],
         plugins=[AtomicCheckpointIO()],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
-    trainer.fit_loop.epoch_loop._batches_that_stepped = reached.first_step
+    trainer.fit_loop.epoch_loop._batches_that_stepped = progress.first_step
     started = time.perf_counter()
-    trainer.fit(learner, datamodule=images, ckpt_path=folder.last_checkpoint if reached.step else None)
-    present.training(trainer, images, time.perf_counter() - started)
+    try:
+        trainer.fit(parts.learner, datamodule=images, ckpt_path=folder.last_checkpoint if progress.step else None)
+    finally:
+        watch.end_training()
+    signals.check()  # one that came after the last step
+    signals.state.checkpoint_note = ""
+    console_output.print_training(trainer, images, time.perf_counter() - started)
     return trainer
 
 
-def _epoch(config: DictConfig, images: DataModule) -> dict[str, int]:
-    """The length of an epoch, which a checkpoint tells to whoever tests it without a sampler."""
-    return {"batches_per_epoch": len(images.sampler), "batches_per_step": config.trainer.accumulate_grad_batches}
+def _is_run_ended(trainer: Trainer) -> bool:
+    """Return whether a callback has ended the run for good, its later stages too."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
 
 
-def _parts(config: DictConfig, table: ImageTable) -> tuple[DataModule, AnyModel, MetricLearner]:
-    """Data, model and learner, the random weights a function of the seed; epochs become steps."""
-    seed_everything(config.seed, verbose=False)
-    images = build.data(config, table)
-    length.count_in_steps(config, len(images.sampler))
-    model = build.model(config)
-    return images, model, build.learner(config, images, model)
+def _choose_checkpoint(
+    stage: Stage, folder: RunFolder, table: ImageTable, progress: TrainingProgress
+) -> tuple[Path, TrainingProgress, str]:
+    """Return the checkpoint that a run tests, where it was written, and what selected it.
 
-
-def _callbacks(config: DictConfig, folder: RunFolder, stored: dict[str, Any], validated_on: str) -> list[Callback]:
-    best = folder.best_checkpoint
-    keeps_best = BestCheckpoint(
-        best.parent,
-        filename=best.stem,
-        monitor=f"{validated_on}/{config.checkpoints.monitor}",
-        mode=config.checkpoints.mode,
-        save_on_train_epoch_end=False,
-        enable_version_counter=False,
-    )
-    keeps_last = LastCheckpoint(folder.last_checkpoint, config.checkpoints.every_n_steps, stored)
-    moving = [LossSchedule(**config.scheduler.loss)] if config.scheduler.loss else []
-    stores = StoredEmbeddings(config.stored.every_n_steps)
-    pruned = pruning(config, folder)
-    averaging = [Averaging(config.ema)] if config.ema is not None else []
-    placed = [ProxiesAtClassMeans()] if config.proxies else []
-    return [StepSeed(config.seed), *moving, stores, *placed, *averaging, *pruned, progress(), keeps_best, keeps_last]
+    A training that never validated has no best checkpoint, or one of another stage: the last one is tested then.
+    """
+    selection = choose_selection(stage.config, table)
+    if selection != "last" and folder.best_checkpoint.exists():
+        best = TrainingProgress.read(folder.best_checkpoint)
+        if best.stage == stage.name:
+            return folder.best_checkpoint, best, selection
+    return folder.last_checkpoint, progress, "last"

@@ -1,77 +1,120 @@
-"""Builds what runs the training loop: Lightning's Trainer and its loggers."""
+"""The builders of what runs the training loop: Lightning's Trainer and its loggers."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from dml.ops.errors import InputError
-from dml.run.hardware import deterministic
-from dml.run.loggers import log_configuration
-from dml.run.trainer_arguments import check_arguments
+from dml.ops.run_folder import without_run_keys
+from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks.progress import make_progress
 from dml.training.float32 import Float32Precision
-from dml.training.processes import Together
-from dml.training.progress import progress
+from dml.training.hardware import choose_deterministic
+from dml.training.processes import ProcessWatch, disable_signal_handling
+from dml.training.trainer_arguments import check_arguments
 
 
-def trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
-    """Lightning's Trainer.
+def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
+    """Build Lightning's Trainer.
 
     Args:
-        config: the configuration; what is null in its ``trainer`` is Lightning's default.
-        callbacks: those of a training, which the user's own join; None: it is for tests alone.
-        settings: arguments that come on top of ``trainer.*``.
+        config: configuration of the run; a value below ``trainer`` that is null stands for Lightning's default.
+        callbacks: callbacks of a training, which the user's own join; None for a trainer of tests alone.
+        settings: arguments that replace those of ``trainer.*``.
 
     Raises:
-        InputError: for an argument that dml sets itself.
+        InputError: if an argument is one that dml sets itself.
     """
-    # part of `deterministic`, for code that reads memory it has not written: 10 % of a step for nothing
+    # part of trainer.deterministic, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    check_arguments(config.trainer)
-    given = config.trainer.copy()
-    with open_dict(given):
-        for key in [key for key in given if given[key] is None]:
-            del given[key]
-        users, plugins = (instantiate(given.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
-    interval = given.get("val_check_interval")
-    all_callbacks = [Together(), Float32Precision(config.matmul_precision)]
+    check_arguments(map(str, config.trainer))
+    check_accelerator(config.trainer.accelerator)
+    trainer_config = config.trainer.copy()
+    with open_dict(trainer_config):
+        for key in [key for key in trainer_config if trainer_config[key] is None]:
+            del trainer_config[key]
+        users, plugins = (instantiate(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
+    interval = trainer_config.get("val_check_interval")
+    all_callbacks = [ProcessWatch(), Float32Precision(config.matmul_precision)]
     all_callbacks += [] if callbacks is None else [*callbacks, *users]
-    if given.get("enable_progress_bar") is False:
+    if trainer_config.get("enable_progress_bar") is False:
         all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
     arguments = {
         "max_epochs": -1,
         "check_val_every_n_epoch": None,
         # Lightning counts batches
-        "val_check_interval": interval * given.accumulate_grad_batches if interval else 1,
-        "limit_val_batches": given.get("limit_val_batches", 1.0) if interval else 0,
-        "deterministic": deterministic(config.trainer),
+        "val_check_interval": interval * trainer_config.accumulate_grad_batches if interval else 1,
+        "limit_val_batches": trainer_config.get("limit_val_batches", 1.0) if interval else 0,
+        "deterministic": choose_deterministic(config.trainer),
         "num_sanity_val_steps": 0,
         "use_distributed_sampler": False,
-        "enable_model_summary": given.get("enable_model_summary", False),
+        "enable_model_summary": trainer_config.get("enable_model_summary", False),
         "callbacks": all_callbacks,
         "plugins": [*plugins, *settings.pop("plugins", [])],
     }
-    built: Trainer = instantiate(given, _convert_="all", **(arguments | settings))
+    built: Trainer = instantiate(trainer_config, _convert_="all", **(arguments | settings))
+    disable_signal_handling(built)
     return built
 
 
-def testing_trainer(config: DictConfig, **settings: Any) -> Trainer:
-    """Lightning's Trainer of a test alone: without the user's callbacks, but it shows how far the test is."""
-    built = trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False, **settings)
-    if config.trainer.enable_progress_bar is not False:
-        built.callbacks.append(progress())  # type: ignore[attr-defined]
-    return built
-
-
-def loggers(config: DictConfig) -> list[Any]:
-    """The loggers that are asked for beside ``metrics.csv``, which have been told the configuration.
+def check_accelerator(accelerator: str) -> None:
+    """Make sure that this machine has the accelerator of ``trainer.accelerator``.
 
     Raises:
-        InputError: if one of them isn't installed.
+        InputError: if it is a GPU and there is none.
+    """
+    gpus = [name for name, gpu in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if gpu.is_available()]
+    if accelerator in ("gpu", "cuda", "mps") and accelerator not in [*gpus, *(["gpu"] if gpus else [])]:
+        raise InputError(
+            f"trainer.accelerator={accelerator}: this machine has none that PyTorch can use; auto takes what there is: "
+            f"{', '.join([*gpus, 'cpu'])}"
+        )
+
+
+def build_callbacks(config: DictConfig) -> list[Callback]:
+    """Build the entries of ``callbacks`` in order, without those that are null or whose function returns None.
+
+    Raises:
+        InputError: if an entry makes anything but a callback, or there is none that writes the last checkpoint.
+    """
+    callbacks = []
+    for name, entry in config.callbacks.items():
+        if entry is None:
+            continue
+        built = instantiate(entry, _convert_="all") if OmegaConf.is_dict(entry) else entry
+        if isinstance(built, Callback):
+            callbacks.append(built)
+        elif built is not None:
+            raise InputError(
+                f"callbacks.{name}: {built!r} is not a callback; a mapping is due whose _target_ is a subclass of "
+                "pytorch_lightning.Callback, or null"
+            )
+    if not any(isinstance(callback, LastCheckpoint) for callback in callbacks):
+        raise InputError(
+            "callbacks.last_checkpoint=null: a run needs its last checkpoint; checkpoints.every_n_steps says how often "
+            "it is written"
+        )
+    return callbacks
+
+
+def build_testing_trainer(config: DictConfig, **settings: Any) -> Trainer:
+    """Build Lightning's Trainer of a test alone: without the user's callbacks, but it shows how far the test is."""
+    built = build_trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False, **settings)
+    if config.trainer.enable_progress_bar is not False:
+        built.callbacks.append(make_progress())  # type: ignore[attr-defined]
+    return built
+
+
+def build_loggers(config: DictConfig) -> list[Any]:
+    """Build the loggers beside ``metrics.csv``, and log the configuration.
+
+    Raises:
+        InputError: if a logger isn't installed.
     """
     try:
         built = [instantiate(logger) for logger in config.logger.loggers.values()]
@@ -80,5 +123,7 @@ def loggers(config: DictConfig) -> list[Any]:
             names = ", ".join(config.logger.loggers)
             raise InputError(f"logger={names}: not installed; pip install 'dml[{names}]'") from error
         raise
-    log_configuration(built, config)
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    for logger in built:
+        logger.log_hyperparams(without_run_keys(values))
     return built

@@ -16,6 +16,7 @@ TRAINING_ONLY = (
     "optimizer",
     "scheduler",
     "gradient_cache",
+    "callbacks",
     "checkpoints",
     "logger",
     "sweep",
@@ -28,63 +29,63 @@ class Stage:
     """One training of a run.
 
     Args:
-        name: "" for the only one.
-        config: the run's configuration with the stage's own values.
+        name: name of the stage; "" for the only one.
+        config: configuration of the run with the changes of the stage.
     """
 
     name: str
     config: DictConfig
 
 
-def stages(config: DictConfig) -> list[Stage]:
-    """The stages of a configuration in order: each of ``stages`` is what it changes of the rest.
+def list_stages(config: DictConfig) -> list[Stage]:
+    """Return the stages of a configuration in order; each entry of ``stages`` holds its changes to the rest.
 
-    A part with a ``_target_`` of its own stands in the place of the whole part, anything else changes single values.
-    Without ``stages`` the run has one.
+    A part with a ``_target_`` replaces the whole part, anything else changes single values. Without ``stages`` the run
+    has one stage.
     """
-    return [Stage(str(name), _changed(config, name)) for name in config.stages] or [Stage("", config)]
+    return [Stage(str(name), _apply_changes(config, name)) for name in config.stages] or [Stage("", config)]
 
 
-def stage(config: DictConfig, name: str) -> Stage:
-    """The stage of that name.
+def find_stage(config: DictConfig, name: str) -> Stage:
+    """Return the stage of a name.
 
     Raises:
-        InputError: if there is none.
+        InputError: if the configuration has no such stage.
     """
-    for found in stages(config):
-        if found.name == name:
-            return found
+    for stage in list_stages(config):
+        if stage.name == name:
+            return stage
     raise InputError(
         f"checkpoint of stage {name or '(none)'}: this run's stages are {', '.join(config.stages) or 'none'}"
     )
 
 
-def _changed(config: DictConfig, name: Any) -> DictConfig:
+def _apply_changes(config: DictConfig, name: Any) -> DictConfig:
     changed = config.copy()
     with open_dict(changed):
         changed.stages = {}
     changes: Any = OmegaConf.to_container(config.stages, resolve=False)
-    for path, value in _leaves(changes[name]):
+    for path, value in _iterate_changes(changes[name]):
         OmegaConf.update(changed, path, value, merge=False)
     return changed
 
 
-def _leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of what a stage changes, interpolations unresolved."""
+def _iterate_changes(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of each change, interpolations unresolved."""
     if isinstance(content, dict) and "_target_" not in content and (content or not path):
         for key, value in content.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _iterate_changes(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, content
 
 
-def evaluation_config(config: DictConfig) -> DictConfig:
-    """The configuration of a stage as a test of its checkpoint needs it.
+def make_evaluation_config(config: DictConfig) -> DictConfig:
+    """Return the configuration of a stage as a test of its checkpoint needs it.
 
     The parts that only training uses are not in it, and the model begins without pretrained weights, since the
     checkpoint holds all of them.
     """
-    parts = resolved_parts(config, TRAINING_ONLY)
+    parts = resolve_parts(config, TRAINING_ONLY)
     parts["trainer"] |= {
         "max_epochs": None,
         "max_steps": 1,
@@ -100,11 +101,11 @@ def evaluation_config(config: DictConfig) -> DictConfig:
     return OmegaConf.create(parts)
 
 
-def resolved_parts(config: DictConfig, unused: Collection[str] = ()) -> dict[str, Any]:
-    """The parts of a configuration as plain values, their interpolations resolved.
+def resolve_parts(config: DictConfig, unused: Collection[str] = ()) -> dict[str, Any]:
+    """Return the parts of a configuration as plain values, their interpolations resolved.
 
     Args:
-        config: the configuration.
+        config: configuration of a run or a stage.
         unused: top-level keys to skip; an interpolation in them needn't have a value.
     """
     parts: dict[str, Any] = {}

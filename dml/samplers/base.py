@@ -1,5 +1,5 @@
 from numbers import Integral
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -8,9 +8,17 @@ from dml.ops.errors import InputError
 
 Ints = NDArray[np.int64]
 
+AUTO = "auto"
+AUTO_CLASSES = 20
+"""Number of classes in a batch with ``classes_per_batch`` "auto", if so many classes can be drawn."""
+
 
 class EpochSampler:
-    """What all batch samplers share: how many batches an epoch has, and which epoch `iter()` gives."""
+    """Base class of the batch samplers: holds the number of batches an epoch and the current epoch.
+
+    Args:
+        batches_per_epoch: number of batches that `iter()` gives.
+    """
 
     def __init__(self, batches_per_epoch: int) -> None:
         self._batches_per_epoch = batches_per_epoch
@@ -20,27 +28,20 @@ class EpochSampler:
         return self._batches_per_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that `iter()` gives; before the first call it is 0."""
+        """Choose the epoch whose batches `iter()` gives; the first epoch is 0, the default."""
         if epoch < 0:
             raise ValueError(f"epoch={epoch}: must be 0 or more")
         self._epoch = epoch
 
 
-@runtime_checkable
-class LearnsFromEmbeddings(Protocol):
-    """A sampler that chooses rows by their embeddings, computed before the training and maybe again during it."""
-
-    wanted_neighbors: int
-    """The nearest rows of each row that it asks for; 0 if it needs none."""
-
-    def learn(self, embeddings: NDArray[np.float32], neighbors: Ints) -> None:
-        """(N, D) of unit length, and each row's nearest rows (N, K) nearest first; used from the next `iter()` on."""
-
-
 def finest(labels: ArrayLike) -> NDArray[Any]:
-    """(N,) or (N, L) -> (N,), column 0
+    """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,)
 
-    Raises InputError for no labels, another shape or type.
+    >>> finest([[3, 0], [4, 0]]).tolist()
+    [3, 4]
+
+    Raises:
+        InputError: if there are no labels, or their shape or type is another.
     """
     array = np.asarray(labels)
     if array.size == 0:
@@ -51,6 +52,48 @@ def finest(labels: ArrayLike) -> NDArray[Any]:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Raises InputError, which names the sampler's setting, unless the value is a whole number of `least` or more."""
+    """Check that a setting of a sampler is a whole number.
+
+    Args:
+        name: name of the setting, for the error line.
+        value: value of the setting.
+        least: smallest value allowed.
+
+    Raises:
+        InputError: if the value isn't a whole number, or is below ``least``.
+    """
     if not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"sampler.{name}={value}: must be a whole number, {least} or more")
+
+
+def choose_classes_per_batch(
+    setting: int | str, sizes: Ints, drawable: int, images_per_class: int, *, largest: int | None = None
+) -> int:
+    """Return the number of classes in a batch; "auto" takes `AUTO_CLASSES`, or all that can be drawn if they are fewer.
+
+    Args:
+        setting: the sampler's setting ``classes_per_batch``, a number or "auto".
+        sizes: (classes,) number of images of each training class.
+        drawable: number of classes that can be drawn.
+        images_per_class: number of images of each class in a batch, K.
+        largest: largest number of classes that would do; None takes ``drawable``.
+
+    Raises:
+        InputError: if the setting is neither "auto" nor a whole number above 0, or fewer classes can be drawn; the
+            message names values that would do.
+    """
+    if setting != AUTO and (not isinstance(setting, Integral) or int(setting) < 1):
+        raise InputError(f"sampler.classes_per_batch={setting}: must be auto, or a whole number, 1 or more")
+    largest = drawable if largest is None else largest
+    needed = 2 if setting == AUTO else int(setting)
+    if needed > drawable:
+        which = "" if drawable == len(sizes) else f" with images_per_class={images_per_class} images"
+        remedies = [f"sampler.classes_per_batch={largest}"] if largest >= 2 else []
+        if len(sizes) >= needed and (smaller := int(np.sort(sizes)[-needed])) < images_per_class and smaller >= 2:
+            remedies.append(f"sampler.images_per_class={smaller}")
+        raise InputError(
+            f"sampler.classes_per_batch={setting}: the training split has only {drawable} "
+            f"{'class' if drawable == 1 else 'classes'}{which}; "
+            + (f"{' or '.join(remedies)} would do" if remedies else "a batch needs images of 2 classes or more")
+        )
+    return max(1, min(AUTO_CLASSES, largest)) if setting == AUTO else needed

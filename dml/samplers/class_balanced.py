@@ -5,121 +5,144 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError
-from dml.samplers.base import EpochSampler, Ints, check_whole, finest
+from dml.samplers.base import EpochSampler, Ints, check_whole, choose_classes_per_batch, finest
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
-SMALLEST_PIECE = 2**12  # images drawn at once, so that many share the cost of a draw, about a millisecond
+# Number of images drawn at once: a draw takes about a millisecond, however few images are drawn.
+SMALLEST_PIECE = 2**12
 
 
 class ClassBalancedSampler(EpochSampler):
-    """Batches of C classes x K images: lists of C·K row indices, the images of a class adjacent.
+    """Draws batches of C classes with K images each.
 
-    labels (N,) int, or (N, L), of which column 0, the finest level, counts.
+    A batch is a list of C·K row indices, in which the images of a class are adjacent.
 
-    Order. Classes come in rounds, each a new shuffle of all classes, and the rounds are cut into batches;
-    no class is in a batch twice. So every class is drawn equally often, whatever its size. The images of a
-    class come from a shuffled queue of its own, shuffled again when exhausted: each is used before one
-    repeats, also across epochs, and a class of K or more images has none twice in a batch.
+    Order: classes come in rounds. Each round is a new shuffle of all classes, and the rounds are cut into batches so
+    that no batch contains a class twice. Every class is therefore drawn equally often, whatever its size. The images
+    of a class come from a shuffled queue, which is shuffled again when it is empty. So all images of a class are used
+    before one repeats, also across epochs, and a class with K or more images has no image twice in a batch.
 
-    Epoch. `batches_per_epoch` batches, by default ceil(N / (C·K)), N counting the images of the classes
-    drawn: as many images as one pass over the data, but not each image once. Every class gives about N /
-    (number of classes) images an epoch: of a larger class the rest is unseen in that epoch and comes first
-    in the next ones, a smaller class is seen several times. Epoch e is the batches e·B to (e + 1)·B - 1 of
-    one endless sequence that depends on labels, C, K, short_classes and seed only. `set_epoch` finds the
-    place directly; iterating carries nothing over.
+    Epoch: by default an epoch has ceil(N / (C·K)) batches, where N is the number of images of the classes that are
+    drawn. These are as many images as in one pass over the data, but not each image once: every class gives about
+    N / (number of classes) images. Images of a larger class that are left come first in the next epochs; images of a
+    smaller class are used several times. Epoch e is the batches from e·B to (e + 1)·B - 1 of one endless sequence,
+    which depends on labels, C, K, `short_classes` and the seed only. `set_epoch` jumps to any epoch, and iterating
+    changes no state.
 
-    short_classes says what happens to classes of fewer than K images:
-      repeat  their images repeat inside the batch, equally often give or take one.
-      drop    they are never drawn: their images are never seen.
-      fill    they give the images they have, and the batch takes further classes until it has C·K images. The
-              last of them may be cut, even to a single image; the next batch then opens with the rest of that
-              class. (If all classes together give less than K - 1 images more than one batch, a round is one
-              batch, the rest is left out of it, and images of the classes cut may repeat early.)
+    Randomness: the classes are shuffled by `default_rng((seed, 0, round))`, and the images of the classes of n images
+    by `default_rng((seed, n, pass))`. The epoch is no part of the seed, because an epoch goes on with the shuffles
+    that the epoch before has begun.
 
-    Randomness is `default_rng((seed, 0, round))` for the classes and `default_rng((seed, n, pass))` for the
-    classes of n images, not (seed, epoch): an epoch goes on with the shuffles that the last did not use up.
+    In distributed training every process makes the same batches, and the loader takes a contiguous share of each. No
+    class is then on two ranks if K divides the share, except that with `short_classes` "fill" one class may be.
 
-    There is no rank: under DDP every process makes the same batches, and the loader takes its share of each.
-    Shares are contiguous, so no class is on two ranks if K divides the share (with fill, one may be).
+    >>> sampler = ClassBalancedSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], classes_per_batch=2, images_per_class=2)
+    >>> len(sampler), [len(batch) for batch in sampler]
+    (3, [4, 4, 4])
 
-    Raises InputError for settings that the labels cannot meet.
+    Args:
+        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
+        classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
+        images_per_class: number of images of each class in a batch, K.
+        short_classes: treatment of classes with fewer than K images. "repeat" repeats their images in the batch, as
+            evenly as possible. "drop" never draws these classes. "fill" takes the images that there are and adds
+            further classes until the batch has C·K images; the last class may be cut, even to one image, and the next
+            batch then begins with the rest of it. (If all classes together give less than K - 1 images more than a
+            batch, a round is one batch, the images left are skipped, and images of the cut classes may repeat early.)
+        batches_per_epoch: number of batches of an epoch, B; None computes it from the number of images.
+        seed: seed of all shuffles.
+
+    Attributes:
+        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
+
+    Raises:
+        InputError: if the labels don't have enough classes or images for the settings.
     """
 
     def __init__(
         self,
         labels: ArrayLike,
-        classes_per_batch: int,
+        classes_per_batch: int | str,
         images_per_class: int,
         *,
         short_classes: str = "repeat",
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("classes_per_batch", classes_per_batch, least=1)
         check_whole("images_per_class", images_per_class, least=1)
         check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("seed", seed, least=0)
 
         _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
-        # How many images a class gives each time it is drawn.
-        gives = images_given(sizes, images_per_class, short_classes)
-        drawn = gives > 0
+        draw_counts = images_per_draw(sizes, images_per_class, short_classes)
+        is_drawn = draw_counts > 0
         # The rows of class c are rows[starts[c] : starts[c] + sizes[c]].
         self._rows = np.argsort(class_of_row, kind="stable")
-        self._starts = (sizes.cumsum() - sizes)[drawn]
-        self._sizes = sizes[drawn]
-        self._gives = gives[drawn]
-        _check_enough(sizes, self._gives, classes_per_batch, images_per_class)
-
+        self._starts = (sizes.cumsum() - sizes)[is_drawn]
+        self._sizes = sizes[is_drawn]
+        self._draw_counts = draw_counts[is_drawn]
+        self.classes_per_batch = _choose_classes_per_batch(
+            classes_per_batch, sizes, self._draw_counts, images_per_class
+        )
         self.images_per_class = images_per_class
-        self._batch_size = classes_per_batch * images_per_class
-        self._classes = _Queue(self._gives, self._batch_size, (seed, 0))
+        self._batch_size = self.classes_per_batch * images_per_class
+        self._classes = _Queue(self._draw_counts, self._batch_size, (seed, 0))
         self._batches_per_pass = -(-int(self._sizes.sum()) // self._batch_size)
         self._seed = seed
         super().__init__(batches_per_epoch or self._batches_per_pass)
 
     def __iter__(self) -> Iterator[list[int]]:
         first = self._epoch * len(self)
-        for batch in self.stretch(first, first + len(self)):
+        for batch in self.slice_batches(first, first + len(self)):
             yield batch.tolist()
 
-    def stretch(self, first: int, last: int) -> Iterator[Ints]:
-        """Batches first..last-1 of the endless sequence, whatever the epoch: C·K row indices each"""
-        # In pieces, so that memory is bounded however long the stretch is.
+    def slice_batches(self, first: int, last: int) -> Iterator[Ints]:
+        """Yield the batches from first to last - 1 of the endless sequence, each as C·K row indices."""
+        # The batches are drawn in pieces to bound the memory.
         piece = max(self._batches_per_pass, SMALLEST_PIECE // self._batch_size)
         for start in range(first, last, piece):
             yield from self._batches(start, min(start + piece, last))
 
     def _batches(self, first: int, last: int) -> Ints:
-        """(last - first, C·K) row indices"""
+        """Draw the batches from first to last - 1 -> (last - first, C·K) row indices."""
         begin, end = first * self._batch_size, last * self._batch_size
         length = self._classes.length
         first_round, last_round = begin // length, -(-end // length)
         images = self._images(first_round, last_round)
-        given = np.arange(images.shape[2]) < self._gives[:, None]
+        is_used = np.arange(images.shape[2]) < self._draw_counts[:, None]
         orders = self._classes.passes(first_round, last_round)[:, 0]
-        rounds = [images[order, index][given[order]][:length] for index, order in enumerate(orders)]
+        rounds = [images[order, index][is_used[order]][:length] for index, order in enumerate(orders)]
         offset = first_round * length
         return np.concatenate(rounds)[begin - offset : end - offset].reshape(-1, self._batch_size)
 
     def _images(self, first: int, last: int) -> Ints:
-        """Row indices drawn in rounds first..last-1: (classes, rounds, K), of class c the first gives[c]"""
-        images = np.zeros((len(self._sizes), last - first, self._gives.max()), np.int64)
-        for size in np.unique(self._sizes):  # classes of one size keep step: read together
+        """Draw the images of each class in the rounds from first to last - 1.
+
+        Returns:
+            Row indices (classes, rounds, K); of class c only the first draw_counts[c] in a round are used.
+        """
+        images = np.zeros((len(self._sizes), last - first, self._draw_counts.max()), np.int64)
+        for size in np.unique(self._sizes):  # classes of equal size begin their passes in the same rounds
             members = np.flatnonzero(self._sizes == size)
-            gives = int(self._gives[members[0]])
-            places = _visits(int(size), gives, len(members), self._seed, first, last)
-            images[members, :, :gives] = self._rows[self._starts[members, None, None] + places]
+            count = int(self._draw_counts[members[0]])
+            offsets = _draw_offsets(int(size), count, len(members), self._seed, first, last)
+            images[members, :, :count] = self._rows[self._starts[members, None, None] + offsets]
         return images
 
 
 @dataclass(frozen=True)
 class _Queue:
-    """An endless queue of shuffled passes over n items, read one window after another.
+    """An endless queue of shuffled passes over n items, which is read in windows.
 
-    Item i fills weights[i] places of a pass, and a window is `window` places. No item is in a window twice,
-    also where a window crosses from one pass into the next. Passes are numbered from 0 and can be had without
-    those before them. `rows` queues of one shape, each with its own shuffles, are held together.
+    Item i takes weights[i] positions of a pass. No item is in a window twice, even if the window crosses from one pass
+    into the next. Passes are numbered from 0, and any pass can be computed without most of those before it. The object
+    holds several queues of the same weights, each with other shuffles.
+
+    Args:
+        weights: (n,) number of positions of each item in a pass.
+        window: number of positions of a window.
+        key: seed of the shuffles.
+        rows: number of queues.
     """
 
     weights: Ints
@@ -129,19 +152,19 @@ class _Queue:
 
     @property
     def length(self) -> int:
-        """The places of a pass that are read: all, but for one case."""
+        """Number of positions of a pass that are read: nearly always all."""
         total, heaviest = int(self.weights.sum()), int(self.weights.max())
-        # A window's end may cut an item. If a pass is hardly longer than a window, the next window could not
-        # be filled without the cut item's next turn as well. Such a pass is one window; its rest is not read.
+        # The end of a window may cut an item in two. If a pass is hardly longer than a window, filling the next window
+        # would need that item a second time. Such a pass is read for one window only, and its rest is skipped.
         return self.window if total - self.window < heaviest - 1 else total
 
     def passes(self, first: int, last: int) -> Ints:
-        """Order of the items in passes first..last-1: (last - first, rows, n)"""
-        start = self._independent(first)
+        """Compute the order of the items in the passes from first to last - 1 -> (last - first, rows, n)."""
+        start = self._last_independent(first)
         order = self._shuffled(max(start - 1, 0))
         orders = []
         for index in range(start, last):
-            order = self._apart(self._shuffled(index), order, self._begun(index))
+            order = self._delay_repeats(self._shuffled(index), order, self._carried_over(index))
             if index >= first:
                 orders.append(order)
         return np.stack(orders)
@@ -150,49 +173,80 @@ class _Queue:
         items = np.tile(np.arange(len(self.weights)), (self.rows, 1))
         return np.random.default_rng((*self.key, index)).permuted(items, axis=1)
 
-    def _begun(self, index: int) -> int:
-        """The places in the pass before of the window that crosses into this pass; 0 if none crosses."""
+    def _carried_over(self, index: int) -> int:
+        """Compute how many positions of the window that crosses into a pass are in the pass before; 0 if none is."""
         return index * self.length % self.window
 
-    def _independent(self, index: int) -> int:
-        """The last pass up to this one that follows from its own shuffle and that of the pass before."""
-        # `_apart` changes no more than the first window + 2 (heaviest - 1) places of a pass. Its end, which
-        # is all that the next pass must know (and may start in a cut item, another heaviest - 1 places), is
-        # as it was shuffled if the pass is long. If passes are short, one into which no window crosses is
-        # near: at most `window` passes back.
+    def _last_independent(self, index: int) -> int:
+        """Return the last pass, up to this one, that depends only on two shuffles: of itself and of the pass before."""
+        # `_delay_repeats` changes only the first window + 2 (heaviest - 1) positions of a pass. The next pass depends
+        # on the end of this one alone, which may begin within a cut item, another heaviest - 1 positions earlier. In
+        # a long pass that end is as it was shuffled. If passes are short, a pass into which no window crosses is near:
+        # at most `window` passes back.
         spare = self.length - self.window - 3 * (int(self.weights.max()) - 1)
-        while self._begun(index) > max(spare, 0):
+        while self._carried_over(index) > max(spare, 0):
             index -= 1
         return index
 
-    def _apart(self, order: Ints, previous: Ints, begun: int) -> Ints:
-        """The items that the crossing window has from `previous` move behind its end: (rows, n)"""
-        if begun == 0:
+    def _delay_repeats(self, order: Ints, previous: Ints, carried_over: int) -> Ints:
+        """Move the items that the crossing window already has from the previous pass behind the end of that window.
+
+        Args:
+            order: (rows, n) shuffled order of a pass.
+            previous: (rows, n) final order of the pass before.
+            carried_over: number of positions of the crossing window in the pass before.
+
+        Returns:
+            The final order of the pass (rows, n).
+        """
+        if carried_over == 0:
             return order
-        held = np.zeros(order.shape, dtype=bool)
-        np.put_along_axis(held, previous, self.weights[previous].cumsum(axis=1) > self.length - begun, axis=1)
-        held = np.take_along_axis(held, order, axis=1)
-        free = np.where(held, 0, self.weights[order])
-        ahead = ~held & (free.cumsum(axis=1) - free < self.window - begun)
-        return np.take_along_axis(order, np.argsort(~ahead, axis=1, kind="stable"), axis=1)
+        in_window = np.zeros(order.shape, dtype=bool)
+        crossing = self.weights[previous].cumsum(axis=1) > self.length - carried_over
+        np.put_along_axis(in_window, previous, crossing, axis=1)
+        in_window = np.take_along_axis(in_window, order, axis=1)
+        free_weights = np.where(in_window, 0, self.weights[order])
+        is_ahead = ~in_window & (free_weights.cumsum(axis=1) - free_weights < self.window - carried_over)
+        return np.take_along_axis(order, np.argsort(~is_ahead, axis=1, kind="stable"), axis=1)
 
 
-def _visits(size: int, gives: int, classes: int, seed: int, first: int, last: int) -> Ints:
-    """What classes of `size` images give in rounds first..last-1: (classes, rounds, gives) in 0..size-1"""
-    taken = gives % size or size  # from the queue; beyond that a short class gives whole copies of itself
-    queue = _Queue(np.ones(size, np.int64), taken, (seed, size), rows=classes)
-    first_pass, last_pass = first * taken // size, -(-last * taken // size)
-    places = queue.passes(first_pass, last_pass).swapaxes(0, 1).reshape(classes, -1)
-    offset = first_pass * size
-    visits = places[:, first * taken - offset : last * taken - offset].reshape(classes, last - first, taken)
-    copies = np.tile(np.arange(size), (gives - taken) // size)
-    return np.concatenate([np.broadcast_to(copies, (*visits.shape[:2], len(copies))), visits], axis=2)
+def _draw_offsets(size: int, count: int, classes: int, seed: int, first: int, last: int) -> Ints:
+    """Draw images of several classes of one size in the rounds from first to last - 1.
+
+    Args:
+        size: number of images of each class.
+        count: number of images that a class gives in a round.
+        classes: number of classes.
+        seed: seed of the shuffles.
+        first: number of the first round.
+        last: number of the round after the last one.
+
+    Returns:
+        Numbers of the images within their class (classes, rounds, count), from 0 to size - 1.
+    """
+    queued = count % size or size  # a class smaller than the count gives complete copies of itself as well
+    queue = _Queue(np.ones(size, np.int64), queued, (seed, size), rows=classes)
+    first_pass, last_pass = first * queued // size, -(-last * queued // size)
+    sequence = queue.passes(first_pass, last_pass).swapaxes(0, 1).reshape(classes, -1)
+    begin = first_pass * size
+    drawn = sequence[:, first * queued - begin : last * queued - begin].reshape(classes, last - first, queued)
+    copies = np.tile(np.arange(size), (count - queued) // size)
+    return np.concatenate([np.broadcast_to(copies, (*drawn.shape[:2], len(copies))), drawn], axis=2)
 
 
-def images_given(sizes: Ints, images_per_class: int, short_classes: str) -> Ints:
-    """How many images classes of these sizes give each time they are drawn; those never drawn give 0
+def images_per_draw(sizes: Ints, images_per_class: int, short_classes: str) -> Ints:
+    """Compute how many images each class gives when it is drawn; a class that is never drawn gives 0.
 
-    Raises InputError if `short_classes` is none of the ways.
+    >>> images_per_draw(np.array([1, 2, 5]), images_per_class=2, short_classes="drop").tolist()
+    [0, 2, 2]
+
+    Args:
+        sizes: (classes,) number of images of each class.
+        images_per_class: number of images that a class should give, K.
+        short_classes: "repeat", "drop" or "fill"; see `ClassBalancedSampler`.
+
+    Raises:
+        InputError: if ``short_classes`` has another value.
     """
     if short_classes not in SHORT_CLASSES:
         raise InputError(f"sampler.short_classes={short_classes}: must be one of {', '.join(SHORT_CLASSES)}")
@@ -201,21 +255,29 @@ def images_given(sizes: Ints, images_per_class: int, short_classes: str) -> Ints
     return np.where((sizes < images_per_class) & (short_classes == "drop"), 0, images_per_class)
 
 
-def _check_enough(sizes: Ints, gives: Ints, classes_per_batch: int, images_per_class: int) -> None:
-    """Whether the classes that are drawn fill a batch."""
-    if len(gives) == 0:
+def _choose_classes_per_batch(setting: int | str, sizes: Ints, draw_counts: Ints, images_per_class: int) -> int:
+    """Return the number of classes in a batch; raise InputError unless the classes that are drawn fill a batch.
+
+    Args:
+        setting: a number of classes, or "auto".
+        sizes: (classes,) number of images of each class.
+        draw_counts: number of images that each drawn class gives to a batch.
+        images_per_class: number of images of each class in a batch, K.
+    """
+    if len(draw_counts) == 0:
         raise InputError(
             f"sampler.short_classes=drop: no class has images_per_class={images_per_class} images, "
-            f"the largest has {sizes.max()}"
+            f"the largest has {sizes.max()}; sampler.short_classes=repeat repeats images"
         )
-    if classes_per_batch > len(gives):
-        which = f" with images_per_class={images_per_class} images" if len(gives) < len(sizes) else ""
-        raise InputError(
-            f"sampler.classes_per_batch={classes_per_batch}: the training split has only {len(gives)} classes{which}"
-        )
-    if gives.sum() < classes_per_batch * images_per_class:
+    images = int(draw_counts.sum())
+    largest = min(len(draw_counts), images // images_per_class)
+    classes_per_batch = choose_classes_per_batch(setting, sizes, len(draw_counts), images_per_class, largest=largest)
+    if images < classes_per_batch * images_per_class:
+        smaller = images // images_per_class
         raise InputError(
             f"sampler.short_classes=fill: a batch is {classes_per_batch} x {images_per_class} = "
-            f"{classes_per_batch * images_per_class} images, the {len(gives)} classes of the training split "
-            f"give only {gives.sum()}; make the batch smaller or use short_classes=repeat"
+            f"{classes_per_batch * images_per_class} images, the {len(draw_counts)} classes of the training split "
+            f"give only {images}; {f'sampler.classes_per_batch={smaller} or ' if smaller > 1 else ''}"
+            "sampler.short_classes=repeat would do"
         )
+    return classes_per_batch

@@ -4,37 +4,55 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.errors import InputError
-from dml.samplers.base import EpochSampler, check_whole, finest
+from dml.ops.training_protocols import EmbeddingBank
+from dml.samplers.base import EpochSampler, check_whole, choose_classes_per_batch, finest
 
 Floats = NDArray[np.float32]
 
 
 class HardClassSampler(EpochSampler):
-    """Batches of C classes that lie close together x K images: hard negative classes for N-pair losses (Sohn, 2016).
+    """Draws batches of C similar classes with K images each: hard negative class mining (Sohn, 2016).
 
-    labels (N,) int, or (N, L), of which column 0 counts. Classes of fewer than K images are never drawn.
-    class_embeddings (number of classes, D): one vector for each class, such as the mean of its images' embeddings,
-    in ascending order of the labels. `set_class_embeddings` gives them later, or anew; they count from the next
-    `iter()` on. Without them all classes tie: the batches are plain N-pair ones.
+    For each batch, random candidate classes are drawn, and the first candidate is chosen. Then the candidate nearest
+    to any chosen class is added until there are C classes. This is the class that violates the triplet constraint
+    most, as the violation is largest at the least distance. Ties are broken at random. Finally K different images of
+    each class are drawn. Classes with fewer than K images are never drawn.
 
-    For each batch `candidate_classes` classes are drawn at random, all if there are fewer, and the first of them
-    is taken. Then, until there are C, the one that violates the triplet constraint most with respect to those
-    taken: of all triplets of a taken class, itself, and a candidate the worst is the one with the least distance,
-    so it is the candidate nearest to any of the taken. Ties are broken at random. At last K images of each class
-    are drawn, none twice.
+    The distance of two classes is that of their class embeddings, such as the means of their images' embeddings.
+    `set_class_embeddings` sets them for the next `iter()`. Until they are set, all distances tie, and the batches are
+    those of plain N-pair sampling.
 
-    Departure from Sohn: one vector a class stands for the one or two random images of it that he embeds.
+    Departure: Sohn compares the embeddings of one or two random images of each class.
 
-    Epoch. `batches_per_epoch` batches, by default ceil(N / (C·K)), N counting the images of the classes that are
-    drawn at all. Batch t depends on labels, class embeddings, settings and `default_rng((seed, epoch, t))` only.
+    Epoch: by default an epoch has ceil(N / (C·K)) batches, where N is the number of images of classes with K images or
+    more. Batch t depends on labels, class embeddings, settings and `default_rng((seed, epoch, t))` only.
 
-    Raises InputError for settings that the labels cannot meet, or embeddings that do not fit them.
+    >>> sampler = HardClassSampler([0, 0, 1, 1, 2, 2], classes_per_batch=2, class_embeddings=[[0.0], [9.0], [9.0]])
+    >>> len(sampler), sorted(map(len, sampler))
+    (2, [4, 4])
+
+    Args:
+        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
+        classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
+        images_per_class: number of images of each class in a batch, K.
+        class_embeddings: (number of classes, D), one row for each class in ascending order of the labels; None if
+            they are set later.
+        candidate_classes: number of random classes to choose from for each batch; all if there are fewer.
+        batches_per_epoch: number of batches of an epoch; None computes it from the number of images.
+        seed: seed of all draws.
+
+    Attributes:
+        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
+
+    Raises:
+        InputError: if the labels don't have enough classes or images for the settings, or the class embeddings don't
+            fit the labels.
     """
 
     def __init__(
         self,
         labels: ArrayLike,
-        classes_per_batch: int,
+        classes_per_batch: int | str,
         images_per_class: int = 2,
         *,
         class_embeddings: ArrayLike | None = None,
@@ -42,42 +60,38 @@ class HardClassSampler(EpochSampler):
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("classes_per_batch", classes_per_batch, least=1)
         check_whole("images_per_class", images_per_class, least=1)
-        check_whole("candidate_classes", candidate_classes, least=classes_per_batch)
         check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("seed", seed, least=0)
         _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
-        self._drawn = np.flatnonzero(sizes >= images_per_class)
-        if len(self._drawn) < classes_per_batch:
-            raise InputError(
-                f"sampler.classes_per_batch={classes_per_batch}: the training split has only {len(self._drawn)} "
-                f"classes with images_per_class={images_per_class} images"
-            )
-        self.wanted_neighbors = 0
+        self._drawable = np.flatnonzero(sizes >= images_per_class)
+        self.classes_per_batch = choose_classes_per_batch(
+            classes_per_batch, sizes, len(self._drawable), images_per_class
+        )
+        check_whole("candidate_classes", candidate_classes, least=self.classes_per_batch)
+        self.num_bank_neighbors = 0
         self._class_of_row, self._sizes = class_of_row, sizes
         self._rows = np.split(np.argsort(class_of_row, kind="stable"), sizes.cumsum()[:-1])
         self.images_per_class = images_per_class
-        self._classes_per_batch = classes_per_batch
-        self._candidates = min(candidate_classes, len(self._drawn))
+        self._candidates = min(candidate_classes, len(self._drawable))
         self._seed = seed
         self._embeddings: Floats = np.zeros((len(sizes), 1), np.float32)
         if class_embeddings is not None:
             self.set_class_embeddings(class_embeddings)
-        images = int(sizes[self._drawn].sum())
-        super().__init__(batches_per_epoch or -(-images // (classes_per_batch * images_per_class)))
+        images = int(sizes[self._drawable].sum())
+        super().__init__(batches_per_epoch or -(-images // (self.classes_per_batch * images_per_class)))
 
     def set_class_embeddings(self, embeddings: ArrayLike) -> None:
-        """(number of classes, D), row c for the class with the c-th smallest label; copied."""
+        """Set the class embeddings (number of classes, D) for the next `iter()`; row c is the c-th smallest label's."""
         array = np.asarray(embeddings).astype(np.float32)
         count = len(self._embeddings)
         if array.ndim != 2 or len(array) != count or not np.isfinite(array).all():
             raise InputError(f"class embeddings of shape {array.shape}: must be ({count}, D) finite numbers")
         self._embeddings = array
 
-    def learn(self, embeddings: ArrayLike, neighbors: ArrayLike) -> None:  # noqa: ARG002
-        """Takes the means of the classes' images; see `LearnsFromEmbeddings`."""
-        rows = np.asarray(embeddings)
+    def set_embedding_bank(self, bank: EmbeddingBank) -> None:
+        """Set each class embedding to the mean embedding of its images; see `UsesEmbeddingBank`."""
+        rows = bank.embeddings.numpy()
         sums = np.zeros((len(self._sizes), rows.shape[1]))
         np.add.at(sums, self._class_of_row, rows)
         self.set_class_embeddings(sums / self._sizes[:, None])
@@ -88,18 +102,18 @@ class HardClassSampler(EpochSampler):
     def _batches(self, epoch: int, embeddings: Floats) -> Iterator[list[int]]:
         for number in range(len(self)):
             rng = np.random.default_rng((self._seed, epoch, number))
-            candidates = rng.choice(self._drawn, self._candidates, replace=False)
-            classes = candidates[_close_together(embeddings[candidates], self._classes_per_batch)]
+            candidates = rng.choice(self._drawable, self._candidates, replace=False)
+            classes = candidates[_choose_nearest(embeddings[candidates], self.classes_per_batch)]
             images = [rng.choice(self._rows[c], self.images_per_class, replace=False) for c in classes]
             yield np.concatenate(images).tolist()
 
 
-def _close_together(embeddings: Floats, count: int) -> list[int]:
-    """(n, D) -> the first row, then again and again the row nearest to any chosen before; ties: the first"""
+def _choose_nearest(embeddings: Floats, count: int) -> list[int]:
+    """Choose row 0 of embeddings (n, D), and then repeatedly the row nearest to any chosen row; ties: the first."""
     halves = np.square(embeddings).sum(axis=1) / 2
-    distances = halves[:, None] + halves - embeddings @ embeddings.T  # half the squared ones
+    distances = halves[:, None] + halves - embeddings @ embeddings.T  # half the squared distances
     chosen = [0]
-    nearest = distances[0]  # to any row chosen; infinite for those
+    nearest = distances[0]  # distance of each row to the nearest chosen row; infinite for chosen rows
     while len(chosen) < count:
         nearest[chosen[-1]] = np.inf
         chosen.append(int(nearest.argmin()))

@@ -8,42 +8,61 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError
-from dml.samplers.base import EpochSampler, Ints, check_whole, finest
-from dml.samplers.class_balanced import ClassBalancedSampler, images_given
+from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, check_whole, finest
+from dml.samplers.class_balanced import ClassBalancedSampler, images_per_draw
 
 logger = logging.getLogger(__name__)
 
-Share = tuple[int, int]  # a super-class, and how many classes it gives to a batch
+Share = tuple[int, int]
+"""Number of a super-class, and how many classes it gives to a batch."""
 
 
 class HierarchicalSampler(EpochSampler):
-    """Batches of two super-classes, half of the C classes from each, K images a class (HAPPIER's batches on SOP).
+    """Draws batches of two super-classes, with half of the C classes from each and K images of each class.
 
-    labels (N, L) int: column 0 holds the classes, column `super_level` the super-classes that they belong to.
+    This is HAPPIER's sampling on SOP. A batch is a list of C·K row indices, in which the images of a class are
+    adjacent, and the classes of a super-class too.
 
-    Epoch. Every pair of super-classes gives `batches_per_pair` batches of C·K row indices, the images of a class
-    adjacent, the classes of a super-class adjacent. The pairs come in an order shuffled by
-    `default_rng((seed, epoch))`. So every super-class is drawn equally often, whatever its size; SOP's 12 give
-    66 x 5 batches.
+    Epoch: every pair of super-classes gives `batches_per_pair` batches; SOP's 12 super-classes give 66 x 5 batches.
+    Their order is shuffled by `default_rng((seed, epoch))`. Every super-class is therefore drawn equally often,
+    whatever its size. The batches depend on labels, settings, seed and epoch only.
 
-    Within a super-class, classes and images are drawn as `ClassBalancedSampler` draws them: every class equally
-    often, each image of a class before one repeats, also across epochs; `short_classes` is its. So an epoch's
-    batches depend on labels, settings, seed and epoch only.
+    Within a super-class, a `ClassBalancedSampler` draws the classes and images: every class equally often, and all
+    images of a class before one repeats, also across epochs.
 
-    A super-class of fewer than C/2 classes gives all that it has, and the other of the pair gives the rest (for
-    each number of classes that it gives, a super-class keeps an endless sequence of its own). Two that have fewer
-    than C classes together give no batch: the epoch is shorter, and a super-class without any partner is never
-    seen. A warning counts both. With short_classes=fill or drop a super-class counts as many classes as it can
-    fill with K images each.
+    A super-class of fewer than C/2 classes gives all its classes, and the other super-class of the pair gives the rest.
+    (For each number of classes that it gives, a super-class has a separate `ClassBalancedSampler`.) A pair with fewer
+    than C classes together gives no batch, so the epoch is shorter, and a super-class without any partner is never
+    drawn. A warning counts both. With `short_classes` "fill" or "drop", a super-class counts as having as many classes
+    as it can fill with K images each.
 
-    Raises InputError for settings that the labels cannot meet.
+    >>> labels = [[0, 0], [0, 0], [1, 0], [1, 0], [2, 1], [2, 1], [3, 1], [3, 1]]
+    >>> sampler = HierarchicalSampler(labels, super_level=1, classes_per_batch=2, images_per_class=2)
+    >>> len(sampler), [len(batch) for batch in sampler]
+    (5, [4, 4, 4, 4, 4])
+
+    Args:
+        labels: (N, L) integers, column 0 the finest level, which holds the classes.
+        super_level: column of the labels that holds the super-classes.
+        classes_per_batch: number of classes in a batch, C, an even number; "auto" takes 20, or as many as the two
+            largest super-classes can give if they are fewer.
+        images_per_class: number of images of each class in a batch, K.
+        batches_per_pair: number of batches of each pair of super-classes in an epoch.
+        short_classes: treatment of classes with fewer than K images; see `ClassBalancedSampler`.
+        seed: seed of all shuffles.
+
+    Attributes:
+        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
+
+    Raises:
+        InputError: if the labels don't have enough classes or images for the settings.
     """
 
     def __init__(
         self,
         labels: ArrayLike,
         super_level: int,
-        classes_per_batch: int,
+        classes_per_batch: int | str,
         images_per_class: int,
         batches_per_pair: int = 5,
         *,
@@ -51,19 +70,20 @@ class HierarchicalSampler(EpochSampler):
         seed: int = 0,
     ) -> None:
         check_whole("super_level", super_level, least=1)
-        check_whole("classes_per_batch", classes_per_batch, least=2)
+        check_whole("classes_per_batch", 2 if classes_per_batch == AUTO else classes_per_batch, least=2)
         check_whole("images_per_class", images_per_class, least=1)
         check_whole("batches_per_pair", batches_per_pair, least=1)
         check_whole("seed", seed, least=0)
-        if classes_per_batch % 2:
+        if classes_per_batch != AUTO and int(classes_per_batch) % 2:
             raise InputError(
                 f"sampler.classes_per_batch={classes_per_batch}: must be even, each of two super-classes gives half"
             )
         classes, supers = finest(labels), _level(labels, super_level)
         members = [np.flatnonzero(supers == name) for name in np.unique(supers)]
-        room = np.array([_room(classes[rows], images_per_class, short_classes) for rows in members])
-        self._pairs = _pairs(room, classes_per_batch)
-        _check_pairs(room, len(self._pairs), super_level, classes_per_batch)
+        capacities = np.array([_capacity(classes[rows], images_per_class, short_classes) for rows in members])
+        self.classes_per_batch = _choose_classes_per_batch(classes_per_batch, capacities)
+        self._pairs = _pair_up(capacities, self.classes_per_batch)
+        _check_pairs(capacities, len(self._pairs), super_level, self.classes_per_batch)
 
         self._halves = {
             (index, count): _Half(
@@ -73,7 +93,7 @@ class HierarchicalSampler(EpochSampler):
                     count,
                     images_per_class,
                     short_classes=short_classes,
-                    seed=_seed(seed, index, count),
+                    seed=_derive_seed(seed, index, count),
                 ),
                 pairs * batches_per_pair,
             )
@@ -89,28 +109,34 @@ class HierarchicalSampler(EpochSampler):
 
     def _batches(self, epoch: int) -> Iterator[list[int]]:
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self))
-        halves = {key: half.of_epoch(epoch) for key, half in self._halves.items()}
-        for place in order:
-            first, second = self._pairs[place // self._batches_per_pair]
+        halves = {key: half.batches(epoch) for key, half in self._halves.items()}
+        for number in order:
+            first, second = self._pairs[number // self._batches_per_pair]
             yield next(halves[first]).tolist() + next(halves[second]).tolist()
 
 
 @dataclass(frozen=True)
 class _Half:
-    """What a super-class gives to the batches in which it has a certain number of classes."""
+    """Draws a super-class's part of the batches in which it has a certain number of classes.
 
-    rows: Ints  # of the super-class
-    sampler: ClassBalancedSampler  # of places in `rows`
+    Args:
+        rows: row indices of the super-class.
+        sampler: sampler of indices into ``rows``.
+        batches_per_epoch: number of such batches in an epoch.
+    """
+
+    rows: Ints
+    sampler: ClassBalancedSampler
     batches_per_epoch: int
 
-    def of_epoch(self, epoch: int) -> Iterator[Ints]:
+    def batches(self, epoch: int) -> Iterator[Ints]:
         first = epoch * self.batches_per_epoch
-        for places in self.sampler.stretch(first, first + self.batches_per_epoch):
-            yield self.rows[places]
+        for batch in self.sampler.slice_batches(first, first + self.batches_per_epoch):
+            yield self.rows[batch]
 
 
 def _level(labels: ArrayLike, level: int) -> Ints:
-    """(N, L) -> column `level`"""
+    """Return one column of the labels. (N, L) -> (N,)"""
     array = np.asarray(labels)
     levels = 1 if array.ndim == 1 else array.shape[1]
     if level >= levels:
@@ -121,39 +147,52 @@ def _level(labels: ArrayLike, level: int) -> Ints:
     return array[:, level]
 
 
-def _room(classes: Ints, images_per_class: int, short_classes: str) -> int:
-    """How many classes of K images a super-class can give at once."""
+def _capacity(classes: Ints, images_per_class: int, short_classes: str) -> int:
+    """Compute how many classes with K images each a super-class can give to one batch."""
     _, sizes = np.unique(classes, return_counts=True)
-    return int(images_given(sizes, images_per_class, short_classes).sum()) // images_per_class
+    return int(images_per_draw(sizes, images_per_class, short_classes).sum()) // images_per_class
 
 
-def _pairs(room: Ints, classes_per_batch: int) -> list[tuple[Share, Share]]:
-    """The pairs of super-classes that fill a batch."""
+def _choose_classes_per_batch(setting: int | str, capacities: Ints) -> int:
+    """Return the number of classes in a batch, for "auto" at most as many as the two largest super-classes can give."""
+    return int(setting) if setting != AUTO else max(2, min(AUTO_CLASSES, _largest_batch(capacities)))
+
+
+def _largest_batch(capacities: Ints) -> int:
+    """Compute the largest even number of classes that two super-classes fill; 0 if there aren't two with any class."""
+    largest = np.sort(capacities)[-2:]
+    return int(largest.sum()) // 2 * 2 if len(largest) == 2 and largest.min() > 0 else 0
+
+
+def _pair_up(capacities: Ints, classes_per_batch: int) -> list[tuple[Share, Share]]:
+    """List the pairs of super-classes that fill a batch, with the number of classes that each gives."""
     half = classes_per_batch // 2
     pairs = []
-    for first, second in combinations(np.flatnonzero(room).tolist(), 2):
-        if room[first] + room[second] >= classes_per_batch:
-            count = min(int(room[first]), max(half, classes_per_batch - int(room[second])))
+    for first, second in combinations(np.flatnonzero(capacities).tolist(), 2):
+        if capacities[first] + capacities[second] >= classes_per_batch:
+            count = min(int(capacities[first]), max(half, classes_per_batch - int(capacities[second])))
             pairs.append(((first, count), (second, classes_per_batch - count)))
     return pairs
 
 
-def _check_pairs(room: Ints, pairs: int, super_level: int, classes_per_batch: int) -> None:
-    """Raises InputError if no pair fills a batch; warns of what the labels are short of."""
-    total, half = len(room), classes_per_batch // 2
+def _check_pairs(capacities: Ints, pairs: int, super_level: int, classes_per_batch: int) -> None:
+    """Raise InputError if no pair fills a batch, and warn if some super-classes have too few classes."""
+    total, half = len(capacities), classes_per_batch // 2
     if total < 2:
         raise InputError(f"sampler.super_level={super_level}: the training split has 1 super-class there, 2 are needed")
     if not pairs:
-        most, next_most = sorted(room.tolist(), reverse=True)[:2]
+        largest, second_largest = sorted(capacities.tolist(), reverse=True)[:2]
+        possible = _largest_batch(capacities)
         raise InputError(
             f"sampler.classes_per_batch={classes_per_batch}: no two super-classes of level {super_level} fill a batch, "
-            f"the largest have {most} and {next_most} classes to give"
+            f"the largest have {largest} and {second_largest} classes to give"
+            + (f"; sampler.classes_per_batch={possible} would do" if possible else "")
         )
-    if (room < half).any():
+    if (capacities < half).any():
         logger.warning(
             "hierarchical sampling: %d of %d super-classes of level %d have fewer than %d classes to give; "
             "%d of %d pairs have fewer than %d together and give no batch",
-            (room < half).sum(),
+            (capacities < half).sum(),
             total,
             super_level,
             half,
@@ -163,6 +202,6 @@ def _check_pairs(room: Ints, pairs: int, super_level: int, classes_per_batch: in
         )
 
 
-def _seed(seed: int, index: int, count: int) -> int:
-    """A seed of its own for each half."""
+def _derive_seed(seed: int, index: int, count: int) -> int:
+    """Compute a different seed for each super-class and number of classes that it gives."""
     return int(np.random.SeedSequence((seed, index, count)).generate_state(1, np.uint64)[0])

@@ -3,56 +3,61 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import InputError
-from dml.samplers.base import EpochSampler, Ints, check_whole, finest
+from dml.samplers.base import EpochSampler, Ints, check_whole, choose_classes_per_batch, finest
 
 
 class ImageBalancedSampler(EpochSampler):
-    """Batches of C classes x K images in which every image comes about once an epoch (HAPPIER's release).
+    """Draws batches of C classes with K images each, such that nearly every image is drawn once in an epoch.
 
-    labels (N,) int, or (N, L), of which column 0, the finest level, counts.
+    This is the sampling of HAPPIER's release, with one departure.
 
-    Epoch. Each class of n images is shuffled and cut into floor(n / K) groups of K images; the n mod K images that
-    remain are not seen in this epoch. So a class is drawn in proportion to its size, and classes of fewer than K
-    images are never drawn. A batch is C groups of different classes. An epoch has as many batches as can be made:
-    the largest number B for which the classes have C·B groups, no more than B of them counted for any class, since
-    a class is in a batch at most once. Of the groups beyond C·B, which are fewer than C if no class has more than
-    B, other ones are left out in each epoch.
+    Epoch: the images of each class are shuffled and cut into groups of K; images that are left aren't used in this
+    epoch. A class is therefore drawn in proportion to its size, and classes with fewer than K images are never drawn.
+    A batch is C groups of different classes. An epoch has the largest possible number B of batches: the classes must
+    have C·B groups, where at most B groups of a class count, because a batch contains a class at most once. The groups
+    beyond C·B are skipped, different ones in each epoch.
 
-    Which classes meet. As in the release, the groups of a class are in consecutive batches: the classes are
-    shuffled, their groups are laid in one row, and the group at place p goes to batch p mod B (McNaughton's
-    wrap-around rule for B machines). Then the batches are shuffled. The release fills batch after batch from the
-    first classes that have groups left, and stops when fewer than C classes have any: how many batches its epochs
-    have depends on the shuffle, and the largest classes' last groups are often lost. That is the one difference.
+    Order: as in the release, the groups of a class are in consecutive batches. The classes are shuffled, their groups
+    are put in a row, and group number p goes to batch p mod B (McNaughton's wrap-around rule for B machines). Then the
+    batches are shuffled.
 
-    Epoch e depends on labels, C, K, seed and e only: its randomness is `default_rng((seed, e))`.
+    Departure: the release fills one batch after the other from the first classes with groups left, and stops when
+    fewer than C classes have any. The number of its batches depends on the shuffle, and the last groups of the largest
+    classes are often lost.
+
+    Randomness: epoch e depends on labels, C, K, seed and e only, through `default_rng((seed, e))`.
+
+    >>> sampler = ImageBalancedSampler([0, 0, 0, 0, 1, 1, 2, 2], classes_per_batch=2, images_per_class=2)
+    >>> sorted(row for batch in sampler for row in batch)
+    [0, 1, 2, 3, 4, 5, 6, 7]
 
     Args:
-        labels: of the training images.
-        classes_per_batch: C.
-        images_per_class: K, 2 or more.
-        seed: of the shuffles.
+        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
+        classes_per_batch: number of classes in a batch, C; "auto" takes 20, or all that can be drawn if they are fewer.
+        images_per_class: number of images of each class in a batch, K, at least 2.
+        seed: seed of all shuffles.
+
+    Attributes:
+        classes_per_batch: number of classes in a batch, C, a number also if the argument is "auto".
 
     Raises:
-        InputError: for settings that the labels cannot meet.
+        InputError: if the labels don't have enough classes or images for the settings.
     """
 
-    def __init__(self, labels: ArrayLike, classes_per_batch: int, images_per_class: int, *, seed: int = 0) -> None:
-        check_whole("classes_per_batch", classes_per_batch, least=1)
+    def __init__(
+        self, labels: ArrayLike, classes_per_batch: int | str, images_per_class: int, *, seed: int = 0
+    ) -> None:
         check_whole("images_per_class", images_per_class, least=2)
         check_whole("seed", seed, least=0)
         _, self._class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
-        groups = sizes // images_per_class
-        batches = most_batches(groups, classes_per_batch)
-        if not batches:
-            raise InputError(
-                f"sampler.classes_per_batch={classes_per_batch}: only {np.count_nonzero(groups)} of the "
-                f"{len(sizes)} training classes have images_per_class={images_per_class} images"
-            )
+        num_groups = sizes // images_per_class
+        self.classes_per_batch = choose_classes_per_batch(
+            classes_per_batch, sizes, int(np.count_nonzero(num_groups)), images_per_class
+        )
+        batches = max_batches(num_groups, self.classes_per_batch)
         self.images_per_class = images_per_class
-        self._classes_per_batch = classes_per_batch
-        self._first_place = sizes.cumsum() - sizes
-        self._groups = np.minimum(groups, batches)
+        self._class_starts = sizes.cumsum() - sizes
+        self._num_groups = np.minimum(num_groups, batches)
         self._seed = seed
         super().__init__(batches)
 
@@ -61,29 +66,37 @@ class ImageBalancedSampler(EpochSampler):
             yield batch.tolist()
 
     def _batches(self, epoch: int) -> Ints:
-        """The batches of an epoch: (B, C·K) row indices, the images of a class adjacent"""
+        """Draw the batches of an epoch -> row indices (B, C·K), the images of a class adjacent."""
         rng = np.random.default_rng((self._seed, epoch))
         shuffled = rng.permutation(len(self._class_of_row))
         rows_by_class = shuffled[np.argsort(self._class_of_row[shuffled], kind="stable")]
-        first_places = self._shuffled_groups(rng)[: self._classes_per_batch * len(self)]
-        groups = rows_by_class[first_places[:, None] + np.arange(self.images_per_class)]
-        batches = groups.reshape(self._classes_per_batch, len(self), -1).swapaxes(0, 1)
+        starts = self._shuffle_groups(rng)[: self.classes_per_batch * len(self)]
+        groups = rows_by_class[starts[:, None] + np.arange(self.images_per_class)]
+        batches = groups.reshape(self.classes_per_batch, len(self), -1).swapaxes(0, 1)
         shuffled_batches: Ints = batches[rng.permutation(len(self))].reshape(len(self), -1)
         return shuffled_batches
 
-    def _shuffled_groups(self, rng: np.random.Generator) -> Ints:
-        """Where each group begins among the rows in the order of their classes; the classes in a new order"""
-        classes = rng.permutation(len(self._groups))
-        numbers = self._groups[classes]
-        group_in_class = np.arange(numbers.sum()) - np.repeat(numbers.cumsum() - numbers, numbers)
-        first_places: Ints = np.repeat(self._first_place[classes], numbers) + group_in_class * self.images_per_class
-        return first_places
+    def _shuffle_groups(self, rng: np.random.Generator) -> Ints:
+        """Shuffle the classes and return where each of their groups begins in the rows sorted by class."""
+        classes = rng.permutation(len(self._num_groups))
+        num_groups = self._num_groups[classes]
+        group_in_class = np.arange(num_groups.sum()) - np.repeat(num_groups.cumsum() - num_groups, num_groups)
+        starts: Ints = np.repeat(self._class_starts[classes], num_groups) + group_in_class * self.images_per_class
+        return starts
 
 
-def most_batches(groups: Ints, classes_per_batch: int) -> int:
-    """How many batches of C different classes can be made of so many groups of each class; (classes,) -> number"""
-    batches = int(groups.sum()) // classes_per_batch
-    # more batches than the largest number are never enough for themselves, and what they are enough for is no less
-    while (enough := int(np.minimum(groups, batches).sum()) // classes_per_batch) < batches:
-        batches = enough
+def max_batches(num_groups: Ints, classes_per_batch: int) -> int:
+    """Compute the largest number of batches that each contain groups of C different classes.
+
+    >>> max_batches(np.array([5, 1, 1]), classes_per_batch=2)
+    2
+
+    Args:
+        num_groups: (classes,) number of groups of each class.
+        classes_per_batch: number of classes in a batch, C.
+    """
+    batches = int(num_groups.sum()) // classes_per_batch
+    # If B batches can't be filled, the groups that count for B fill fewer than B, but no fewer than the solution.
+    while (filled := int(np.minimum(num_groups, batches).sum()) // classes_per_batch) < batches:
+        batches = filled
     return batches

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError
+from dml.ops.training_protocols import EmbeddingBank
 from dml.samplers.base import EpochSampler, Ints, check_whole, finest
 from dml.samplers.neighborhood import SMALLEST, Bools, Group, NeighborhoodBatch, Neighborhoods
 
@@ -16,14 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 class HardShares(NamedTuple):
-    """What a batch offers to learn from, as fractions; nan where there is nothing to count.
+    """Shares of a batch that tell how much there is to learn; NaN if a share has nothing to count.
 
-    hard_negatives: of the ordered pairs (i, j) of different classes, those with j among the K stored neighbours of
-        i: "extract hard negatives", the dissimilar rows of a neighbourhood.
-    usable_positives: of the ordered pairs of one class, those with j among the K stored neighbours of i. The rest
-        are the outliers that section 3.4 leaves out of P_k.
-    anchors: of the rows, those with another row of their class in the batch, N_p / N of Eq. 3.5. The others get
-        no gradient.
+    Args:
+        hard_negatives: share of the ordered pairs (i, j) of different classes in which j is one of the K stored
+            neighbours of i. These are the hard negatives of the thesis, section 3.4.
+        usable_positives: share of the ordered pairs (i, j) of one class in which j is one of the K stored neighbours
+            of i. The other pairs are outliers, which section 3.4 excludes from P_k.
+        anchors: share of the rows with another row of the same class in the batch, N_p / N of Eq. 3.5. The other rows
+            get no gradient.
     """
 
     hard_negatives: float
@@ -32,35 +34,46 @@ class HardShares(NamedTuple):
 
 
 class LocalNeighborhoodSampler(EpochSampler):
-    """Local neighbourhood sampling (LNS), section 3.4 of the thesis on it: batches of centres with their neighbours.
+    """Draws batches of random images (centres) together with their nearest neighbours.
 
-    labels (N,) int, or (N, L), of which column 0 counts.
-    neighbors (N, K) int: each row's nearest rows, nearest first, without itself. `set_neighbors` gives them later,
-        and again whenever they are computed anew; it counts from the next `iter()` on, not in an epoch under way.
-    num_neighbors: so many columns of the table count if it has more; None takes all. K = 16 in the thesis.
+    This is local neighbourhood sampling (LNS) of the thesis on it, section 3.4. A batch is a list of `batch_size`
+    different row indices. It consists of groups, each a centre with K neighbours. A neighbour is similar if its class
+    is that of the centre. The numbers are the steps of the thesis: draw a random centre (2). Its neighbours must
+    include a similar and a dissimilar row (3). Neither the centre nor a neighbour may be in the batch yet (4). Add all
+    K + 1 rows to the batch (5). Repeat until the batch is full. The last group is cut to the rows that are missing,
+    and the group before it too if the last would have fewer than three rows. A cut group consists of the centre, the
+    nearest similar row, the nearest dissimilar row and the nearest other rows.
 
-    A batch is a list of `batch_size` distinct rows in groups, filled by the thesis's five steps: take a random
-    centre (2) whose K neighbours hold at least one row of its class and one of another (3), and neither it nor
-    they are in the batch yet (4); add all K + 1 (5). The last group is cut to what the batch has room for, and the
-    one before it if fewer than three rows would remain: the nearest stay, with the nearest row of the centre's
-    class and of another in any case.
+    If no centre meets the rules, they are relaxed in this order. First, neighbours that are in the batch already are
+    skipped, if a similar and a dissimilar row remain. Then, if a centre has no similar or no dissimilar neighbour, one
+    is drawn from the whole training split. At last, and for one or two missing rows, which make no group, any rows are
+    drawn. After each epoch with relaxed rules, a warning tells how often that happened.
 
-    Where no centre is left that meets the rules, they are widened as little as will do, in this order:
-    (4) neighbours that the batch has already are left out, if of the others one is similar and one dissimilar;
-    (3) what a centre's neighbours lack, similar or dissimilar, is a row drawn from the whole training split;
-    at last, or for the one or two rows that no group fits, any rows are drawn. After each epoch in which this
-    happened a warning counts how often.
+    Epoch: by default an epoch has ceil(N / batch_size) batches. Centres are tried in the order of
+    `default_rng((seed, epoch)).permutation(N)` without those that fail step 3, beginning in batch t with number
+    t·ceil(batch_size / (K + 1)) of that order. All other random draws of batch t come from
+    `default_rng((seed, epoch, t))`. A row is therefore rarely a centre twice in an epoch, but how often it is drawn as
+    a neighbour depends on the table. Batch t depends on labels, table, settings, seed, epoch and t only.
 
-    Epoch. `batches_per_epoch` batches, by default ceil(N / batch_size). Rows are tried as centres in the order of
-    `default_rng((seed, epoch)).permutation(N)` without those that fail step 3, batch t from place
-    t·ceil(batch_size / (K + 1)) on; what it draws besides is from `default_rng((seed, epoch, t))`. So hardly a row
-    is centre twice in an epoch; but which rows are seen as neighbours, how often, and which not at all is up to the
-    table. Batch t depends on labels, table, settings, seed, epoch and t only, and `groups(t)` gives its groups.
+    In distributed training every process makes the same batches, and the loader takes a share of each.
 
-    There is no rank: under DDP every process makes the same batches, and the loader takes its share of each.
+    >>> table = [[1, 2], [0, 3], [3, 0], [2, 1]]  # the two nearest neighbours of each row
+    >>> sampler = LocalNeighborhoodSampler([0, 0, 1, 1], table, batch_size=3)
+    >>> len(sampler), [len(batch) for batch in sampler]
+    (2, [3, 3])
 
-    Raises InputError for settings that the labels cannot meet, a table that does not fit them, or none when
-    batches are asked for.
+    Args:
+        labels: (N,) or (N, L) integers, column 0 the finest level, which holds the classes.
+        neighbors: (N, K) table of each row's nearest rows, nearest first, without the row itself; None if
+            `set_neighbors` sets it later.
+        batch_size: number of rows in a batch, at least 3.
+        num_neighbors: number of columns of the table to use, K; None uses all. The thesis has 16.
+        batches_per_epoch: number of batches of an epoch; None computes it from the number of rows.
+        seed: seed of all draws.
+
+    Raises:
+        InputError: if the labels have fewer rows than a batch, the table doesn't fit the labels, or there is no table
+            when a batch is drawn.
     """
 
     def __init__(
@@ -82,7 +95,7 @@ class LocalNeighborhoodSampler(EpochSampler):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")
         super().__init__(batches_per_epoch or -(-len(classes) // batch_size))
         self.num_neighbors = num_neighbors
-        self.wanted_neighbors = num_neighbors or 16
+        self.num_bank_neighbors = num_neighbors or 16
         self._classes = classes
         self._batch_size = batch_size
         self._seed = seed
@@ -91,84 +104,103 @@ class LocalNeighborhoodSampler(EpochSampler):
             self.set_neighbors(neighbors)
 
     def set_neighbors(self, neighbors: ArrayLike) -> None:
-        """The table (N, K) that batches are made of from the next `iter()` or `groups()` on; it is copied."""
-        self._table = Neighborhoods.of(self._classes, neighbors, self.num_neighbors)
+        """Set the table of neighbours (N, K) for the next `iter()` or `groups()`; a running epoch doesn't change."""
+        self._table = Neighborhoods.from_table(self._classes, neighbors, self.num_neighbors)
 
-    def learn(self, embeddings: ArrayLike, neighbors: ArrayLike) -> None:  # noqa: ARG002
-        """`set_neighbors`; see `LearnsFromEmbeddings`."""
-        self.set_neighbors(neighbors)
+    def set_embedding_bank(self, bank: EmbeddingBank) -> None:
+        """Set the table of neighbours; see `UsesEmbeddingBank`."""
+        self.set_neighbors(bank.neighbors.numpy())
 
     def groups(self, batch: int) -> list[Group]:
-        """The groups of batch number `batch` of the epoch chosen, in its order; rows drawn by no rule are the last."""
-        return self._plan().fill(batch).groups
+        """Return the groups of a batch of the current epoch in order; rows that no rule chose are the last group."""
+        return self._plan_epoch().fill_batch(batch).groups
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._batches(self._plan())
+        return self._batches(self._plan_epoch())
 
-    def _plan(self) -> "_Epoch":
+    def _plan_epoch(self) -> "_Epoch":
         if self._table is None:
-            raise InputError("sampler: local neighbourhoods need a table of neighbours, and none was set yet")
+            raise InputError(
+                "sampler: local neighbourhoods need a table of neighbours, and none was set yet; call set_neighbors"
+            )
         order = np.random.default_rng((self._seed, self._epoch)).permutation(len(self._classes))
         return _Epoch(self._table, order, self._batch_size, (self._seed, self._epoch))
 
     def _batches(self, plan: "_Epoch") -> Iterator[list[int]]:
-        made: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         try:
             for number in range(len(self)):
-                batch = plan.fill(number)
-                made += batch.made
+                batch = plan.fill_batch(number)
+                counts += batch.counts
                 yield [row for group in batch.groups for row in (group.centre, *group.members)]
-        finally:  # also if the run ends within the epoch
-            if made.keys() - {"whole"}:
+        finally:  # a run that ends within the epoch warns too
+            if counts.keys() - {"whole"}:
                 logger.warning(
                     "local neighbourhood sampling, epoch %d: the rules could not be met for every batch: of %d groups "
-                    "%d left out neighbours that their batch had already and %d took a row from outside their "
+                    "%d skip neighbours that were in the batch already and %d contain a row from outside the "
                     "neighbourhood; %d rows were drawn at random",
                     plan.key[1],
-                    made["whole"] + made["thinned"] + made["completed"],
-                    made["thinned"],
-                    made["completed"],
-                    made["random"],
+                    counts["whole"] + counts["thinned"] + counts["completed"],
+                    counts["thinned"],
+                    counts["completed"],
+                    counts["random"],
                 )
 
 
 def hard_shares(labels: ArrayLike, neighbors: ArrayLike, batch: ArrayLike) -> HardShares:
-    """labels (N,) or (N, L), the stored table (N, K), a batch of rows (B,) -> its shares, for the log"""
+    """Compute how much a batch offers to learn, for the log.
+
+    >>> hard_shares([0, 0, 1, 1], [[1, 2], [0, 3], [3, 0], [2, 1]], batch=[0, 1, 2]).usable_positives
+    1.0
+
+    Args:
+        labels: (N,) or (N, L) labels of the training images.
+        neighbors: (N, K) stored table of neighbours.
+        batch: (B,) row indices of the batch.
+    """
     rows = np.asarray(batch)
     classes = finest(labels)[rows]
     similar = classes[:, None] == classes
     near = (np.asarray(neighbors)[rows][:, :, None] == rows).any(axis=1)
-    apart = ~np.eye(len(rows), dtype=bool)
+    off_diagonal = ~np.eye(len(rows), dtype=bool)
     return HardShares(
         hard_negatives=_share(near, ~similar),
-        usable_positives=_share(near, similar & apart),
-        anchors=float((similar & apart).any(axis=1).mean()),
+        usable_positives=_share(near, similar & off_diagonal),
+        anchors=float((similar & off_diagonal).any(axis=1).mean()),
     )
 
 
-def _share(counted: Bools, among: Bools) -> float:
-    return float(counted[among].mean()) if among.any() else float("nan")
+def _share(is_counted: Bools, mask: Bools) -> float:
+    """Compute the share of the entries in the mask that are counted; NaN if the mask is empty."""
+    return float(is_counted[mask].mean()) if mask.any() else float("nan")
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    """All that the batches of an epoch depend on."""
+    """Fills the batches of an epoch.
+
+    Args:
+        table: neighbourhoods of all rows.
+        order: (N,) shuffled rows, the order in which centres are tried.
+        batch_size: number of rows in a batch.
+        key: seed and epoch.
+    """
 
     table: Neighborhoods
-    order: Ints  # a shuffle of all rows
+    order: Ints
     batch_size: int
-    key: tuple[int, int]  # seed and epoch
+    key: tuple[int, int]
 
     @cached_property
-    def mixed(self) -> Ints:
-        """`order` without the rows whose neighbourhoods do not pass step 3."""
+    def mixed_order(self) -> Ints:
+        """Return the rows that pass step 3, in the order in which they are tried as centres."""
         return self.order[self.table.mixed[self.order]]
 
-    def fill(self, number: int) -> NeighborhoodBatch:
+    def fill_batch(self, number: int) -> NeighborhoodBatch:
         batch = NeighborhoodBatch(self.table, self.batch_size, np.random.default_rng((*self.key, number)))
         start = number * -(-self.batch_size // self.table.groups.shape[1])
-        batch.add_groups("whole", self.mixed, start, batch.is_whole)
-        batch.add_groups("thinned", self.mixed, start, batch.is_mixed)
+        batch.add_groups("whole", self.mixed_order, start, batch.is_whole)
+        batch.add_groups("thinned", self.mixed_order, start, batch.is_mixed)
         batch.add_groups("completed", self.order, start, batch.can_be_completed)
-        batch.add_random()
+        batch.add_random_rows()
         return batch

@@ -1,39 +1,37 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
-from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint
-from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from dml.models.recurrent import RecurrentModel
+from dml.ops.checksums import DamageError, check_zip, is_zip
 from dml.ops.errors import InputError
 from dml.ops.files import replacing
-from dml.training.history import History
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a checkpoint beside its place and renames it: whenever the process dies, a whole one stands there.
+    """Reads checkpoints, and writes them so that the path always has a complete one, even if the process is killed.
 
-    A state with NaN or infinite weights is refused, so that it never replaces a good one. Loading unpickles
-    tensors and plain values only.
+    A checkpoint is written to a temporary file, which is then renamed. Weights that are NaN or infinite raise an error,
+    so that they never replace good ones. Reading unpickles tensors and plain values only.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
-        """Writes ``checkpoint`` to ``path``.
+        """Write a checkpoint to a path.
 
         Raises:
             InputError: if a weight is NaN or infinite.
         """
-        bad = [name for name, value in checkpoint["state_dict"].items() if not _finite(value)]
-        if bad:
+        names = [name for name, value in checkpoint["state_dict"].items() if not _is_finite(value)]
+        if names:
             raise InputError(
-                f"step {checkpoint['global_step']}: {len(bad)} weights became NaN or infinite, such as {bad[0]}; "
+                f"step {checkpoint['global_step']}: {len(names)} weights became NaN or infinite, such as {names[0]}; "
                 f"{path} keeps its last good state, a lower optimizer.lr may help"
             )
         path = Path(path)
@@ -44,78 +42,128 @@ class AtomicCheckpointIO(CheckpointIO):
             os.fsync(file.fileno())
 
     def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
-        """The checkpoint at ``path``, on CPU."""
+        """Read the checkpoint at a path; its tensors are on the CPU."""
         return read_checkpoint(path)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Deletes ``path``."""
+        """Delete the checkpoint at a path."""
         Path(path).unlink(missing_ok=True)
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A run's checkpoint, on CPU.
+def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
+    """Read a checkpoint of a run, and compare its content with its checksums; its tensors are on the CPU.
+
+    Args:
+        path: path of the checkpoint.
+        lazily: whether the tensors stay on the disk until they are used.
 
     Raises:
-        InputError: if there is none, or it can't be read.
+        InputError: if the file doesn't exist, can't be read, is damaged or is no checkpoint of a run.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
+    if not is_zip(path):
+        raise InputError(f"checkpoint={path}: cannot be read (it doesn't begin as a checkpoint does); {_remedy(path)}")
+    if damage := _describe_damage(path):
+        raise InputError(f"checkpoint={path}: damaged ({damage}); {_remedy(path)}")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever its unpickler meets in a broken file
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
+    except Exception as error:  # The unpickler can raise any exception for a damaged file.
         raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "run" not in checkpoint:
         raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
     return checkpoint
 
 
+def _describe_damage(path: Path) -> str:
+    """Compare a checkpoint's file with its checksums -> a description of the damage; "" if there is none."""
+    stat = path.stat()
+    return _check_file(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _check_file(path: Path, inode: int, modified: int, size: int) -> str:  # noqa: ARG001
+    """Do the work of `_describe_damage`; the cache spares reading a file again unless it has changed."""
+    try:
+        check_zip(path)
+    except DamageError as error:
+        return str(error)
+    return ""
+
+
+def _remedy(path: Path) -> str:
+    """Describe what a user can do if a checkpoint can't be read: the run's other checkpoint may be undamaged."""
+    other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
+    if path == other or not other.is_file() or _describe_damage(other):
+        return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
+    line = f"{other} is whole: checkpoint={other} tests it, init={other} begins a new run with its weights"
+    if other.name == "last.ckpt":
+        line += f", resume={path.parents[1]} evaluation.selection=last goes on with its run"
+    return line
+
+
 @dataclass(frozen=True)
-class Reached:
-    """How far a run of one or several stages has got.
+class TrainingProgress:
+    """The stage and the step at which a run is, or at which a checkpoint was written.
 
     Args:
-        stage: its stage's name, "" for the only one.
-        first_step: optimizer steps of the stages before it.
-        step: its own.
+        stage: name of the stage; "" in a run of one stage.
+        first_step: number of optimizer steps of all earlier stages.
+        step: number of optimizer steps of this stage.
+        history_checksum: value of `History.checksum` at that step; "" if the checkpoint has none.
     """
 
     stage: str
     first_step: int
     step: int
+    history_checksum: str = ""
 
     @classmethod
-    def of(cls, path: Path) -> "Reached":
-        """Where a run's checkpoint was written."""
-        checkpoint = read_checkpoint(path)
-        run = checkpoint["run"]
-        return cls(run.get("stage", ""), run.get("first_step", 0), checkpoint["global_step"])
+    def read(cls, path: Path) -> "TrainingProgress":
+        """Read the progress from the checkpoint at a path."""
+        return cls.from_checkpoint(read_checkpoint(path, lazily=True))
 
-    @property
-    def all_steps(self) -> int:
-        """Steps of the run."""
-        return self.first_step + self.step
-
-    def described(self, run: Mapping[str, Any]) -> dict[str, int]:
-        """How far a test says that its checkpoint got: epochs are those of the stage, steps those of the run.
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Mapping[str, Any]) -> "TrainingProgress":
+        """Return the progress of the run that wrote a checkpoint.
 
         Args:
-            run: what the checkpoint says of its run: "batches_per_epoch" and "batches_per_step". Checkpoints of before
-                these lack them, and the epoch is left out.
+            checkpoint: contents of the checkpoint.
         """
-        if "batches_per_epoch" not in run:
-            return {"step": self.all_steps}
-        epoch = self.step * run["batches_per_step"] // run["batches_per_epoch"]
-        return {"epoch": epoch, "step": self.all_steps}
+        run = checkpoint["run"]
+        return cls(
+            stage=run.get("stage", ""),
+            first_step=run.get("first_step", 0),
+            step=checkpoint["global_step"],
+            history_checksum=checkpoint.get("history", ""),
+        )
 
     @property
-    def place(self) -> dict[str, Any]:
-        """What `LastCheckpoint` puts into the checkpoints of the stage."""
+    def total_steps(self) -> int:
+        """The number of optimizer steps of the run, with those of all earlier stages."""
+        return self.first_step + self.step
+
+    def describe(self, run: Mapping[str, Any]) -> dict[str, int]:
+        """Return the epoch of the stage and the step of the run, for metrics.json.
+
+        Args:
+            run: entry "run" of the checkpoint, with "batches_per_epoch" and "batches_per_step". Old checkpoints lack
+                these; then the epoch is missing.
+        """
+        if "batches_per_epoch" not in run:
+            return {"step": self.total_steps}
+        epoch = self.step * run["batches_per_step"] // run["batches_per_epoch"]
+        return {"epoch": epoch, "step": self.total_steps}
+
+    @property
+    def stage_entries(self) -> dict[str, Any]:
+        """The entries about the stage that its checkpoints hold below "run"."""
         return {"stage": self.stage, "first_step": self.first_step}
 
 
 def load_model(model: nn.Module, path: Path) -> int:
-    """Loads the model of a run's checkpoint -> the optimizer step that it was written at.
+    """Load the weights of a checkpoint into its model -> the optimizer step of the checkpoint.
 
     Raises:
         InputError: if the checkpoint belongs to another model.
@@ -125,8 +173,10 @@ def load_model(model: nn.Module, path: Path) -> int:
     return int(checkpoint["global_step"])
 
 
-def begin_from(model: nn.Module, path: Path) -> None:
-    """Gives a model the weights of a checkpoint to begin with; a recurrent model takes those of its network alone, too.
+def load_initial_weights(model: nn.Module, path: Path) -> None:
+    """Load the weights that a training begins with from a checkpoint.
+
+    A `RecurrentModel` also accepts the weights of an `EmbeddingModel`, which both of its networks get.
 
     Raises:
         InputError: if the checkpoint belongs to another model.
@@ -140,115 +190,24 @@ def begin_from(model: nn.Module, path: Path) -> None:
 
 
 def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    prefix = "model."
-    return {key.removeprefix(prefix): v for key, v in checkpoint["state_dict"].items() if key.startswith(prefix)}
+    """Return the weights of the model, without those of the losses."""
+    weights, prefix = checkpoint["state_dict"], "model."
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def _load(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    own = model.state_dict()
-    wrong = [key for key in state.keys() | own.keys() if key not in own or key not in state]
-    wrong += [key for key in state.keys() & own.keys() if state[key].shape != own[key].shape]
-    if wrong:
+    """Load weights into a model, after a comparison of their names and shapes."""
+    expected = model.state_dict()
+    misfits = [name for name in state.keys() | expected.keys() if name not in expected or name not in state]
+    misfits += [name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape]
+    if misfits:
         raise InputError(
-            f"checkpoint={path}: of another model: {len(wrong)} of its weights don't fit, such as {min(wrong)}; "
+            f"checkpoint={path}: of another model: {len(misfits)} of its weights don't fit, such as {min(misfits)}; "
             "give the model.* options that it was trained with"
         )
     model.load_state_dict(state)
 
 
-class BestCheckpoint(ModelCheckpoint):
-    """Lightning's, which on being resumed forgets the score that it saved last: a resumed run's file would differ."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What Lightning restores, and that score."""
-        super().load_state_dict(state_dict)
-        self.current_score = state_dict["current_score"]
-
-
-class RunEnder(Callback):
-    """A callback that may end a run for good, its later stages too, and decides anew when the run is resumed.
-
-    Attributes:
-        has_ended_run: whether it has.
-    """
-
-    has_ended_run = False
-
-
-class LastCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` every n steps, after each validation and where the training ends, after whole steps only.
-
-    Where a validation is due it waits for its end, so that a resumed run neither repeats nor loses one. Between the
-    batches of one step (``accumulate_grad_batches``) there are gradients that no checkpoint holds: a training that is
-    to end there ends after the step.
-
-    A training that ended before ``max_steps``, by ``max_time`` or an early stop, ends there again if the run is
-    resumed with the same configuration.
-
-    Args:
-        path: the file.
-        every_n_steps: optimizer steps between two writes.
-        run: plain values that rebuild the run; they are put into every checkpoint as "run".
-    """
-
-    def __init__(self, path: Path, every_n_steps: int, run: dict[str, Any]) -> None:
-        self.path = path
-        self.every_n_steps = every_n_steps
-        self.run = run
-        self._should_stop = False
-        self._ended_with: dict[str, Any] | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Ends a training that had ended early."""
-        if self._ended_with is not None and self._ended_with == self.run.get("config"):
-            trainer.should_stop = True
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,
-    ) -> None:
-        """Writes the checkpoint if it is due and no validation is."""
-        is_whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        self._should_stop |= trainer.should_stop
-        trainer.should_stop = self._should_stop and is_whole_step
-        if not is_whole_step:
-            return
-        is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
-        every = trainer.val_check_batch
-        validates = every is not None and ((batch_idx + 1) % every == 0 or trainer.should_stop)
-        if (is_last or trainer.global_step % self.every_n_steps == 0) and not (trainer.enable_validation and validates):
-            for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
-                history.write_ahead(trainer)
-            self._save(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Writes the checkpoint."""
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._save(trainer)
-
-    def _save(self, trainer: Trainer) -> None:
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        is_decided_anew = any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
-        if trainer.should_stop and trainer.global_step < trainer.max_steps and not is_decided_anew:
-            self._ended_with = self.run.get("config")
-        trainer.save_checkpoint(self.path)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The configuration with which the training ended early, if it did."""
-        return {"ended_with": self._ended_with}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
-        self._ended_with = state_dict["ended_with"]
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Adds the description of the run."""
-        checkpoint["run"] = self.run
-
-
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
+    """Return whether a value holds no NaN and no infinity; a value without real numbers holds none."""
     return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())

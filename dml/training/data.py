@@ -9,9 +9,13 @@ from torch.utils.data import DataLoader
 
 from dml.data.cache import CacheFolder
 from dml.data.dataset import ImageDataset, Item, collate
+from dml.data.images import LIMITS
+from dml.data.limits import ImageLimits
 from dml.data.stream import BatchSampler, BatchStream
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
+from dml.data.worker_processes import choose_start_method
+from dml.ops.child_processes import survive_group_signals
 from dml.ops.errors import InputError
 
 Transform = Callable[[Tensor], Tensor]
@@ -19,38 +23,49 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """How images are loaded.
+    """Settings of the data loaders.
 
     Args:
-        num_workers: processes that decode; 0 decodes in the main one.
-        on_corrupt: "raise", or "skip": in training the next image of the class stands in, in evaluation the
-            image is left out and counted.
-        eval_batch_size: images a batch outside training, for each process.
-        pin_memory: for GPUs.
+        num_workers: number of worker processes that decode images; 0 decodes in the main process.
+        on_corrupt: treatment of images that can't be read. "raise" ends the run. "skip" takes the next image of the
+            class in training; in an evaluation it excludes the image and counts it.
+        eval_batch_size: number of images in a batch of each process, outside training.
+        pin_memory: whether batches are in pinned memory, from which a GPU copies faster.
+        max_image_bytes: largest size of an image's file in bytes.
+        max_pixels: largest number of pixels in an image.
     """
 
     num_workers: int = 0
     on_corrupt: str = "raise"
     eval_batch_size: int = 128
     pin_memory: bool = False
+    max_image_bytes: int = LIMITS.max_image_bytes
+    max_pixels: int = LIMITS.max_pixels
 
     def __post_init__(self) -> None:
         if self.on_corrupt not in ("raise", "skip"):
             raise InputError(f"data.on_corrupt={self.on_corrupt}: raise or skip")
+        ImageLimits(self.max_image_bytes, self.max_pixels)  # The constructor checks the numbers.
+
+    @property
+    def limits(self) -> ImageLimits:
+        """The largest sizes that an image may have."""
+        return ImageLimits(self.max_image_bytes, self.max_pixels)
 
 
 class EvaluationData(LightningDataModule):
-    """A plain pass over a table's test rows, or those of another split.
+    """Loads the images of a split for a test, each once and in the order of the table.
 
     Args:
-        table: the data set.
-        test_transform: (3, H, W) uint8 -> (3, h, w) uint8.
-        crops_transform: what a test takes instead of test_transform, if several views of each image -> (V, 3, h, w).
-        settings: how images are loaded.
-        cache: where the data set's decoded images are, if anywhere.
+        table: table of the data set.
+        test_transform: function of an image (3, H, W) uint8 that returns the network's input (3, h, w) uint8.
+        crops_transform: function that a test calls in place of ``test_transform`` to get V views (V, 3, h, w) of each
+            image; None for one view.
+        settings: settings of the data loaders.
+        cache: folder with the decoded images of the data set; None if they aren't cached.
 
     Attributes:
-        tested_on: the split that a test passes over.
+        tested_on: name of the split that is tested.
     """
 
     def __init__(
@@ -71,42 +86,48 @@ class EvaluationData(LightningDataModule):
         self.tested_on = "test"
 
     def test_dataloader(self) -> DataLoader[Item | None]:
-        """The test rows, in order."""
-        return self._once(self.table.evaluated(self.tested_on), self.crops_transform)
+        """Return a loader of the tested images."""
+        return self._make_loader(self.table.select_evaluated(self.tested_on), self.crops_transform)
 
-    def _once(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
-        """Each row; under DDP every rank takes each world_size-th, in at least one batch, if an empty one."""
+    def _make_loader(self, table: ImageTable, transform: Transform) -> DataLoader[Item | None]:
+        """Make a loader of all images of a table; each of W processes gets every W-th image.
+
+        A process without an image gets one empty batch, because Lightning skips a loop without batches. The process
+        would then miss the exchange of embeddings at the end of the loop.
+        """
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
         rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
         return DataLoader(
-            self._dataset(table, transform, on_corrupt),
-            # Lightning passes over a loop without batches, and what its end shares with the other processes
+            self._make_dataset(table, transform, on_corrupt),
             batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
             collate_fn=collate,
+            worker_init_fn=survive_group_signals,
             num_workers=self.settings.num_workers,
+            multiprocessing_context=choose_start_method(self.settings.num_workers),
             pin_memory=self.settings.pin_memory,
         )
 
-    def _dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> ImageDataset:
-        first = transform.resize if isinstance(transform, Pipeline) else None
-        found = self.cache.find(table, first) if self.cache else None
-        return ImageDataset(table, transform, on_corrupt, found)
+    def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> ImageDataset:
+        resize = transform.resize if isinstance(transform, Pipeline) else None
+        cached_images = self.cache.find(table, resize) if self.cache else None
+        return ImageDataset(table, transform, on_corrupt, cached_images, self.settings.limits)
 
 
 class DataModule(EvaluationData):
-    """A table's training stream, and a plain pass over its validation or test rows.
+    """Loads the batches of a training, and the images of its validations and its test.
 
     Args:
-        table: the data set.
-        train_transform: (3, H, W) uint8 -> (3, h, w) uint8, of the training rows.
-        sampler: makes the batch sampler from the training labels (N, L).
-        validated_on: the split that a validation passes over, "val" or "test".
-        seed: of the training transforms' draws.
-        **evaluated: of `EvaluationData`.
+        table: table of the data set.
+        train_transform: function of a training image (3, H, W) uint8 that returns the network's input (3, h, w) uint8.
+        sampler: function that makes the batch sampler from the training labels (N, L).
+        validated_on: name of the split that is validated, "val" or "test".
+        seed: seed of the random numbers of ``train_transform``.
+        **evaluation: the remaining arguments of `EvaluationData`.
 
     Attributes:
-        sampler_learns_every: batches after each of which the sampler learns from new embeddings; None: it doesn't.
+        batches_between_bank_updates: number of batches after each of which the sampler gets a new embedding bank; None
+            if it gets none.
     """
 
     stream: BatchStream
@@ -119,39 +140,39 @@ class DataModule(EvaluationData):
         sampler: Callable[[NDArray[Any]], BatchSampler],
         validated_on: str = "val",
         seed: int = 0,
-        **evaluated: Any,
+        **evaluation: Any,
     ) -> None:
-        super().__init__(table, **evaluated)
+        super().__init__(table, **evaluation)
         self.validated_on = validated_on
-        self.sampler_learns_every: int | None = None
+        self.batches_between_bank_updates: int | None = None
         self.seed = seed
-        self.train_table = table.subset("train").renumbered()
+        self.train_table = table.subset("train").renumber()
         if not len(self.train_table):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform
         self.sampler = sampler(self.train_table.labels)
 
     def train_dataloader(self) -> BatchStream:
-        """The endless stream of training batches."""
+        """Return the stream of training batches, whose epochs follow each other without an end."""
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "replace"
-        last = self.trainer.max_steps * self.trainer.accumulate_grad_batches if self.trainer else None
+        num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches if self.trainer else None
         self.stream = BatchStream(
-            self._dataset(self.train_table, self.train_transform, on_corrupt),
+            self._make_dataset(self.train_table, self.train_transform, on_corrupt),
             self.sampler,
             seed=self.seed,
             rank=self.trainer.global_rank if self.trainer else 0,
             world_size=self.trainer.world_size if self.trainer else 1,
-            pause_every=self.sampler_learns_every,
-            ends_after=last,
+            pause_every=self.batches_between_bank_updates,
+            ends_after=num_batches,
             num_workers=self.settings.num_workers,
             pin_memory=self.settings.pin_memory,
         )
         return self.stream
 
     def training_images(self) -> DataLoader[Item | None]:
-        """The training rows once, in order, as a validation would see them."""
-        return self._once(self.train_table, self.test_transform)
+        """Return a loader of the training images, each once, in order and with the transform of a test."""
+        return self._make_loader(self.train_table, self.test_transform)
 
     def val_dataloader(self) -> DataLoader[Item | None]:
-        """The validation rows, in order."""
-        return self._once(self.table.evaluated(self.validated_on), self.test_transform)
+        """Return a loader of the validated images."""
+        return self._make_loader(self.table.select_evaluated(self.validated_on), self.test_transform)

@@ -11,19 +11,19 @@ PRECISIONS = {
     "high": ("high", True),
     "medium": ("medium", True),
 }
-"""For each choice torch's precision of matrix products, and whether convolutions are computed in TF32."""
+"""By precision: torch's name of the precision of matrix products, and whether convolutions are computed in TF32."""
 
 
 class Float32Precision(Callback):
-    """Chooses how a GPU computes float32 products and convolutions in training steps, and float32 itself elsewhere.
+    """Sets the precision of float32 products and convolutions on a GPU for training steps; elsewhere it is full.
 
-    TF32 keeps 10 of the 23 bits of a mantissa, so that embeddings are off by one part in a thousand: enough for another
-    nearest neighbour. Training bears that; a validation or a test, and the embeddings of the training set, get all
-    bits, whatever training asked for. On a CPU nothing is changed.
+    TF32 keeps 10 of the 23 bits of a mantissa. So embeddings have an error of one part in a thousand, which can change
+    the nearest neighbour. This doesn't harm training. But validations, tests and the embeddings of the training set
+    are computed in full precision. On a CPU this callback does nothing.
 
     Args:
-        precision: "highest" is float32, "high" TF32, "medium" bfloat16 in matrix products and TF32 in convolutions;
-            None is torch's own default, TF32 in convolutions alone.
+        precision: "highest" for float32; "high" for TF32; "medium" for bfloat16 in matrix products and TF32 in
+            convolutions; None for torch's default, which is TF32 in convolutions only.
     """
 
     def __init__(self, precision: str | None) -> None:
@@ -32,18 +32,18 @@ class Float32Precision(Callback):
         self.precision = precision
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Choose float32."""
-        self._choose(trainer, "highest")
+        """Set full precision."""
+        self._set_precision(trainer, "highest")
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:  # noqa: ARG002
-        """Choose what training asked for."""
-        self._choose(trainer, self.precision)
+        """Set the precision of training steps."""
+        self._set_precision(trainer, self.precision)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:  # noqa: ARG002
-        """Choose float32."""
-        self._choose(trainer, "highest")
+        """Set full precision."""
+        self._set_precision(trainer, "highest")
 
-    def _choose(self, trainer: Trainer, precision: str | None) -> None:
+    def _set_precision(self, trainer: Trainer, precision: str | None) -> None:
         if trainer.strategy.root_device.type == "cuda":
             products, convolutions = PRECISIONS[precision]
             torch.set_float32_matmul_precision(products)

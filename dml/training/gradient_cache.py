@@ -15,32 +15,33 @@ from dml.ops.errors import InputError
 Gradients = tuple[Tensor | None, ...]
 
 
-def in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[str, Tensor]:
-    """What the model gives for all images, with gradients, while the graph of ``size`` images is held at a time.
+def embed_in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[str, Tensor]:
+    """Embed images with gradients -> embeddings (B, D) by name; only one chunk of images has a graph at a time.
 
-    Gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", 2021):
-    the images are embedded chunk by chunk without a graph; the loss is taken of all embeddings; then each chunk is
-    embedded once more, with a graph, and carries the loss's gradient by its embeddings on to the parameters. That
-    second pass is part of the graph, so it happens within the loss's ordinary backward pass, and whoever waits for
-    a parameter's gradient, DistributedDataParallel for one, gets it once and whole.
+    This is gradient caching (Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    2021). First the chunks are embedded one after the other without a graph, and the loss is computed from all
+    embeddings. Then each chunk is embedded again with a graph, which turns the gradient by its embeddings into the
+    gradient by the parameters. This second pass runs inside the backward pass of the loss. So the gradient of each
+    parameter arrives once and complete, which DistributedDataParallel relies on.
 
-    The second pass draws the random numbers of the first (dropout) under the same autocast. The gradients are those
-    of the whole batch up to the rounding of sums. Random numbers are drawn chunk by chunk: another size draws others.
+    The second pass uses the same random numbers (dropout) and the same autocast as the first. The gradients equal those
+    of the whole batch up to the rounding of sums. Another chunk size draws other random numbers.
 
-    Why not `torch.utils.checkpoint` for each chunk: the gradients are the same, but it keeps a graph of all chunks,
-    without tensors, which splits the C library's heap so that the process takes twice the memory of one chunk.
+    `torch.utils.checkpoint` of each chunk would give the same gradients. But it keeps a graph of all chunks, without
+    tensors, which fragments the heap of the C library: the process then takes twice the memory of one chunk.
 
     Args:
-        model: images (B, 3, H, W) -> embeddings (B, D) by name, each a function of its own image alone.
-        images: (B, 3, H, W).
-        size: of a chunk; None embeds the batch at once, as if this function weren't there.
+        model: network that embeds images (B, 3, H, W) -> embeddings (B, D) by name. The embeddings of an image must not
+            depend on the other images.
+        images: images (B, 3, H, W).
+        size: number of images in a chunk; None embeds the batch at once.
     """
     if size is None or len(images) <= size:
-        whole: dict[str, Tensor] = model(images)
-        return whole
+        embeddings: dict[str, Tensor] = model(images)
+        return embeddings
     device, chunks = images.device.type, torch.split(images, size)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # no cache: what the first pass casts has no graph and must not be found by the second
+    # Without a cache: the second pass must not get the cast weights of the first, which have no graph.
     autocast = partial(
         torch.autocast,
         device,
@@ -48,26 +49,26 @@ def in_chunks(model: nn.Module, images: Tensor, size: int | None) -> dict[str, T
         dtype=torch.get_autocast_dtype(device),
         cache_enabled=False,
     )
-    random_numbers = _random_numbers(images)
+    same_random_numbers = _record_random_state(images)
 
     def replay(gradients: Sequence[Tensor]) -> Gradients:
-        cached = zip(*(torch.split(gradient, size) for gradient in gradients), strict=True)
-        with torch.enable_grad(), random_numbers(), autocast():
+        gradients_by_chunk = zip(*(torch.split(gradient, size) for gradient in gradients), strict=True)
+        with torch.enable_grad(), same_random_numbers(), autocast():
             total: Gradients = (None,) * len(parameters)
-            for chunk, own in zip(chunks, cached, strict=True):
-                embeddings = [*model(chunk).values()]
-                total = _add(total, torch.autograd.grad(embeddings, parameters, own, allow_unused=True))
+            for chunk, chunk_gradients in zip(chunks, gradients_by_chunk, strict=True):
+                outputs = [*model(chunk).values()]
+                total = _add(total, torch.autograd.grad(outputs, parameters, chunk_gradients, allow_unused=True))
         return total
 
     with torch.no_grad(), autocast():
         parts = [model(chunk) for chunk in chunks]
     embeddings = {head: torch.cat([part[head] for part in parts]) for head in parts[0]}
-    with_graph: Any = _Replayed.apply(replay, (*embeddings.values(),), *parameters)
+    with_graph: Any = _ReplayedEmbeddings.apply(replay, (*embeddings.values(),), *parameters)
     return dict(zip(embeddings, with_graph, strict=True))
 
 
-class _Replayed(torch.autograd.Function):
-    """Embeddings that have no graph, as they are; ``replay`` makes the parameters' gradients of theirs."""
+class _ReplayedEmbeddings(torch.autograd.Function):
+    """Gives embeddings without a graph a backward pass: ``replay`` computes the gradients by the parameters."""
 
     @staticmethod
     def forward(
@@ -76,41 +77,46 @@ class _Replayed(torch.autograd.Function):
         embeddings: tuple[Tensor, ...],
         *parameters: nn.Parameter,  # noqa: ARG004
     ) -> tuple[Tensor, ...]:
-        """The embeddings."""
+        """Return the embeddings unchanged."""
         ctx.replay = replay
         return embeddings
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Gradients:
-        """Gradients by the embeddings -> by the parameters."""
+        """Turn gradients by the embeddings into gradients by the parameters."""
         return None, None, *ctx.replay(gradients)
 
 
 def _add(total: Gradients, more: Gradients) -> Gradients:
+    """Add gradients, where None stands for zero."""
     return tuple(b if a is None else a if b is None else a + b for a, b in zip(total, more, strict=True))
 
 
-def _random_numbers(images: Tensor) -> Callable[[], Any]:
-    """Within the result torch draws once more what it draws from now on, and afterwards as if nothing had happened."""
+def _record_random_state(images: Tensor) -> Callable[[], Any]:
+    """Return a context in which torch draws the numbers that follow now; its end restores the state of before it."""
     state, (devices, states) = torch.get_rng_state(), get_device_states(images)
 
     @contextmanager
-    def again() -> Iterator[None]:
+    def restored() -> Iterator[None]:
         with torch.random.fork_rng(devices, device_type=images.device.type):
             torch.set_rng_state(state)
             set_device_states(devices, states)
             yield
 
-    return again
+    return restored
 
 
-def check_chunks(model: nn.Module, size: int | None) -> None:
-    """Makes sure that the model may be given a batch in chunks.
+def check_chunk_size(model: nn.Module, size: int | None) -> None:
+    """Check that a model gives the same embeddings for a batch and for its chunks.
+
+    Args:
+        model: network that is going to be trained.
+        size: number of images in a chunk; None for the whole batch.
 
     Raises:
-        InputError: if the size is no number of images, or if the model normalises over the batch: each chunk would
-            then be normalised by itself, and the running statistics moved twice.
+        InputError: if the size is no number of images, or if the model normalises over the batch. Each chunk would
+            then be normalised by itself, and the running statistics would be updated twice.
     """
     if size is None:
         return
@@ -118,8 +124,10 @@ def check_chunks(model: nn.Module, size: int | None) -> None:
         raise InputError(f"gradient_cache={size}: a number of images, at least 1, or null")
     for name, module in model.named_modules():
         if module.training and _normalizes_over_batch(module):
-            frozen, none = "model.backbone.freeze_batchnorm=all freezes it", "a PoolHead in model.head has none"
-            remedy = frozen if "backbone." in name else none
+            if "backbone." in name:
+                remedy = "model.backbone.freeze_batchnorm=all freezes it"
+            else:
+                remedy = "a PoolHead in model.head has none"
             raise InputError(
                 f"gradient_cache={size}: {name} ({type(module).__name__}) normalises over the images that it gets at "
                 f"once, so chunks would change the embeddings; {remedy}"
@@ -127,6 +135,6 @@ def check_chunks(model: nn.Module, size: int | None) -> None:
 
 
 def _normalizes_over_batch(module: nn.Module) -> bool:
-    """Batch normalisation, or any other layer with running statistics."""
+    """Return whether a layer is a batch normalisation, or another layer with running statistics."""
     buffers = [name for name, _ in module.named_buffers(recurse=False)]
     return isinstance(module, nn.modules.batchnorm._BatchNorm) or any(name.startswith("running_") for name in buffers)

@@ -13,19 +13,20 @@ from dml.training.data import DataModule
 
 
 class SpeedMeter(Callback):
-    """Measures a training: images a second, peak memory, and what share of a step waits for its images.
+    """Measures the speed and the memory of a training, and how long it waits for images.
 
-    A callback for anyone: ``trainer.callbacks=[{_target_: dml.training.meter.SpeedMeter, path: speed.json}]``. Use it
-    with ``trainer.val_check_interval=null``, as a validation's time counts too. The file holds
+    Add it to a run by ``trainer.callbacks=[{_target_: dml.training.meter.SpeedMeter, path: speed.json}]``. Set
+    ``trainer.val_check_interval=null`` too, since the time of a validation would count. The file holds
 
-    - images_per_second: of all processes together;
-    - share_waiting: the part of the time in which the training loop waited for the loader;
-    - peak_memory_mib: what torch held at most on the first process's GPU; null on a CPU;
-    - host_waits: how often one step, whose metrics aren't logged, waited for the GPU; null on a CPU.
+    - images_per_second: images that all processes together train in a second;
+    - share_waiting: share of the time in which the training loop waited for images;
+    - peak_memory_mib: largest memory that torch held on the GPU of the first process; null on a CPU;
+    - host_waits: number of times that a step, whose metrics aren't logged, waited for the GPU; null on a CPU.
 
     Args:
-        path: of the file, JSON.
-        warm_up: steps that aren't measured, 2 at least: the first ones choose algorithms, compile and fill the loader.
+        path: path of the JSON file.
+        warm_up: number of first steps that aren't measured, at least 2. In these, libraries choose algorithms and
+            compile, and the loader fills its queue.
     """
 
     def __init__(self, path: str | Path, warm_up: int = 10) -> None:
@@ -37,7 +38,7 @@ class SpeedMeter(Callback):
         self._waited = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
-        """Begin with the step after the warm-up, and count the waits in the step before that isn't logged."""
+        """Start the clock after the warm-up, and the count of waits for one step in the warm-up."""
         if batch_idx == self.warm_up - 2 and pl_module.device.type == "cuda":
             self._warnings = warnings.catch_warnings(record=True)
             self._caught: Any = self._warnings.__enter__()
@@ -56,24 +57,24 @@ class SpeedMeter(Callback):
         batch: Batch,  # noqa: ARG002
         batch_idx: int,
     ) -> None:
-        """End the counting of waits."""
+        """End the count of waits."""
         if batch_idx == self.warm_up - 2 and pl_module.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
             self._warnings.__exit__(None, None, None)
-            self.host_waits = sum("synchronizing" in str(caught.message) for caught in self._caught)
+            self.host_waits = sum("synchronizing" in str(warning.message) for warning in self._caught)
 
     @rank_zero_only
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what was measured; nothing if the training ended within the warm-up."""
+        """Write the file, unless the training ended within the warm-up."""
         if self._started is None:
             return
         device = pl_module.device
         seconds = _now(device) - self._started
-        on_gpu = device.type == "cuda"
+        is_gpu = device.type == "cuda"
         measured = {
             "images_per_second": self.images / seconds,
             "share_waiting": (_stream_wait(trainer) - self._waited) / seconds,
-            "peak_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else None,
+            "peak_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20 if is_gpu else None,
             "host_waits": self.host_waits,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,13 +82,13 @@ class SpeedMeter(Callback):
 
 
 def _now(device: torch.device) -> float:
-    """The time at which the device has done all that it was given."""
+    """Wait until the device has finished all of its work, and return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
 
 
 def _stream_wait(trainer: Trainer) -> float:
-    """Seconds that were waited for images so far."""
+    """Return the seconds that the training loop has waited for images so far."""
     images = cast(DataModule, trainer.datamodule)  # type: ignore[attr-defined]
     return images.stream.wait_seconds

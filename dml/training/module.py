@@ -8,32 +8,36 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
-from dml.evaluation.metric_names import MetricName, short
+from dml.evaluation.metric_descriptions import metric_label
+from dml.evaluation.metric_names import MetricName
 from dml.losses.compose import loss_value
-from dml.training.divergence import DivergenceCheck, diverged
-from dml.training.embedding import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder, evaluate_heads
-from dml.training.gradient_cache import in_chunks
-from dml.training.optimizers import Roles
-from dml.training.schedules import SchedulePace, schedule_after
+from dml.training.distributed.collectives import gather_batch
+from dml.training.divergence import DivergenceCheck, check_embeddings
+from dml.training.embedders import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder, evaluate_heads
+from dml.training.gradient_cache import embed_in_chunks
+from dml.training.optimizers import ParameterGroups
+from dml.training.schedules import SchedulePace, rebuild_schedule
 
 
 class MetricLearner(ModelEmbedder):
-    """Wires a model, a loss for each of its heads, and an optimizer.
+    """Connects a model, a loss for each of its heads, and an optimizer.
 
     Args:
-        model: gives an embedding a head.
-        losses: for each head its own loss; the sum is minimised.
-        optimizer: makes the optimizer from the parameters by role.
-        schedule: makes the learning rates' schedule from the optimizer, or None.
-        evaluate: the metrics of a validation, by rows of the table that is passed over.
-        validated_on: the name of its split.
-        monitor: the metric of a validation that the progress bar shows. A validation evaluates all heads together,
-            and also the heads that the monitored metric is of.
+        model: network with an embedding for each head.
+        losses: losses by head; their sum is minimised.
+        optimizer: function that makes the optimizer from the parameter groups.
+        schedule: function that makes the schedule of the learning rates from the optimizer; None for constant rates.
+        evaluate: function that computes the metrics of a validation from the embeddings and their rows of the table.
+        validated_on: name of the split that is validated.
+        monitor: metric that the progress bar shows; a validation evaluates all heads, and also the heads in its name.
         head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
-        pace: counts the intervals by which the schedule moves; the backbone too stands still in its warm-up.
-        gradient_cache: images that pass through the network at a time, see `in_chunks`; None: the whole batch.
-        compiled: arguments of torch.compile for the network in training steps; None: it isn't compiled. Validations
-            and tests take the network as it is, so that a checkpoint's metrics don't depend on it.
+        pace: counter of the intervals of the schedule; the backbone isn't trained during its warm-up.
+        gradient_cache: images that pass through the network at a time, see `embed_in_chunks`; None for the whole batch.
+        compiled: arguments of torch.compile for the network in training steps; None for no compilation. Validations and
+            tests don't use the compiled network, so that a checkpoint's metrics don't depend on it.
+
+    Attributes:
+        run_description: plain values that rebuild the run, such as its overrides; every checkpoint holds them as "run".
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class MetricLearner(ModelEmbedder):
         model: AnyModel,
         losses: Mapping[str, nn.Module],
         *,
-        optimizer: Callable[[Roles], Optimizer],
+        optimizer: Callable[[ParameterGroups], Optimizer],
         schedule: Callable[[Optimizer], LRScheduler] | None,
         evaluate: Evaluate,
         validated_on: str = "val",
@@ -53,119 +57,93 @@ class MetricLearner(ModelEmbedder):
     ) -> None:
         super().__init__(model, head_sets)
         self.losses = nn.ModuleDict(losses)
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.evaluate = evaluate
-        self.validated_on = validated_on
-        self.monitor = monitor
-        self.pace = pace or SchedulePace()
+        self.optimizer, self.schedule, self.pace = optimizer, schedule, pace or SchedulePace()
+        self.evaluate, self.validated_on, self.monitor = evaluate, validated_on, monitor
         self.gradient_cache = gradient_cache
-        # no module of this one: its parameters are the model's, and a checkpoint holds them once
+        # In a list the compiled network is no submodule: a checkpoint would hold the model's parameters twice.
         self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
         self.divergence = DivergenceCheck()
+        self.run_description: dict[str, Any] = {}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimizer with a group of parameters a role, and its schedule."""
-        optimizer = self.optimizer(self.model.roles | {"loss": list(self.losses.parameters())})
+        """Make the optimizer, whose parameter groups are those of the model and of the losses, and its schedule."""
+        optimizer = self.optimizer(self.model.parameter_groups | {"loss": list(self.losses.parameters())})
         if self.schedule is None:
             return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"}}
 
     @property
     def network(self) -> nn.Module:
-        """What embeds the images of a training step."""
+        """The network that embeds the images of a training step."""
         return self.model
 
     @property
-    def trained_network(self) -> nn.Module:
-        """The same, compiled if asked for."""
-        network: nn.Module = self._compiled[0] if self._compiled else self.network
-        return network
-
-    @property
     def epoch(self) -> int:
-        """The sampler's epoch; to Lightning a run is one."""
-        return self.pace.epoch(self.global_step)
+        """The epoch of the sampler; Lightning counts the whole run as one epoch."""
+        return self.pace.count_epochs(self.global_step)
 
     def on_train_start(self) -> None:
-        """Gives a resumed run the schedule of its present length, which needn't be that of its checkpoint."""
+        """Give a resumed run the schedule of its present length, which may differ from that of its checkpoint."""
         if self.schedule is not None and self.global_step:
             optimizer: Any = self.optimizers(use_pl_optimizer=False)
-            ended = self.pace.ended(self.global_step)
-            self.trainer.lr_scheduler_configs[0].scheduler = schedule_after(self.schedule, optimizer, ended)
+            num_intervals = self.pace.count_intervals(self.global_step)
+            self.trainer.lr_scheduler_configs[0].scheduler = rebuild_schedule(self.schedule, optimizer, num_intervals)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:  # noqa: ARG002
-        """Moves the schedule by the intervals that ended with this step."""
-        for _ in range(self.pace.ended(self.global_step - 1), self.pace.ended(self.global_step)):
+        """Move the schedule by the intervals that ended with this step."""
+        for _ in range(self.pace.count_intervals(self.global_step - 1), self.pace.count_intervals(self.global_step)):
             scheduler.step()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
-        """The sum of the heads' losses over the embeddings of all processes."""
+        """Return the sum of the heads' losses over the embeddings of all processes."""
         images, labels, rows = batch
-        labels, rows = self.gather_batch(labels), self.gather_batch(rows)
-        embeddings = self.embeddings(images, batch[2])
+        labels, all_rows = gather_batch(self, labels), gather_batch(self, rows)
+        embeddings = self.embed_for_loss(images, rows)
         terms = {
-            head: loss_value(self.losses[head], self.gather_batch(part), labels, rows)
+            head: loss_value(self.losses[head], gather_batch(self, part), labels, all_rows)
             for head, part in embeddings.items()
         }
-        self.divergence.note(self.global_step, self.losses, embeddings, terms)
+        self.divergence.add_step(self.global_step, self.losses, embeddings, terms)
         total = torch.stack(list(terms.values())).sum()
         self.log("loss", total, prog_bar=True)
-        self.log("epoch", torch.tensor(float(self.epoch)))  # on the CPU: Lightning would send a float to the GPU
+        self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.
         if len(terms) > 1:
             self.log_dict({f"loss/{head}": term for head, term in terms.items()})
         return total
 
-    def embeddings(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
-        """images (B, 3, H, W), their rows (B,) of the training table -> each head's embeddings (B, D) for its loss."""
-        return in_chunks(self.trained_network, images, self.gradient_cache)
-
-    def gather_batch(self, rows: Tensor) -> Tensor:
-        """Rows of one process -> those of all, with gradients.
-
-        Each of W processes computes the whole loss, so the gathered gradients add up to W times the gradient,
-        which DistributedDataParallel's mean over processes makes exact.
-        """
-        if self.trainer.world_size == 1:
-            return rows
-        return self.gather(rows, gradients=rows.is_floating_point()).flatten(0, 1)
+    def embed_for_loss(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
+        """Embed images (B, 3, H, W) with rows (B,) in the training table, as the losses see them -> (B, D) by head."""
+        return embed_in_chunks(self._compiled[0] if self._compiled else self.network, images, self.gradient_cache)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
-        """Holds the backbone still during the warm-up.
-
-        Its gradients are dropped rather than never computed: DistributedDataParallel waits for each of them.
-        """
+        """Keep the backbone as it is in the warm-up: delete its gradients, which DistributedDataParallel waits for."""
         if self.global_step < self.pace.warmup_steps:
             for parameter in self.model.backbone.parameters():
                 parameter.grad = None
 
     def on_validation_start(self) -> None:
-        """Judge no weights that come from a loss that was not finite."""
-        self.divergence.settle()
+        """Stop before a validation of weights that were trained by a loss that was not finite."""
+        self.divergence.wait_for_all()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Write no weights that come from a loss that was not finite."""
-        self.divergence.settle()
+        """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
+        self.divergence.wait_for_all()
 
     def on_train_end(self) -> None:
-        """Read the last steps' answers."""
-        self.divergence.settle()
+        """Stop if the loss of one of the last steps was not finite."""
+        self.divergence.wait_for_all()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
-        """Embeds a batch."""
-        self.collect(batch, self.of_images)
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Embed a batch, as a test does."""
+        self.test_step(batch, batch_idx)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the metrics of the validation's split as ``val/...``."""
-        embedded = self.embed_split()
-        for head in self.losses:
-            if not torch.isfinite(embedded.embeddings[head]).all():
-                raise diverged(self.global_step, "embeddings", head, type(self.losses[head]).__name__)
+        """Evaluate the split, and log the metrics as ``val/...``."""
+        embedded = self.finalize(self.gather_split(self._batches))
+        self._batches = []
+        check_embeddings(self.global_step, self.losses, embedded.embeddings)
         heads = MetricName.parse(self.monitor).heads
         metrics = evaluate_heads(embedded, [ALL_HEADS, *([heads] if heads else [])], self.evaluate, self.device)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
-        self.log(short(self.monitor), metrics[self.monitor], prog_bar=True, logger=False)
+        self.log(metric_label(self.monitor), metrics[self.monitor], prog_bar=True, logger=False)

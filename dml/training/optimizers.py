@@ -6,12 +6,12 @@ from torch.optim import Optimizer
 
 from dml.ops.errors import InputError
 
-Roles = dict[str, list[nn.Parameter]]
-"""The trainable parameters by role: backbone, heads, loss."""
+ParameterGroups = dict[str, list[nn.Parameter]]
+"""The parameters by the name of their group: backbone, heads or loss."""
 
 
 def optimizer_by_role(
-    roles: Roles,
+    parameter_groups: ParameterGroups,
     *,
     optimizer: Callable[..., Optimizer],
     lr: float,
@@ -19,30 +19,33 @@ def optimizer_by_role(
     loss: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Optimizer:
-    """One optimizer over the parameter groups "backbone", "heads" and "loss".
+    """Make one optimizer with separate settings for the parameters of the backbone, the heads and the losses.
 
     Args:
-        roles: parameters by role; those that ask for no gradient are left out.
-        optimizer: makes the optimizer from a list of groups.
-        lr: the backbone's learning rate.
-        heads_lr_multiplier: the new layers learn this many times as fast.
-        loss: settings of the losses' own parameters (proxies), such as lr and weight_decay; what it leaves out
-            is as for the backbone.
-        **settings: of all groups, such as weight_decay and momentum.
+        parameter_groups: parameters by group; parameters that require no gradient are not trained.
+        optimizer: function that makes the optimizer from a list of groups.
+        lr: learning rate of the backbone.
+        heads_lr_multiplier: learning rate of the heads, as a multiple of ``lr``.
+        loss: settings of the parameters of the losses (proxies), such as lr and weight_decay; the settings of the
+            backbone apply to them otherwise.
+        **settings: settings of all groups, such as weight_decay and momentum.
 
     Raises:
-        InputError: if nothing is left to train.
+        InputError: if no parameter requires a gradient.
     """
-    own: dict[str, Mapping[str, Any]] = {
+    settings_by_group: dict[str, Mapping[str, Any]] = {
         "backbone": {},
         "heads": {"lr": lr * heads_lr_multiplier},
         "loss": loss or {},
     }
     groups = [
-        {"name": role, "params": trainable, **own[role]}
-        for role, parameters in roles.items()
+        {"name": name, "params": trainable, **settings_by_group[name]}
+        for name, parameters in parameter_groups.items()
         if (trainable := [parameter for parameter in parameters if parameter.requires_grad])
     ]
     if not groups:
-        raise InputError("optimizer: no parameter asks for a gradient")
-    return optimizer(groups, lr=lr, **settings)
+        raise InputError("optimizer: no parameter requires a gradient")
+    try:
+        return optimizer(groups, lr=lr, **settings)
+    except (ValueError, TypeError) as error:  # The constructors check their arguments.
+        raise InputError(f"optimizer: {error}") from error

@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import signal
 import warnings
@@ -22,12 +23,12 @@ from torchvision.transforms import v2
 from dml.data import cache_build
 from dml.data.cache import CacheFolder
 from dml.data.cache_build import build_cache
-from dml.data.contents import stamps_of
+from dml.data.contents import read_stamps
 from dml.data.dataset import ImageDataset, collate
 from dml.data.images import ImageFile
-from dml.data.prepare import check_images
 from dml.data.table import ImageTable
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize
+from dml.data.verification import check_images
 from dml.ops.errors import InputError
 
 PHOTO = Image.fromarray(load_sample_image("china.jpg"))
@@ -73,7 +74,7 @@ class Prepared(NamedTuple):
 def prepared(root: Path) -> Prepared:
     paths = np.array([f"{root}/{name}" for name in IMAGES])
     labels = np.array([[i % 2] for i in range(len(paths))], dtype=np.int64)
-    folder = CacheFolder.of("auto", str(root), "set")
+    folder = CacheFolder.from_setting("auto", str(root), "set")
     assert folder is not None
     folder.path.mkdir(parents=True, exist_ok=True)
     return Prepared(ImageTable(paths, labels, np.full(len(paths), "train"), ("class",)), folder)
@@ -236,8 +237,8 @@ def with_format(images: Prepared, number: int) -> None:
 STALE: dict[str, tuple[Callable[[Prepared], Any], str]] = {
     "another file": (
         lambda images: Path(images.table.paths[2]).write_bytes(IMAGES["plain.jpg"]),
-        r"warp-32\.parquet: 1 images have changed since, such as .*/gray\.jpg; run scripts/prepare\.py with "
-        r"resize=32 mode=warp again, or give data\.cache=null",
+        r"warp-32\.parquet: 1 images have changed since, such as .*/gray\.jpg; run dml prepare "
+        r"dataset=set dataset\.root=\S+/set resize=32 mode=warp again, or give data\.cache=null",
     ),
     "written again": (lambda images: touch(Path(images.table.paths[0])), r"1 images have changed .*plain\.jpg"),
     "gone": (lambda images: Path(images.table.paths[1]).unlink(), r"1 images have changed .*large\.jpg"),
@@ -283,8 +284,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(chunk.number)
         return own(chunk)
 
-    own = cache_build._write
-    monkeypatch.setattr(cache_build, "_write", write)
+    own = cache_build._write_chunk
+    monkeypatch.setattr(cache_build, "_write_chunk", write)
     return numbers
 
 
@@ -312,7 +313,7 @@ def test_a_build_that_was_stopped_goes_on(images: Prepared, written: list[int]) 
     progress: list[int] = []
     images.build(RESIZES[0], progress.append)
     assert written == [0, 1, 2, 3, 4]
-    assert progress == [4, 2, 2, 1]
+    assert progress == [2, 2, 2, 2, 1]
     check_rows(images, RESIZES[0])
     assert not images.folder.files(RESIZES[0]).progress.exists()
 
@@ -327,26 +328,41 @@ def test_a_build_that_was_killed_goes_on(images: Prepared, written: list[int]) -
         child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    assert images.folder.files(RESIZES[1]).progress.read_text().splitlines()[1:] == ["0"]
+    assert images.folder.files(RESIZES[1]).progress.read_text().count("\n") == 2, "the plan and one chunk"
     images.build(RESIZES[1])
     assert written == [1, 2, 3, 4]
     check_rows(images, RESIZES[1])
 
 
-@pytest.mark.parametrize(("ending", "left"), [("1", [1, 2, 3, 4]), ("1\n", [2, 3, 4]), ("3\n1", [1, 2, 4])])
+@pytest.mark.parametrize(("cut", "left"), [(0, [2, 3, 4]), (1, [2, 3, 4]), (2, [1, 2, 3, 4]), (30, [1, 2, 3, 4])])
 def test_a_line_that_was_cut_short_does_not_count(
-    images: Prepared, written: list[int], ending: str, left: list[int]
+    images: Prepared, written: list[int], cut: int, left: list[int]
 ) -> None:
     with pytest.raises(StoppedError):
-        images.build(RESIZES[0], stop_after(2))
-    with images.folder.files(RESIZES[0]).progress.open("a") as progress:
-        progress.write(ending)
+        images.build(RESIZES[0], stop_after(4))
+    progress = images.folder.files(RESIZES[0]).progress
+    os.truncate(progress, progress.stat().st_size - cut)  # one byte: a whole line without its end
     written.clear()
     with pytest.raises(StoppedError):
         images.build(RESIZES[0], stop_after(9))
     assert written == left
     images.build(RESIZES[0])
     assert written == left, "and nothing is written on to it"
+    check_rows(images, RESIZES[0])
+
+
+@pytest.mark.parametrize("name", ["progress", "pixels"])
+@pytest.mark.parametrize("seed", range(20))
+def test_damage_to_an_unfinished_one_is_repaired(images: Prepared, written: list[int], name: str, seed: int) -> None:
+    with pytest.raises(StoppedError):
+        images.build(RESIZES[0], stop_after(6))
+    path: Path = getattr(images.folder.files(RESIZES[0]), name)
+    content, rng = bytearray(path.read_bytes()), random.Random(seed)
+    content[rng.randrange(6 * 32 * 32 * 3 if name == "pixels" else len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    written.clear()
+    check_rows(images, RESIZES[0])
+    assert len(written) >= 3  # those that were left, and at least one more
 
 
 def test_an_unfinished_one_of_other_images_is_begun_anew(images: Prepared, written: list[int]) -> None:
@@ -361,12 +377,12 @@ def test_an_unfinished_one_of_other_images_is_begun_anew(images: Prepared, writt
 def test_a_finished_one_is_left_alone(images: Prepared, written: list[int]) -> None:
     images.build(RESIZES[0])
     files = images.folder.files(RESIZES[0])
-    before, count = stamps_of([str(files.pixels), str(files.index)]).tolist(), len(written)
+    before, count = read_stamps([str(files.pixels), str(files.index)]).tolist(), len(written)
     progress: list[int] = []
     images.build(RESIZES[0], progress.append)
-    assert stamps_of([str(files.pixels), str(files.index)]).tolist() == before
+    assert read_stamps([str(files.pixels), str(files.index)]).tolist() == before
     assert len(written) == count
-    assert progress == [9]
+    assert progress == [2, 2, 2, 2, 1]
 
 
 def test_who_reads_the_old_one_keeps_it(images: Prepared) -> None:
@@ -414,27 +430,27 @@ def test_an_image_that_changes_meanwhile(images: Prepared) -> None:
 def test_folders(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").touch()
     root, list_ = str(tmp_path), str(tmp_path / "mine.csv")
-    assert CacheFolder.of(None, root, "sop") is None
-    assert CacheFolder.of("auto", root, "sop") == CacheFolder(tmp_path / ".dml" / "sop", root)
-    assert CacheFolder.of("auto", list_, "csv") == CacheFolder(tmp_path / ".dml" / "mine", list_)
-    assert CacheFolder.of("auto", None, "emoji") is None
-    assert CacheFolder.of("/fast", None, "emoji") == CacheFolder(Path("/fast/emoji"), None)
-    assert CacheFolder.of("/fast", root, "sop") == CacheFolder(Path("/fast/sop"), root)
-    assert CacheFolder.of("/fast", list_, "csv") == CacheFolder(Path("/fast/mine"), list_)
+    assert CacheFolder.from_setting(None, root, "sop") is None
+    assert CacheFolder.from_setting("auto", root, "sop") == CacheFolder(tmp_path / ".dml" / "sop", root)
+    assert CacheFolder.from_setting("auto", list_, "csv") == CacheFolder(tmp_path / ".dml" / "mine", list_)
+    assert CacheFolder.from_setting("auto", None, "emoji") is None
+    assert CacheFolder.from_setting("/fast", None, "emoji") == CacheFolder(Path("/fast/emoji"), None)
+    assert CacheFolder.from_setting("/fast", root, "sop") == CacheFolder(Path("/fast/sop"), root)
+    assert CacheFolder.from_setting("/fast", list_, "csv") == CacheFolder(Path("/fast/mine"), list_)
 
 
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "set").mkdir()
     root = str(tmp_path / "set")
-    assert CacheFolder.of("auto", "~/set", "sop") == CacheFolder(tmp_path / "set" / ".dml" / "sop", root)
-    assert CacheFolder.of("~/fast", "~/set", "sop") == CacheFolder(tmp_path / "fast" / "sop", root)
+    assert CacheFolder.from_setting("auto", "~/set", "sop") == CacheFolder(tmp_path / "set" / ".dml" / "sop", root)
+    assert CacheFolder.from_setting("~/fast", "~/set", "sop") == CacheFolder(tmp_path / "fast" / "sop", root)
 
 
 def test_names(tmp_path: Path) -> None:
     (tmp_path / "set.zip").touch()
     paths = [f"{tmp_path}/a/1.jpg", f"{tmp_path}x/1.jpg", f"{tmp_path}/set.zip/2.jpg", "elsewhere/2.jpg"]
     short = ["a/1.jpg", f"{tmp_path}x/1.jpg", "set.zip/2.jpg", "elsewhere/2.jpg"]
-    assert CacheFolder(Path(), f"{tmp_path}/").names(paths) == short
-    assert CacheFolder(Path(), f"{tmp_path}/set.zip").names(paths) == short
-    assert CacheFolder(Path(), None).names(paths) == paths
+    assert CacheFolder(Path(), f"{tmp_path}/").relative_paths(paths) == short
+    assert CacheFolder(Path(), f"{tmp_path}/set.zip").relative_paths(paths) == short
+    assert CacheFolder(Path(), None).relative_paths(paths) == paths

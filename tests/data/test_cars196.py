@@ -1,4 +1,6 @@
+import zlib
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,8 @@ from trees import cars196, cars196_devkit
 from trees.cars196 import CLASSES, NAMES, cells, changed, struct, where
 from trees.tree import remove
 
+from dml.data.limits import limit_list_bytes
+from dml.data.mat_files import read_variable
 from dml.data.readers.cars196 import read
 from dml.ops.errors import InputError
 
@@ -94,3 +98,50 @@ def test_images_of_neither_layout(tmp_path: Path) -> None:
     (tmp_path / "cars_train").mkdir()
     with pytest.raises(InputError, match=r"no devkit/cars_meta\.mat or cars_meta\.mat in it"):
         read(tmp_path)
+
+
+def element(kind: int, content: bytes) -> bytes:
+    return pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
+
+
+def matrix(matrix_class: int, columns: int, content: bytes = b"") -> bytes:
+    """A variable ``annotations`` that claims (1, columns) elements."""
+    flags, size = element(6, pack("<II", matrix_class, 0)), element(5, pack("<ii", 1, columns))
+    return element(14, flags + size + element(1, b"annotations") + content)
+
+
+def compressed(content: bytes) -> bytes:
+    packed = zlib.compress(content)
+    return pack("<II", 15, len(packed)) + packed
+
+
+FIELDS = element(5, pack("<i", 8)) + element(1, b"fname\0\0\0class\0\0\0")
+CLAIMS = {
+    "cells": matrix(1, 300_000_000),
+    "structures": matrix(2, 300_000_000, FIELDS),
+    "characters": matrix(4, 300_000_000, element(4, b"")),
+    "numbers": matrix(6, 300_000_000, element(9, bytes(8))),
+    "cells, compressed": compressed(matrix(1, 300_000_000)),
+    "cells in cells": matrix(1, 1, matrix(1, 300_000_000)),
+}
+
+
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_a_list_that_claims_gigabytes(tmp_path: Path, kind: str) -> None:
+    """scipy takes memory for all of a matrix before it reads the first of it."""
+    path = tmp_path / "list.mat"
+    path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\0\1IM" + CLAIMS[kind])
+    assert path.stat().st_size < 300
+    with pytest.raises(InputError, match=r"list\.mat: a matrix of 1 x 300000000 elements in \d+ bytes; a broken"):
+        read_variable(path, "annotations")
+
+
+def test_a_small_list_with_much_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "list.mat"
+    content = matrix(6, 1 << 20, element(9, bytes(8 << 20)))
+    path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\0\1IM" + compressed(content))
+    assert path.stat().st_size < 10_000
+    message = r"list\.mat: more than 1,000,000 bytes; data\.max_list_bytes with a larger number reads it"
+    with limit_list_bytes(1_000_000), pytest.raises(InputError, match=message):
+        read_variable(path, "annotations")
+    assert read_variable(path, "annotations").shape == (1 << 20,)

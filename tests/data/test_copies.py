@@ -9,10 +9,10 @@ import pytest
 
 from dml.data import copies
 from dml.data.cache import CacheFolder
-from dml.data.contents import stamps_of
-from dml.data.copies import number_contents, number_in_gallery
-from dml.data.prepare import CheckedImage, write_table
+from dml.data.contents import read_stamps
+from dml.data.copies import assign_content_ids, count_queries_in_gallery
 from dml.data.table import ImageTable
+from dml.data.verification import CheckedImage, write_table
 
 FILES = {
     "train/a.jpg": b"one",
@@ -49,8 +49,10 @@ def folder(tmp_path: Path) -> CacheFolder:
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files that were read."""
     names: list[str] = []
-    content_of = copies.content_of
-    monkeypatch.setattr(copies, "content_of", lambda path: names.append(Path(path).name) or content_of(path))
+    read_content = copies.read_content
+    monkeypatch.setattr(
+        copies, "read_content", lambda path, *most: names.append(Path(path).name) or read_content(path, *most)
+    )
     return names
 
 
@@ -65,49 +67,49 @@ SAME = [["0.jpg", "z.jpg"], ["1.jpg", "x.jpg", "w.jpg"], ["y.jpg"]]
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_queries_are_found_by_the_content_of_their_files(table: ImageTable, folder: CacheFolder, kept: bool) -> None:
-    numbered = number_contents(table, folder if kept else None)
+    numbered = assign_content_ids(table, folder if kept else None)
     assert [group for group in groups(numbered) if group != ["2.jpg"]] == SAME
-    assert number_in_gallery(numbered) == (2, 3)
-    assert number_in_gallery(table) == (0, 3)
+    assert count_queries_in_gallery(numbered) == (2, 3)
+    assert count_queries_in_gallery(table) == (0, 3)
     assert folder.path.exists() == kept
 
 
 def test_files_of_another_size_are_not_read(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
-    number_contents(table, folder)
+    assign_content_ids(table, folder)
     assert sorted(read) == ["0.jpg", "1.jpg", "2.jpg", "w.jpg", "x.jpg", "y.jpg", "z.jpg"]
 
 
 def test_unchanged_files_are_read_once(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
-    first = number_contents(table, folder)
+    first = assign_content_ids(table, folder)
     read.clear()
-    assert np.array_equal(number_contents(table, folder).content, first.content)
+    assert np.array_equal(assign_content_ids(table, folder).content, first.content)
     assert read == []
     changed = Path(table.paths[4])
     changed.write_bytes(b"own")
     os.utime(changed, ns=(1, 1))
-    assert number_in_gallery(number_contents(table, folder)) == (2, 3)  # w.jpg is query 1, too
+    assert count_queries_in_gallery(assign_content_ids(table, folder)) == (2, 3)  # w.jpg is query 1, too
     assert read == ["x.jpg"]
 
 
 def test_what_prepare_found_is_not_read_again(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
     paths = table.paths.tolist()
     digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths]
-    found = zip(paths, stamps_of(paths).tolist(), digests, strict=True)
+    found = zip(paths, read_stamps(paths).tolist(), digests, strict=True)
     folder.path.mkdir()
     write_table(folder, table, {path: CheckedImage(*stamp, 1, 1, digest, "") for path, stamp, digest in found})
-    assert number_in_gallery(number_contents(table, folder)) == (2, 3)
+    assert count_queries_in_gallery(assign_content_ids(table, folder)) == (2, 3)
     assert read == []
 
 
 def test_a_folder_that_may_only_be_read_is_no_obstacle(table: ImageTable, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    assert number_in_gallery(number_contents(table, CacheFolder(tmp_path / "file", str(tmp_path)))) == (2, 3)
+    assert count_queries_in_gallery(assign_content_ids(table, CacheFolder(tmp_path / "file", str(tmp_path)))) == (2, 3)
 
 
 def test_a_missing_file_has_no_copy(table: ImageTable, folder: CacheFolder) -> None:
     for row in (1, 6):
         Path(table.paths[row]).unlink()
-    assert number_in_gallery(number_contents(table, folder)) == (1, 3)
+    assert count_queries_in_gallery(assign_content_ids(table, folder)) == (1, 3)
 
 
 def test_copies_count_in_the_list_that_they_are_in(table: ImageTable) -> None:
@@ -115,9 +117,9 @@ def test_copies_count_in_the_list_that_they_are_in(table: ImageTable) -> None:
     benchmark = np.array([-1, 0, 0, 0, 1, 0, 0, 1, 0])
     listed: Any = {name: getattr(table, name) for name in ("paths", "split", "content")}
     two = ImageTable(labels=np.zeros((len(table), 2), dtype=np.int64), levels=("a", "b"), benchmark=benchmark, **listed)
-    assert number_in_gallery(number_contents(two, None)) == (1, 3)
+    assert count_queries_in_gallery(assign_content_ids(two, None)) == (1, 3)
 
 
 def test_a_part_of_a_table_keeps_its_contents(table: ImageTable) -> None:
-    numbered = number_contents(table, None)
-    assert np.array_equal(numbered.evaluated("test").content, numbered.content[1:])
+    numbered = assign_content_ids(table, None)
+    assert np.array_equal(numbered.select_evaluated("test").content, numbered.content[1:])

@@ -51,9 +51,39 @@ def test_labels_are_the_sorted_names_whatever_the_order_of_lines(tmp_path: Path)
 def test_classes_are_drawn_where_there_is_no_split(tmp_path: Path) -> None:
     file = written(tmp_path, "path,label", *(f"{i}.jpg,{i % 10}" for i in range(30)))
     table = read(file, test_fraction=0.3, val_fraction=0.3, seed=2)
-    assert {split: count["label"] for split, count in table.counts().items()} == {"train": 5, "val": 2, "test": 3}
+    assert {split: count["label"] for split, count in table.counts().items()} == {"train": 4, "val": 3, "test": 3}
     assert np.array_equal(table.split, read(file, test_fraction=0.3, val_fraction=0.3, seed=2).split)
     assert not np.array_equal(table.split, read(file, test_fraction=0.3, val_fraction=0.3, seed=3).split)
+
+
+def test_columns_of_other_names(tmp_path: Path) -> None:
+    file = written(tmp_path, "image,class,path,set", "1.jpg,a,x,train", "2.jpg,b,y,test")
+    columns = {"path": "image", "label": "class", "split": "set"}
+    table = read(file, columns=columns)
+    assert table.paths.tolist() == [f"{tmp_path}/1.jpg", f"{tmp_path}/2.jpg"]
+    assert table.names == (("a", "b"),)
+    assert table.split.tolist() == ["train", "test"]
+    with pytest.raises(
+        InputError, match=r"^dataset\.reader\.columns: .*mine\.csv has no column 'klass' among 'image', 'c"
+    ):
+        read(file, columns=columns | {"label": "klass"})
+    with pytest.raises(InputError, match=r"^dataset\.reader\.columns: unknown column 'labels'; path, label, level0"):
+        read(file, columns={"labels": "class"})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "likely"), [("latin-1", "cp1252"), ("cp1252", "cp1252"), ("utf-16", "utf-16"), ("utf-8-sig", "")]
+)
+def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("path,label\n1.jpg,Zoë\n2.jpg,b\n", encoding=encoding)
+    if likely:
+        line = rf"mine\.csv: not in UTF-8, it seems to be in {likely}; dataset\.reader\.encoding={likely} reads it$"
+        with pytest.raises(InputError, match=line):
+            read(file)
+    assert read(file, encoding=likely or "utf-8").names == (("Zoë", "b"),)
+    with pytest.raises(InputError, match=r"mine\.csv: unknown encoding: klingon"):
+        read(file, encoding="klingon")
 
 
 def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
@@ -67,8 +97,16 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["file,label"], r"line 1: no column 'path' among 'file', 'label'; give a \.csv file of your own"),
-        (["path,class"], "line 1: no column 'label' among 'path', 'class'"),
+        (
+            ["file,label"],
+            r"line 1: no column 'path' among 'file', 'label'; 'dataset\.reader\.columns={path: file}' would",
+        ),
+        (["path,class"], "line 1: no column 'label' among 'path', 'class'; '.*={label: class}' would do$"),
+        (["Image Path,Class_Name,set"], "line 1: no .*={path: Image Path, label: Class_Name, split: set}' would do$"),
+        (
+            ["image,weight"],
+            r"line 1: no column 'path' among 'image', 'weight'; give a .*dataset\.reader\.columns$",
+        ),
         (["path"], "line 1: no column 'label' among 'path'"),
         ([], "line 1: no column 'path' among"),
         (["path,level0,level2"], "line 1: no column 'level1'"),
@@ -77,10 +115,10 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
         (["Path,label"], "line 1: unknown column 'Path', is it 'path'?"),
         (["path,label,spilt"], "line 1: unknown column 'spilt', is it 'split'?"),
         (["path,label,Split"], "line 1: unknown column 'Split', is it 'split'?"),
-        (["path,label,level0"], "line 1: the columns label and level0; one of the two names the finest level"),
+        (["path,label,level0"], "line 1: the columns label and level0; give one of the two for the finest level"),
         (["path,label,path"], "line 1: the column path is there twice"),
         (["path,label"], "no line below the header"),
-        (["path,label", "1.jpg,a", "2.jpg"], "line 3: 1 cells, the header has 2"),
+        (["path,label", "1.jpg,a", "2.jpg"], "line 3: 1 cell, the header has 2"),
         (["path,label", "1.jpg,a,b"], "line 2: 3 cells, the header has 2"),
         (["path,label", "", "1.jpg, "], "line 3: an empty cell in the column label"),
         (["path,label", ",a"], "line 2: an empty cell in the column path"),
@@ -88,7 +126,7 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
         (["path,label,split", "1.jpg,a,train", "2.jpg,b,"], "line 3: an empty cell in the column split"),
         (["path,label", "1.jpg,a", "2.jpg,b", "x/../1.jpg,b"], r"line 4: x/\.\./1\.jpg stands in line 2 already"),
         (["path,label", '"1.jpg"x,a'], "line 2: ',' expected after '\"'"),
-        (["path,label", "1.jpg,a"], "1 training class, two are needed to draw test_fraction"),
+        (["path,label", "1.jpg,a"], "1 class, 2 are needed to draw whole classes"),
         (["path,label,split", "1.jpg,a,train"], "has the splits train; train and test are needed"),
     ],
 )
@@ -106,5 +144,32 @@ def test_other_roots(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.csv: not a text file"):
         read(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("path,label\n")
+    (tmp_path / "photos" / "robin").mkdir(parents=True)
+    with pytest.raises(
+        InputError, match=r"photos: no \.csv file in it; .*; dataset=folder reads a folder for each class$"
+    ):
+        read(tmp_path / "photos")
+    with pytest.raises(InputError, match=r"robin: no \.csv file in it; give .*\(docs/own_data\.md\)$"):
+        read(tmp_path / "photos" / "robin")
     with pytest.raises(InputError, match=r"2 \.csv files in it; give the path of a \.csv file of your own"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a\0b.jpg", r"line 3: a NUL byte, which neither text nor the name of a file holds"),
+        ("a.jpg\0", r"line 3: a NUL byte"),  # numpy would take it off
+        ("x" * 256, r"line 3: a path of 256 bytes with a name of 256; a path has at most 4,095, a name in it 255"),
+        ("ü" * 128, r"line 3: a path of 256 bytes with a name of 256"),
+        ("x/" * 2100 + "1.jpg", r"line 3: a path of 4,205 bytes with a name of 5; "),
+        ("", r"line 3: an empty cell in the column path"),
+    ],
+)
+def test_a_path_that_no_file_has(tmp_path: Path, path: str, message: str) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(f"path,label\n1.jpg,robin\n{path},owl\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"mine\.csv, {message}") as raised:
+        read(file)
+    assert "\n" not in str(raised.value)
+    assert "\0" not in str(raised.value)

@@ -2,17 +2,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trees import dyml_product, dyml_vehicle
 from trees.dyml_vehicle import BENCHMARKS, HEADER, TRAINING
 from trees.tree import edit
 
-from dml.data.readers.dyml import _labels, read
+from dml.data.readers.dyml import _number_ids, read
 from dml.data.table import UNKNOWN, ImageTable
 from dml.ops.errors import InputError
 
-lenient = settings(deadline=None)  # the cores are shared
 LEVELS = ("fine", "middle", "coarse")
 
 
@@ -73,7 +72,6 @@ def test_products_are_judged_at_each_level(tmp_path: Path) -> None:
         assert same_classes(table.labels[rows, level].tolist(), list(ids))
 
 
-@lenient
 @given(
     st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=8),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=8),
@@ -82,7 +80,7 @@ def test_label_spaces(training: list[tuple[int, ...]], test: list[tuple[int, int
     ids = np.full((len(test), 3), UNKNOWN)
     for row, (level, number) in enumerate(test):
         ids[row, level] = number
-    labels = _labels(np.array(training, dtype=np.int64).reshape(-1, 3), ids)
+    labels = _number_ids(np.array(training, dtype=np.int64).reshape(-1, 3), ids)
     for level in range(3):
         seen = sorted({row[level] for row in training})
         unseen = sorted({number for of, number in test if of == level})

@@ -1,3 +1,4 @@
+import os
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from dml.data.images import read_image
+from dml.data.limits import limit_list_bytes
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
@@ -180,3 +182,16 @@ def test_an_archive_of_something_else(tmp_path: Path, member: str, content: byte
         archive.writestr(member, content)
     with pytest.raises(InputError, match=message):
         read(tmp_path / "other.zip")
+
+
+def test_a_small_archive_with_a_large_table(tmp_path: Path) -> None:
+    path = tmp_path / "emoji.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("table.csv", bytes(8 << 20))
+    message = r"emoji\.zip: .* 8,388,608 bytes, at most 1,000,000 are read; data\.max_list_bytes=8388608 reads it"
+    with limit_list_bytes(1_000_000), pytest.raises(InputError, match=message):
+        read(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=r"emoji\.zip: .*a named pipe, not a regular file"):
+        read(path)

@@ -179,13 +179,13 @@ def test_shared_images_go_first_then_emoji_with_too_few_left(builder: ModuleType
         ("mouse", "b"): b"4",
     }
     images = {builder.Drawing(*key): image for key, image in drawn.items()}
-    kept = builder.leave_out(images, minimum=2)
+    kept = builder.drop_unusable(images, minimum=2)
     # both drawings of the mouse are alike, but their label is right
     assert list(kept) == [("bear", "a"), ("bear", "b"), ("mouse", "a"), ("mouse", "b")]
 
 
 def test_a_picture_is_drawn_on_white_and_not_stretched(builder: ModuleType) -> None:
-    with Image.open(io.BytesIO(builder.draw(builder.svg(ICONS, "wide")))) as image:
+    with Image.open(io.BytesIO(builder.draw(builder.make_svg(ICONS, "wide")))) as image:
         assert (image.mode, image.size) == ("RGB", (64, 64))
         # the 20 x 10 of the viewBox are 64 x 32 pixels: the square is 32 x 32 of them, in the middle
         assert image.getpixel((32, 32)) == (255, 0, 0)

@@ -394,7 +394,7 @@ def test_missing(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    fails(str(tmp_path), "cannot be decoded (IsADirectoryError")
+    fails(str(tmp_path), "a folder, not a regular file (")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])

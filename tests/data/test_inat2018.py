@@ -61,7 +61,7 @@ def test_the_categories_may_stand_anywhere(
     contents = taxonomy()
     text = json.dumps({key: contents[key] for key in order}, indent=indent, ensure_ascii=False)
     (tmp_path / "train2018.json").write_text(text.replace("Salvia pratensis", "Sálvia [pratensis]"), encoding="utf-8")
-    monkeypatch.setattr(inat2018, "LENGTH", length)
+    monkeypatch.setattr(inat2018, "CATEGORIES_BYTES", length)
     table = read(tmp_path, variant="full")
     assert table.labels.tolist() == expected.labels.tolist()
     assert table.names[0][3] == "Sálvia [pratensis]"

@@ -8,7 +8,8 @@ import pytest
 from trees.mnist import FOLDER, NUMBERS, TREE, idx, pixels, write_pixels
 
 from dml.data.images import read_image
-from dml.data.pngs import cache_folder, png_archive
+from dml.data.limits import limit_list_bytes
+from dml.data.pngs import find_or_write_png_archive, user_cache_folder
 from dml.data.readers import digits, mnist
 from dml.ops.errors import InputError
 
@@ -63,7 +64,7 @@ def test_the_images_are_stored_once(root: Path) -> None:
 
 
 def test_an_archive_is_the_same_whenever_it_is_written(tmp_path: Path) -> None:
-    paths = [png_archive(pixels("train"), "images", [tmp_path / name]) for name in ("a", "b")]
+    paths = [find_or_write_png_archive(pixels("train"), "images", [tmp_path / name]) for name in ("a", "b")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -71,16 +72,16 @@ def test_the_cache_stands_in_for_a_folder_that_cannot_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache_folder() == tmp_path / "cache" / "dml"
+    assert user_cache_folder() == tmp_path / "cache" / "dml"
     (tmp_path / "file").touch()
     refused, other = tmp_path / "file" / "folder", tmp_path / "file"
-    path = png_archive(pixels("train"), "images", [refused, cache_folder()])
-    assert path.parent == cache_folder()
-    assert png_archive(pixels("train"), "images", [other, refused, cache_folder()]) == path
+    path = find_or_write_png_archive(pixels("train"), "images", [refused, user_cache_folder()])
+    assert path.parent == user_cache_folder()
+    assert find_or_write_png_archive(pixels("train"), "images", [other, refused, user_cache_folder()]) == path
     with pytest.raises(
         InputError, match=r"images-\w+\.zip: cannot be written to .*/file/folder \(.*\); XDG_CACHE_HOME"
     ):
-        png_archive(pixels("train"), "images", [refused])
+        find_or_write_png_archive(pixels("train"), "images", [refused])
 
 
 def test_processes_do_not_share_what_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_processes_do_not_share_what_is_half_written(tmp_path: Path, monkeypatch
         return replace(self, other)
 
     monkeypatch.setattr(Path, "replace", spied)
-    png_archive(pixels("train"), "images", [tmp_path])
+    find_or_write_png_archive(pixels("train"), "images", [tmp_path])
     assert str(os.getpid()) in written[0]
 
 
@@ -103,8 +104,8 @@ def test_processes_do_not_share_what_is_half_written(tmp_path: Path, monkeypatch
         (idx(np.zeros((2, 2), dtype=np.uint8)), "not an IDX file of 1 dimensions"),
         (bytes((0, 0, 9, 1)), "not an IDX file of 1 dimensions"),
         (bytes((0, 0, 8, 1, 0, 0)), "not an IDX file of 1 dimensions"),
-        (idx(NUMBERS["t10k"].astype(np.uint8))[:-1], "9 values, its head announces 10"),
-        (idx(NUMBERS["t10k"].astype(np.uint8)) + b"0", "11 values, its head announces 10"),
+        (idx(NUMBERS["t10k"].astype(np.uint8))[:-1], "9 values, expected 10 by its header"),
+        (idx(NUMBERS["t10k"].astype(np.uint8)) + b"0", "11 values, expected 10 by its header"),
     ],
 )
 def test_broken_files(content: bytes, message: str, root: Path) -> None:
@@ -143,10 +144,20 @@ def test_the_digits_splits_depend_on_the_seed_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fraction", [0, 1.0, -1, 0.001])
 def test_fractions_of_digits(fraction: float, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"dataset\.reader\.test_fraction={fraction}: between 0 and 1, an image"):
+    with pytest.raises(
+        InputError, match=rf"dataset\.reader\.test_fraction={fraction}: expected a number between 0 and 1"
+    ):
         digits.read(tmp_path, test_fraction=fraction)
 
 
 def test_digits_go_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert Path(digits.read().paths[0]).parents[1] == tmp_path / "dml"
+
+
+def test_a_small_file_with_much_in_it(root: Path) -> None:
+    path = root / FOLDER / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes(4 << 20)))
+    message = r"ubyte\.gz: more than 1,000,000 bytes; data\.max_list_bytes with a larger number reads it"
+    with limit_list_bytes(1_000_000), pytest.raises(InputError, match=message):
+        mnist.read(root)

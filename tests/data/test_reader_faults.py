@@ -1,40 +1,37 @@
 """Every reader against miniature trees in the official layout, whole and with each of the faults that trees have."""
 
-from functools import lru_cache
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from configurations import compose
 from trees.tree import FAULTS, FOUND_IN_AN_IMAGE, Tree
 
 from dml.data.images import read_image
-from dml.data.table import TRAINING, UNKNOWN, ImageTable
+from dml.data.limits import MAX_LIST_BYTES, ImageLimits
+from dml.data.readers.folder import SUFFIXES
+from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
 from dml.ops.errors import InputError
-from dml.run import build
+from dml.run import builders
 
-CONF = Path(__file__).parents[2] / "conf"
 MODULES = sorted(path.stem for path in (Path(__file__).parent / "trees").glob("*.py") if path.stem != "tree")
 TREES: dict[str, Tree] = {module: import_module(f"trees.{module}").TREE for module in MODULES}
 
 
-@lru_cache
-def composed(dataset: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", overrides=[f"dataset={dataset}"])
-
-
-def table(tree: Tree, root: Path | None) -> ImageTable:
+def table(tree: Tree, root: Path | None, **data: int) -> ImageTable:
     """What a run gets of the tree, all of its training classes in train."""
-    config = composed(tree.dataset).copy()
+    config = compose(f"dataset={tree.dataset}")
+    config.data.update(data)
     config.dataset.root = root and str(root)
     config.dataset.counts = tree.counts
     config.dataset.folds = None
     for name, value in tree.arguments.items():
         config.dataset.reader[name] = value
-    return build.table(config)
+    return builders.build_table(config)
 
 
 def lists(root: Path) -> list[Path]:
@@ -44,6 +41,13 @@ def lists(root: Path) -> list[Path]:
 def read_all(images: ImageTable) -> None:
     for path in images.paths.tolist():
         assert read_image(path).shape[0] == 3
+
+
+def all_lists(root: Path) -> list[Path]:
+    """Every file that a reader may open: all that are neither images, nor a cache of them."""
+    no_list = (*SUFFIXES, ".db", ".zip")
+    files = [path for path in root.rglob("*") if path.is_file() and ".dml" not in path.parts]
+    return sorted(path for path in files if path.suffix.lower() not in no_list)
 
 
 @pytest.fixture(params=MODULES)
@@ -69,13 +73,13 @@ def test_a_root_in_the_home_folder(tree: Tree, tmp_path: Path, monkeypatch: pyte
 
 
 def test_no_class_of_training_is_tested(tree: Tree, tmp_path: Path) -> None:
-    if not composed(tree.dataset).dataset.disjoint:
+    if not compose(f"dataset={tree.dataset}").dataset.disjoint:
         pytest.skip("its classes are the same")
     tree.build(tmp_path)
     images = table(tree, tmp_path)
     training, other = set(), set()
     for label, split in zip(images.labels[:, 0].tolist(), images.split.tolist(), strict=True):
-        (training if split in TRAINING else other).add(label)
+        (training if split in TRAINING_SPLITS else other).add(label)
     assert not (training & other) - {UNKNOWN}
 
 
@@ -119,7 +123,7 @@ def test_a_list_without_sense_is_answered_with_one_line(tree: Tree, tmp_path: Pa
 
 
 def test_published_counts_are_of_splits_and_levels_that_there_are(tree: Tree) -> None:
-    for split, published in (composed(tree.dataset).dataset.counts or {}).items():
+    for split, published in (compose(f"dataset={tree.dataset}").dataset.counts or {}).items():
         assert set(published) <= set(tree.counts[str(split)])
 
 
@@ -151,3 +155,99 @@ def test_a_fault_is_answered_with_one_line(module: str, name: str, tmp_path: Pat
         with pytest.raises(InputError, match=fault.message) as raised:
             table(tree, root)
     assert "\n" not in str(raised.value)
+
+
+# what isn't a file, or has an odd name
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "itself", "folder", "gone"])
+def test_a_list_that_is_no_file_is_answered_with_one_line(tree: Tree, tmp_path: Path, kind: str) -> None:
+    """Or isn't read at all; a pipe or a device would hang who opens it."""
+    tree.build(tmp_path)
+    expected, found = table(tree, tmp_path), 0
+    paths = all_lists(tmp_path)
+    for path in paths:
+        kept = path.rename(tmp_path.parent / "kept")
+        replace(path, kind)
+        try:
+            assert table(tree, tmp_path).labels.tolist() == expected.labels.tolist()
+        except InputError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+            assert path.name in str(error) or kind == "gone"  # noqa: PT017
+            found += 1
+        path.rmdir() if kind == "folder" else path.unlink(missing_ok=True)
+        kept.rename(path)
+    assert found or not paths
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero", "itself", "folder"])
+def test_an_image_that_is_no_file_is_answered_with_one_line(tree: Tree, tmp_path: Path, kind: str) -> None:
+    tree.build(tmp_path)
+    path = next((path for path in map(Path, table(tree, tmp_path).paths) if path.is_file()), None)
+    if path is None:
+        pytest.skip("its images are in an archive")
+    path.unlink()
+    replace(path, kind)
+    with pytest.raises(InputError, match=rf"{path.name}: ") as raised:
+        read_all(table(tree, tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def replace(path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind != "gone":
+        path.symlink_to(path.name if kind == "itself" else kind)
+
+
+def test_a_list_that_is_too_large_names_the_option(tree: Tree, tmp_path: Path) -> None:
+    tree.build(tmp_path)
+    paths = all_lists(tmp_path)
+    if not paths:
+        pytest.skip("it reads no list")
+    with pytest.raises(InputError, match=r": \d[\d,]* bytes, at most 1 are read; data\.max_list_bytes=\d+ reads it$"):
+        table(tree, tmp_path, max_list_bytes=1)
+
+
+@pytest.mark.parametrize("name", ["[/red] [bold]x", "a\x1b[31mb", "$x$ | `y`", "line\nend", "-x%s,'\"{}", "\u202eü😀"])
+def test_odd_names_are_read(tree: Tree, tmp_path: Path, name: str) -> None:
+    root = tmp_path / name
+    root.mkdir(parents=True)
+    tree.build(root)
+    images = table(tree, root)
+    assert images.counts() == tree.counts
+    read_all(images)
+
+
+def test_names_that_are_not_utf8_are_refused(tree: Tree, tmp_path: Path) -> None:
+    """No file that holds results could hold them: the report would be lost after the training."""
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    root.mkdir()
+    tree.build(root)
+    line = r"/caf\\xe9\S*' in row 0 .*isn't UTF-8, .*; rename the file"
+    with pytest.raises(InputError, match=line) as raised, archives_in(root):
+        table(tree, root)
+    assert str(raised.value).encode()
+
+
+@contextmanager
+def archives_in(root: Path) -> Iterator[None]:
+    """Images that a reader writes itself stand in the root, not in the cache of the tests before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root))
+        yield
+
+
+def test_the_configuration_states_the_limits_of_the_code() -> None:
+    data = compose("dataset=csv").data
+    assert ImageLimits.from_settings(data) == ImageLimits()
+    assert data.max_list_bytes == MAX_LIST_BYTES
+
+
+def test_a_limit_that_is_none(tmp_path: Path) -> None:
+    tree = TREES["sop"]
+    tree.build(tmp_path)
+    with pytest.raises(InputError, match=r"^data\.max_list_bytes=0: expected a whole number above 0$"):
+        table(tree, tmp_path, max_list_bytes=0)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
@@ -16,8 +17,6 @@ from dml.data.dataset import Batch, ImageDataset
 from dml.data.stream import BatchStream
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
-
-lenient = settings(deadline=None)  # the cores are shared
 
 BATCHES, SIZE, ROWS = 3, 4, 12
 
@@ -206,7 +205,7 @@ def test_workers_stop_where_what_follows_is_unknown(table: ImageTable, tmp_path:
     assert marks.comes_to((2 * BATCHES + 1) * SIZE, seconds=60)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     position=st.integers(0, 4 * BATCHES - 1),
     pause_every=st.sampled_from([None, BATCHES, 2 * BATCHES]),
@@ -238,7 +237,7 @@ def test_a_sampler_may_change_at_a_pause(dataset: ImageDataset, uninterrupted: l
 # position
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(position=st.integers(0, 4 * BATCHES - 1), stop=st.integers(0, 4 * BATCHES))
 def test_resumed_anywhere_it_goes_on_as_the_uninterrupted_stream(
     dataset: ImageDataset, uninterrupted: list[Batch], position: int, stop: int
@@ -297,7 +296,6 @@ def test_waits_are_counted(table: ImageTable) -> None:
 # ranks
 
 
-@lenient
 @given(world_size=st.sampled_from([1, 2, 4]), position=st.integers(0, 2 * BATCHES))
 def test_the_ranks_shares_make_up_the_whole_batch(
     dataset: ImageDataset, uninterrupted: list[Batch], world_size: int, position: int

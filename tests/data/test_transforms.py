@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from configurations import CONF, compose
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from dml.data.images import Box, ImageFile
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize
 from dml.ops.errors import InputError
 
-CONF = Path(__file__).parents[2] / "conf"
 PHOTO = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
 SIZES = [(60, 47), (47, 60), (50, 50), (1, 1), (3, 200), (200, 2), (31, 30)]
 
@@ -223,14 +222,14 @@ def test_the_rest_follows_on_the_first_step() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Resize("both", 5), "resize mode=both: warp, shorter or longer"),
-        (lambda: Resize("warp", 0), "resize size=0: a whole number of pixels"),
-        (lambda: Resize("warp", "abc"), "resize size=abc: a whole number of pixels, at least 1"),  # type: ignore[arg-type]
-        (lambda: RandomResizedCrop(-3), "crop size=-3: a whole number of pixels"),
-        (lambda: RandomResizedCrop(8, (0.5, 0.4)), r"crop scale=\[0.5, 0.4\]: two numbers"),
-        (lambda: RandomResizedCrop(8, (0.5,)), r"crop scale=\[0.5\]: two numbers"),
-        (lambda: RandomResizedCrop(8, ratio=(0, 1)), r"crop ratio=\[0, 1\]: two numbers"),
-        (lambda: Pad(0), "pad size=0: a whole number of pixels"),
+        (lambda: Resize("both", 5), "resize mode=both: expected warp, shorter or longer"),
+        (lambda: Resize("warp", 0), "resize size=0: expected a whole number of pixels"),
+        (lambda: Resize("warp", "abc"), "resize size=abc: expected a whole number of pixels, at least 1"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(-3), "crop size=-3: expected a whole number of pixels"),
+        (lambda: RandomResizedCrop(8, (0.5, 0.4)), r"crop scale=\[0.5, 0.4\]: expected two numbers"),
+        (lambda: RandomResizedCrop(8, (0.5,)), r"crop scale=\[0.5\]: expected two numbers"),
+        (lambda: RandomResizedCrop(8, ratio=(0, 1)), r"crop ratio=\[0, 1\]: expected two numbers"),
+        (lambda: Pad(0), "pad size=0: expected a whole number of pixels"),
     ],
 )
 def test_errors(build: Any, message: str) -> None:
@@ -242,8 +241,7 @@ def test_errors(build: Any, message: str) -> None:
 
 
 def configured(choice: str, *overrides: str) -> tuple[Pipeline, Pipeline]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=[f"transform={choice}", *overrides]).transform
+    config = compose(f"transform={choice}", *overrides).transform
     return instantiate(config.train), instantiate(config.test)
 
 

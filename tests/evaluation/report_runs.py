@@ -42,7 +42,7 @@ def query_table(images: Path, seed: int = 0, noise: float = 0.9) -> QueryTable:
     fine = np.repeat(np.arange(6), 4)
     labels = np.stack([fine, fine // 2], axis=1)
     embeddings = np.random.default_rng(9).normal(size=(6, 5))[fine] + noise * rng.normal(size=(24, 5))
-    return QueryTable.of(
+    return QueryTable.from_rankings(
         rank_queries(embeddings, labels, neighbors=5),
         [str(images / f"{i:02}.png") for i in range(24)],
         labels,

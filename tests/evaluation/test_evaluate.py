@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 from devices import OnMPS
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.data.table import ImageTable
-from dml.evaluation import blocks, evaluate, protocol
-from dml.evaluation.items import ranking_device
-from dml.evaluation.judge import Judge
-from dml.evaluation.scores import METRICS
+from dml.evaluation import Evaluator, MetricConfig, evaluate, evaluator
+from dml.evaluation.metric_config import DEFAULT_METRICS
+from dml.evaluation.ranking import blocks
+from dml.evaluation.unit_embeddings import ranking_device
 from dml.ops.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
@@ -84,7 +85,7 @@ def assert_within_bounds(found: dict[str, float], similarity: Any, query_labels:
 
 
 @given(batches(least=2))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_own_gallery_agrees_with_brute_force(batch: Any) -> None:
     """Whole coordinates: duplicates, multiples, zero vectors and ties are common."""
     query, labels = batch
@@ -95,7 +96,7 @@ def test_own_gallery_agrees_with_brute_force(batch: Any) -> None:
 
 
 @given(batches(least=1), batches(least=1))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_gallery_agrees_with_brute_force(queries: Any, gallery: Any) -> None:
     assume(all(np.isin(queries[1][:, level], gallery[1][:, level]).any() for level in range(2)))
     found = evaluate(*queries, *gallery, clustering=False)
@@ -214,7 +215,7 @@ def test_only_what_is_asked_for_is_computed(hundred: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(blocks, "Search", never)
     evaluate(*hundred, metrics=["nmi"])
     evaluate(*hundred, metrics=["recall", "nmi"], recall_at=())
-    monkeypatch.setattr(protocol, "kmeans", never)
+    monkeypatch.setattr(evaluator, "kmeans", never)
     assert evaluate(*hundred, metrics=["recall"], recall_at=()) == {}
     assert evaluate(*hundred, metrics=["nmi", "ami", "f1"], clustering=False) == {}
 
@@ -240,15 +241,15 @@ def test_the_release_counts_the_query_among_its_items(hundred: Any) -> None:
         assert found["h_ap"] == pytest.approx(np.mean(values), abs=1e-9)
 
 
-def test_a_judge_counts_the_query_if_it_is_asked_to(hundred: Any) -> None:
+def test_an_evaluator_of_a_table_counts_the_query_if_it_is_told_to(hundred: Any) -> None:
     embeddings, labels = hundred
     paths, split = np.array([f"{row}.jpg" for row in range(100)]), np.array(["test"] * 100)
     table = ImageTable(paths, labels.numpy(), split, ("class", "super-class"))
     for count_query in (False, True):
         settings: dict[str, Any] = {"metrics": ["h_ap", "sum_wap"], "recall_at": (1,), "level_weights": (0.9, 0.1)}
-        judge = Judge(table, count_query=count_query, **settings)
+        of_table = Evaluator(table, MetricConfig(count_query=count_query, **settings))
         expected = evaluate(embeddings, labels, count_query=count_query, **settings)
-        found = judge(embeddings, torch.arange(100))
+        found = of_table(embeddings, torch.arange(100))
         assert (found["h_ap"], found["sum_wap"]) == (expected["h_ap"], expected["sum_wap"])
 
 
@@ -310,7 +311,7 @@ def test_errors(arguments: dict[str, Any], message: str) -> None:
         evaluate(**({"query": FOUR, "query_labels": PAIRS} | arguments))
 
 
-@pytest.mark.parametrize("metrics", [METRICS, ["recall"]])
+@pytest.mark.parametrize("metrics", [DEFAULT_METRICS, ["recall"]])
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_embeddings_on_apples_gpu_are_ranked_on_cpu(metrics: Any, with_gallery: bool) -> None:
     """No such GPU here: tensors that refuse what it lacks, numpy and float64."""

@@ -2,11 +2,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.evaluation import PerQuery, rank_queries
-from dml.evaluation.exclusions import same_contents
+from dml.evaluation.ranking.exclusions import find_copies
 from dml.ops.errors import InputError
 
 METRICS = (["recall"], ["recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi"])
@@ -29,7 +30,7 @@ def assert_same(found: PerQuery, query: int, expected: PerQuery, kept: Any) -> N
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(4, 60), st.integers(0, 3), st.sampled_from(METRICS))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_an_excluded_item_might_as_well_not_be_there(
     seed: int, queries: int, items: int, most: int, metrics: list[str]
 ) -> None:
@@ -46,7 +47,7 @@ def test_an_excluded_item_might_as_well_not_be_there(
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 40), st.sampled_from(METRICS))
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_queries_that_exclude_themselves_are_their_own_gallery(seed: int, queries: int, metrics: list[str]) -> None:
     query, labels, _, _ = random_lists(seed, queries, 1)
     own = np.arange(queries)[:, None]
@@ -58,7 +59,7 @@ def test_queries_that_exclude_themselves_are_their_own_gallery(seed: int, querie
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 40), st.booleans(), st.sampled_from(METRICS))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_the_releases_rule_drops_the_first_of_the_ranking(
     seed: int, queries: int, alone: bool, metrics: list[str]
 ) -> None:
@@ -81,7 +82,7 @@ def test_shares_drop_the_first_of_the_ranking_alike() -> None:
     asked: dict[str, Any] = {"exclude_nearest": True, "memory": 1, "neighbors": 4}
     whole = rank_queries(query, query_labels, gallery, gallery_labels, **asked)
     parts = [rank_queries(query, query_labels, gallery, gallery_labels, share=(i, 2), **asked) for i in range(2)]
-    joined = PerQuery.joined(parts)
+    joined = PerQuery.join(parts)
     assert np.array_equal(joined.neighbors, whole.neighbors)
     for name, values in whole.values.items():
         assert np.array_equal(joined.values[name], values, equal_nan=True), name
@@ -96,8 +97,8 @@ def test_shares_drop_the_first_of_the_ranking_alike() -> None:
         ([3], [3], [[0]]),
     ],
 )
-def test_same_contents(queries: list[int], gallery: list[int], expected: Any) -> None:
-    found = same_contents(np.array(queries), np.array(gallery))
+def test_find_copies(queries: list[int], gallery: list[int], expected: Any) -> None:
+    found = find_copies(np.array(queries), np.array(gallery))
     assert found.dtype == np.int64
     assert np.array_equal(found, np.array(expected))
 

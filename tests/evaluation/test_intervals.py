@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
@@ -18,7 +18,6 @@ def test_three_runs_by_hand() -> None:
     assert found.half_width == pytest.approx(4.302652729911275 * 0.01 / math.sqrt(3))  # t of 2 degrees of freedom
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1, width=32), min_size=2, max_size=8).filter(lambda values: np.ptp(values) > 1e-3),
     st.sampled_from([0.5, 0.9, 0.95, 0.99]),

@@ -2,7 +2,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from dml.evaluation.tables import metric_table
+from dml.evaluation.metric_descriptions import MetricDescription
+from dml.evaluation.metric_table import metric_table
 from dml.ops.errors import InputError
 
 NAMES = ("raw features", "head L", "head M", "head H", "all heads")
@@ -39,6 +40,15 @@ def test_each_level_is_a_section_and_all_fit_80_columns() -> None:
 def test_a_missing_metric_is_a_dash() -> None:
     lines = text(metric_table({"raw": {"level0/recall@1": 0.5}}, metrics=("recall@1", "ami")))
     assert lines[-1].split() == ["raw", "50.0", "–"]
+
+
+def test_values_that_are_no_fractions_are_shown_as_they_are() -> None:
+    custom = [MetricDescription("first_rank", "First", shown_in_percent=False)]
+    rows = {"raw": {"level0/recall@1": 0.5, "level0/first_rank": 12.34567}}
+    lines = text(metric_table(rows, metrics=("recall@1", "first_rank"), custom=custom))
+    assert lines[0].split() == ["%", "R@1", "First"]
+    assert lines[-2].split() == ["raw", "50.0", "12.35"]
+    assert lines[-1] == "not in percent: First"
 
 
 def test_no_rows() -> None:

@@ -80,7 +80,7 @@ def test_neighbours_are_looked_up_in_the_gallery() -> None:
     queries, gallery, labels = rng.normal(size=(4, 3)), rng.normal(size=(6, 3)), np.array([[0], [1], [0], [1]])
     paths, others = [f"q{i}" for i in range(4)], [f"g{i}" for i in range(6)]
     gallery_labels = np.arange(6)[:, None] % 2
-    table = QueryTable.of(
+    table = QueryTable.from_rankings(
         rank_queries(queries, labels, gallery, gallery_labels, neighbors=2),
         paths,
         labels,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
-from dml.evaluation.pictures import CORRECT, PAPER, WRONG, choose_queries, contact_sheet, retrieval_sheet
+from dml.evaluation.pictures import CORRECT, PAPER, WRONG, choose_queries, draw_contact_sheet, draw_retrieval_sheet
 from dml.ops.errors import InputError
 
 BLUE = np.full((20, 20, 3), (40, 60, 200), dtype=np.uint8)
@@ -23,7 +23,7 @@ def count(image: Any, colour: str) -> int:
 
 def test_rows_of_frames_in_the_two_colours(tmp_path: Path) -> None:
     right, wrong = (BLUE, True), (BLUE, False)
-    retrieval_sheet([(BLUE, [right, right, right, wrong]), (BLUE, [right, wrong, wrong])], tmp_path / "sheet.png")
+    draw_retrieval_sheet([(BLUE, [right, right, right, wrong]), (BLUE, [right, wrong, wrong])], tmp_path / "sheet.png")
     image = pixels(tmp_path / "sheet.png")
     assert image.shape[1] == 800
     assert (image[0] == ImageColor.getrgb(PAPER)).all()
@@ -38,7 +38,7 @@ def test_marks_tell_without_colour(tmp_path: Path) -> None:
     """The strokes of tick and cross, what is nearly white in the mark, share less than half their pixels."""
     strokes = []
     for correct in (True, False):
-        retrieval_sheet([(BLUE, [(BLUE, correct)])], tmp_path / "sheet.png", width=300)
+        draw_retrieval_sheet([(BLUE, [(BLUE, correct)])], tmp_path / "sheet.png", width=300)
         mark = pixels(tmp_path / "sheet.png")[146:162, 262:278]  # the tile ends at 164 down, 280 across
         strokes.append(mark.min(axis=2) > 170)
     assert all(stroke.sum() > 15 for stroke in strokes)
@@ -54,14 +54,16 @@ def test_every_kind_of_picture_and_size(tmp_path: Path) -> None:
         torch.full((3, 8, 8), 2.0, dtype=torch.bfloat16),
         torch.rand(3, 8, 8, requires_grad=True, generator=torch.Generator().manual_seed(0)),
     ]
-    retrieval_sheet([(kind, [(other, True) for other in kinds]) for kind in kinds], tmp_path / "sheet.png", width=640)
+    draw_retrieval_sheet(
+        [(kind, [(other, True) for other in kinds]) for kind in kinds], tmp_path / "sheet.png", width=640
+    )
     assert pixels(tmp_path / "sheet.png").shape[1] == 640
 
 
 def test_tensor_and_array_draw_the_same(tmp_path: Path) -> None:
     tensor = torch.from_numpy(BLUE).permute(2, 0, 1)
     for name, picture in (("array", BLUE), ("tensor", tensor), ("float", tensor / 255)):
-        retrieval_sheet([(picture, [(picture, False)])], tmp_path / name)
+        draw_retrieval_sheet([(picture, [(picture, False)])], tmp_path / name)
     files = [(tmp_path / name).read_bytes() for name in ("array", "tensor", "float")]
     assert files[0] == files[1] == files[2]
 
@@ -79,7 +81,7 @@ def test_tensor_and_array_draw_the_same(tmp_path: Path) -> None:
 )
 def test_errors(tmp_path: Path, rows: Any, width: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        retrieval_sheet(rows, tmp_path / "sheet.png", width=width)
+        draw_retrieval_sheet(rows, tmp_path / "sheet.png", width=width)
     assert not (tmp_path / "sheet.png").exists()
 
 
@@ -105,7 +107,7 @@ def test_more_queries_than_there_are(number: int) -> None:
 
 
 def test_a_contact_sheet_has_a_line_a_title(tmp_path: Path) -> None:
-    contact_sheet([("one", [BLUE] * 4), ("two", [BLUE] * 2), ("", [BLUE])], tmp_path / "sheet.png", width=400)
+    draw_contact_sheet([("one", [BLUE] * 4), ("two", [BLUE] * 2), ("", [BLUE])], tmp_path / "sheet.png", width=400)
     image = pixels(tmp_path / "sheet.png")
     blue = (image == BLUE[0, 0]).all(axis=2)
     runs = [sum(1 for before, now in pairwise(line) if now and not before) for line in blue]
@@ -118,16 +120,16 @@ def test_a_contact_sheet_has_a_line_a_title(tmp_path: Path) -> None:
 
 def test_a_contact_sheet_is_a_function_of_its_pictures(tmp_path: Path) -> None:
     for name in ("first.png", "second.png"):
-        contact_sheet([("a title", [BLUE, BLUE])], tmp_path / name)
+        draw_contact_sheet([("a title", [BLUE, BLUE])], tmp_path / name)
     assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
 
 
 @pytest.mark.parametrize("rows", [[], [("nothing", [])]])
 def test_a_contact_sheet_of_nothing(rows: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="contact_sheet: no picture to show"):
-        contact_sheet(rows, tmp_path / "sheet.png")
+    with pytest.raises(InputError, match="contact sheet: no picture to show"):
+        draw_contact_sheet(rows, tmp_path / "sheet.png")
 
 
 def test_a_contact_sheet_of_too_many(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="width = 200: 9 pictures leave 8 pixels a tile, 32 needed"):
-        contact_sheet([("many", [BLUE] * 9)], tmp_path / "sheet.png", width=200)
+        draw_contact_sheet([("many", [BLUE] * 9)], tmp_path / "sheet.png", width=200)

@@ -6,15 +6,15 @@ import metric_oracles as oracles
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.evaluation import PerQuery, query_share, rank_queries
-from dml.evaluation.blocks import SORTED, Ranking
-from dml.evaluation.items import Items, checked_items
-from dml.evaluation.positives import Positives
-from dml.evaluation.scores import Wanted
+from dml.evaluation import MetricConfig, PerQuery, query_share, rank_queries
+from dml.evaluation.ranking.blocks import SORT_FACTOR, Ranking
+from dml.evaluation.ranking.items import Items, check_query_and_gallery
+from dml.evaluation.ranking.positives import Positives
 from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
 
@@ -69,7 +69,7 @@ def assert_agrees(ranked: PerQuery, queries: Any, gallery: Any | None) -> None:
 
 
 @given(items(40), st.none() | items(60), st.integers(0, 70), st.sampled_from([RANKING, ["recall"], ["ap", "asi"]]))
-@settings(deadline=None, max_examples=120)
+@examples(120)
 def test_agrees_with_definitions(queries: Any, gallery: Any, neighbors: int, metrics: Sequence[str]) -> None:
     given_ = (*queries, *(gallery or ()))
     ranked = rank_queries(*given_, metrics=metrics, recall_at=RECALL_AT, alpha=2.0, neighbors=neighbors, memory=1)
@@ -81,22 +81,24 @@ def test_agrees_with_definitions(queries: Any, gallery: Any, neighbors: int, met
 def ranking_of(
     queries: Any, gallery: Any | None, neighbors: int, metrics: Sequence[str] = RANKING, excluded: Any = None
 ) -> Ranking:
-    query_items, gallery_items = checked_items(*queries, *(gallery or (None, None)))
+    query_items, gallery_items = check_query_and_gallery(*queries, *(gallery or (None, None)))
     positives = Positives(query_items.labels, None if gallery_items is None else gallery_items.labels, excluded)
-    wanted = Wanted(metrics, RECALL_AT, 2.0, count_query=False)
-    return Ranking(query_items, gallery_items or query_items, positives, wanted, neighbors)
+    config = MetricConfig(metrics, RECALL_AT, alpha=2.0)
+    return Ranking(query_items, gallery_items or query_items, positives, config, neighbors)
 
 
 @given(items(40, depth=3), st.none() | items(60, depth=3))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
     """No GPU here: the same tensor functions on CPU."""
     ranking = ranking_of(queries, gallery, neighbors=1)
-    threads, device = (list(way(range(len(queries[0])), 32)) for way in (ranking._by_threads, ranking._by_sort))
+    threads, device = (
+        list(way(range(len(queries[0])), 32)) for way in (ranking._rank_by_threads, ranking._rank_by_sort)
+    )
     for part in ("neighbors", "similarities"):
         first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
         assert torch.equal(first, second)
-    with_positives = {f"level{i}": ranking.positives.number(i) > 0 for i in range(3)}
+    with_positives = {f"level{i}": ranking.positives.count(i) > 0 for i in range(3)}
     with_positives[""] = np.logical_or.reduce(list(with_positives.values()))
     for name in threads[0].scores:
         first, second = (torch.cat([block.scores[name] for block in blocks]) for blocks in (threads, device))
@@ -105,7 +107,7 @@ def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
 
 
 @given(items(40, depth=3), st.none() | items(60, depth=3), st.data())
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, data: Any) -> None:
     """No GPU here: the same tensor functions on CPU, with many ties, and with queries that exclude some items."""
     count, size = len(queries[0]), len((gallery or queries)[0])
@@ -116,8 +118,8 @@ def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, da
     ranking = ranking_of(
         queries, gallery, min(5, size - most), ["recall"], data.draw(st.sampled_from([None, excluded]))
     )
-    at_once = data.draw(st.sampled_from([1, 40, 64 * SORTED]))
-    threads, device = (list(way(range(count), at_once)) for way in (ranking._by_threads, ranking._by_top_k))
+    at_once = data.draw(st.sampled_from([1, 40, 64 * SORT_FACTOR]))
+    threads, device = (list(way(range(count), at_once)) for way in (ranking._rank_by_threads, ranking._rank_by_top_k))
     for part in ("neighbors", "similarities"):
         first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
         assert torch.equal(first, second)
@@ -130,18 +132,18 @@ def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, da
 @pytest.mark.parametrize(
     ("is_cuda", "metrics", "way"),
     [
-        (True, ["recall"], "_by_top_k"),  # as validations ask for: no sort of all distances
-        (True, [], "_by_top_k"),
-        (True, ["recall", "ap"], "_by_sort"),
-        (False, ["recall"], "_by_search"),
-        (False, RANKING, "_by_threads"),
+        (True, ["recall"], "_rank_by_top_k"),  # as validations ask for: no sort of all distances
+        (True, [], "_rank_by_top_k"),
+        (True, ["recall", "ap"], "_rank_by_sort"),
+        (False, ["recall"], "_rank_by_search"),
+        (False, RANKING, "_rank_by_threads"),
     ],
 )
 def test_only_what_needs_whole_rankings_sorts_on_a_gpu(is_cuda: bool, metrics: Sequence[str], way: str) -> None:
     device: Any = SimpleNamespace(is_cuda=is_cuda)
     queries = Items(device, np.zeros((2, 1), dtype=int))
-    wanted = Wanted(metrics, RECALL_AT, 1.0, count_query=False)
-    blocks: Any = Ranking(queries, queries, Positives(queries.labels, None), wanted, 1).blocks(range(2), 2)
+    config = MetricConfig(metrics, RECALL_AT)
+    blocks: Any = Ranking(queries, queries, Positives(queries.labels, None), config, 1).rank_blocks(range(2), 2)
     assert blocks.__name__ == way
 
 
@@ -170,7 +172,7 @@ def assert_same(one: PerQuery, other: PerQuery) -> None:
 def test_all_shares_are_the_whole(thousand: Any, metrics: Sequence[str], world: int) -> None:
     asked = {"metrics": metrics, "neighbors": 5, "memory": 4 * 1000 * 64}  # 64 queries at a time
     parts = [rank_queries(*thousand, share=(rank, world), **asked) for rank in range(world)]
-    assert_same(PerQuery.joined(parts), rank_queries(*thousand, **asked))
+    assert_same(PerQuery.join(parts), rank_queries(*thousand, **asked))
     shares = [query_share(1000, 1000, (rank, world), asked["memory"]) for rank in range(world)]
     assert [list(share) for share in shares] == [part.queries.tolist() for part in parts]
     assert [query for share in shares for query in share] == list(range(1000))
@@ -241,7 +243,7 @@ def test_queries_without_positives_have_no_value() -> None:
     for name, values in ranked.values.items():
         expected = [False, False, name.startswith("level0/"), True]
         assert np.isnan(values).tolist() == expected, name
-    means = ranked.means()
+    means = ranked.compute_means()
     counts = {name: value for name, value in means.items() if name.endswith("queries_without_positives")}
     assert counts == {
         "level0/queries_without_positives": 2,
@@ -254,7 +256,7 @@ def test_queries_without_positives_have_no_value() -> None:
 def test_means_of_nothing_are_refused() -> None:
     ranked = rank_queries(np.eye(3), np.arange(3))
     with pytest.raises(InputError, match="level0: none of the 3 queries has a positive in the gallery"):
-        ranked.means()
+        ranked.compute_means()
 
 
 def without(name: str) -> Callable[[Any], Any]:
@@ -265,9 +267,9 @@ def test_a_level_that_is_the_same_for_all_is_perfect_and_changes_no_other(thousa
     embeddings, labels = thousand
     deeper = np.concatenate([labels, np.zeros((1000, 1), dtype=int)], axis=1)
     metrics = ["recall", "ap", "map@r", "r_precision"]
-    found = rank_queries(embeddings, deeper, metrics=metrics).means()
+    found = rank_queries(embeddings, deeper, metrics=metrics).compute_means()
     assert all(value == 1 for name, value in found.items() if name.startswith("level2/") and "without" not in name)
-    assert without("level2/")(found) == pytest.approx(rank_queries(embeddings, labels, metrics=metrics).means())
+    assert without("level2/")(found) == pytest.approx(rank_queries(embeddings, labels, metrics=metrics).compute_means())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.evaluation.report.curves import HEIGHT, LINE, MOST_POINTS, SMOOTHED_FROM, Chart, charts, smooth, ticks
+from dml.evaluation.report.curves import (
+    HEIGHT,
+    MOST_POINTS,
+    NAME_HEIGHT,
+    SMOOTHED_FROM,
+    Chart,
+    choose_ticks,
+    make_charts,
+    smooth,
+)
 
 LEVELS = ("fine", "coarse")
 
@@ -17,14 +26,14 @@ def points(path: str) -> list[tuple[float, float]]:
 
 def value(chart: Chart, percent: float) -> float:
     """What stands so many percent from the top, by the texts of the axis."""
-    (low, at_low), (high, at_high) = ((float(tick.text), tick.at) for tick in (chart.y[0], chart.y[-1]))
+    (low, at_low), (high, at_high) = ((float(tick.text), tick.position) for tick in (chart.y[0], chart.y[-1]))
     return low + (percent - at_low) / (at_high - at_low) * (high - low)
 
 
 @given(st.floats(-1e4, 1e4), st.floats(1e-6, 1e6))
 def test_ticks_are_round_and_enclose(start: float, width: float) -> None:
     low, high = start * width, start * width + width
-    found = ticks(low, high)
+    found = choose_ticks(low, high)
     step = found[1] - found[0]
     assert found[0] <= low + 1e-6 * step
     assert found[-1] >= high - 1e-6 * step
@@ -37,7 +46,7 @@ def test_ticks_are_round_and_enclose(start: float, width: float) -> None:
 
 def test_ticks_of_one_value() -> None:
     for only in (0.0, 3.0, -2.0):
-        found = ticks(only, only)
+        found = choose_ticks(only, only)
         assert found[0] < only < found[-1]
 
 
@@ -55,7 +64,7 @@ def test_lines_show_the_values() -> None:
         {"step": 20.0, "loss": 1.5, "val/level0/recall@1": 0.5, "val/level1/recall@1": 0.75},
         {"step": 40.0, "loss": 0.25, "val/level0/recall@1": 0.625, "val/level1/recall@1": float("nan")},
     ]
-    loss, recall = charts(history, LEVELS, tested=20)
+    loss, recall = make_charts(history, LEVELS, tested=20)
     assert [loss.title, recall.title] == ["Training loss", "Validation recall@1, %"]
     assert loss.marked == recall.marked == 50
     for chart, name, expected in (
@@ -63,34 +72,34 @@ def test_lines_show_the_values() -> None:
         (recall, "fine", [(20, 50.0), (40, 62.5)]),
         (recall, "coarse", [(20, 75.0)]),
     ):
-        line = next(line for line in chart.lines if line.name == name)
+        line = next(line for line in chart.curves if line.name == name)
         drawn = [(x / 100 * 40, value(chart, y)) for x, y in points(line.path)]
         assert np.allclose(drawn, expected, atol=0.01)
         assert line.last == f"{expected[-1][1]:.3g}"
         assert line.dots.count("M") == len(expected)
-    assert {tick.text: tick.at for tick in recall.x}["20"] == 50
+    assert {tick.text: tick.position for tick in recall.x}["20"] == 50
 
 
 def test_a_validation_on_the_test_split_is_called_that() -> None:
-    (chart,) = charts([{"step": 1.0, "test/level1/map@r": 0.5}], LEVELS, tested=None)
+    (chart,) = make_charts([{"step": 1.0, "test/level1/map@r": 0.5}], LEVELS, tested=None)
     assert chart.title == "Test MAP@R, %"
 
 
 def test_nothing_logged_nothing_drawn() -> None:
-    assert charts([], LEVELS, tested=None) == []
-    assert charts([{"step": 1.0, "epoch": 0.0}], LEVELS, tested=1) == []
+    assert make_charts([], LEVELS, tested=None) == []
+    assert make_charts([{"step": 1.0, "epoch": 0.0}], LEVELS, tested=1) == []
 
 
 def test_a_step_beyond_the_axis_is_not_marked() -> None:
     history = [{"step": 10.0, "loss": 1.0}]
-    assert [charts(history, LEVELS, tested)[0].marked for tested in (None, 0, 10, 11)] == [None, None, 100, None]
+    assert [make_charts(history, LEVELS, tested)[0].marked for tested in (None, 0, 10, 11)] == [None, None, 100, None]
 
 
 def test_many_points_are_smoothed_and_thinned() -> None:
     rng = np.random.default_rng(0)
     for number in (SMOOTHED_FROM, 5000):
         history = [{"step": float(i + 1), "loss": 1.0 + rng.normal()} for i in range(number)]
-        line = charts(history, LEVELS, tested=None)[0].lines[0]
+        line = make_charts(history, LEVELS, tested=None)[0].curves[0]
         assert not line.dots
         faint, drawn = np.array(points(line.faint)), np.array(points(line.path))
         assert len(faint) == len(drawn) == min(number, MOST_POINTS)
@@ -100,9 +109,9 @@ def test_many_points_are_smoothed_and_thinned() -> None:
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8))
 def test_names_of_lines_do_not_overlap(ends: list[int]) -> None:
     history = [{"step": 5.0} | {f"loss/{i}": end for i, end in enumerate(ends)}]
-    lines = charts(history, LEVELS, tested=None)[0].lines
+    lines = make_charts(history, LEVELS, tested=None)[0].curves
     tops = sorted(line.top for line in lines)
-    assert all(b - a >= LINE - 0.11 for a, b in pairwise(tops))
+    assert all(b - a >= NAME_HEIGHT - 0.11 for a, b in pairwise(tops))
     assert tops[-1] <= HEIGHT
     # the higher value stands higher
     order = [sorted(range(len(ends)), key=lambda i: -ends[i]), sorted(range(len(ends)), key=lambda i: lines[i].top)]

@@ -1,6 +1,4 @@
 import re
-import runpy
-import sys
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,6 +10,7 @@ import pytest
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
+from dml.commands.report_command import write_report
 from dml.data.images import read_image
 from dml.evaluation.per_query import write_queries
 from dml.evaluation.report import comparison_report, read_run, run_report
@@ -20,7 +19,6 @@ from dml.ops.errors import InputError
 
 pytest_plugins = ("report_runs",)
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "report.py"
 VOID = {"meta", "input", "br", "path", "circle", "use"}
 
 
@@ -103,7 +101,7 @@ def test_what_a_report_says(pages: dict[str, str]) -> None:
     text = Page(pages["run"]).text
     for words in ("rll on shapes", "24 queries of 6 shape classes (test split)", "Worst queries", "margin: 0.4"):
         assert words in text
-    assert "1 images could not be read" in text
+    assert "1 image could not be read and was left out" in text
     assert "</pre><b>bold</b>" in text
     assert "chosen on the test split itself" not in text
 
@@ -126,44 +124,37 @@ def test_each_picture_is_on_the_sheet(images: Path) -> None:
     tiles = Tiles()
     paths = [str(images / f"{i:02}.png") for i in range(24)]
     for path in paths:
-        tiles.at(path)
-    kind, _, content = tiles.sheet(read_image).partition(";base64,")
+        tiles.place(path)
+    kind, _, content = tiles.encode_sheet(read_image).partition(";base64,")
     assert kind == "data:image/webp"
     sheet = np.asarray(Image.open(BytesIO(b64decode(content))).convert("RGB")).astype(int)
     for path in paths:
-        column, row = tiles.at(path)
+        column, row = tiles.place(path)
         cell = sheet[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
         middle = cell[CELL // 2 - 4 : CELL // 2 + 4, CELL // 2 - 4 : CELL // 2 + 4].mean(axis=(0, 1))
         with Image.open(path) as picture:
             assert middle == pytest.approx(picture.getpixel((5, 5)), abs=12)
 
 
-def script(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
-    runpy.run_path(str(SCRIPT))["main"]()
-
-
-def test_the_script_writes_a_report_again(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_report_again(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run("a")
-    script([str(folder)], monkeypatch)
+    write_report([str(folder)])
     assert capsys.readouterr().out == f"{folder}/report.html\n"
     assert (folder / "report.html").read_text(encoding="utf-8") == run_report(read_run(folder))
 
 
-def test_the_script_compares_two_runs(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_compares_two_runs(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [make_run("a"), make_run("b", seed=1)]
     monkeypatch.chdir(tmp_path)
-    script([*map(str, folders)], monkeypatch)
-    script([*map(str, folders), "--output", "other.html"], monkeypatch)
+    write_report([*map(str, folders)])
+    write_report([*map(str, folders), "--output", "other.html"])
     written = (tmp_path / "report.html").read_bytes()
     assert written == (tmp_path / "other.html").read_bytes()
     assert written.decode() == comparison_report(*(read_run(folder) for folder in folders))
 
 
-def test_the_script_says_in_a_line_what_is_wrong(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_says_in_a_line_what_is_wrong(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = make_run("a"), make_run("b")
     other = read_run(b).queries
@@ -175,7 +166,7 @@ def test_the_script_says_in_a_line_what_is_wrong(
         ([str(tmp_path / "none")], "missing"),
     ):
         with pytest.raises(SystemExit) as stopped:
-            script(arguments, monkeypatch)
+            write_report(arguments)
         assert stopped.value.code == 2
         said = capsys.readouterr().err
         assert words in said

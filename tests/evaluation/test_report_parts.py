@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import MakeRun
 
-from dml.evaluation.metric_names import short
+from dml.evaluation.metric_descriptions import describe_metric, metric_label
 from dml.evaluation.per_query import QueryTable
-from dml.evaluation.report.confusion import confusions
-from dml.evaluation.report.metrics import headlines, metric_tables, percent
-from dml.evaluation.report.run import read_run, versions
-from dml.evaluation.report.scatter import FEW, WIDTH, few_colours, many_colours, scatter
-from dml.evaluation.report.sheets import choose, first_match, same_class, score_of, sheets
+from dml.evaluation.report.confusion import find_confusions
+from dml.evaluation.report.metrics import choose_headlines, format_metric, make_metric_tables
+from dml.evaluation.report.reported_run import ReportedRun, collect_versions, read_run
+from dml.evaluation.report.scatter import FEW, WIDTH, choose_few_colours, choose_many_colours, make_map
+from dml.evaluation.report.sheets import (
+    choose_lowest,
+    compare_classes,
+    describe_first_match,
+    make_sheets,
+    score_queries,
+)
 from dml.evaluation.report.tiles import COLUMNS, Tiles
 from dml.ops.errors import InputError
 
@@ -43,8 +49,8 @@ def labelled(labels: Any, neighbors: Any, levels: tuple[str, ...] = ("fine", "co
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, np.nan]), st.integers(0, 4)), min_size=1), st.integers(1, 6))
 def test_chosen_queries(rows: list[tuple[float, int]], count: int) -> None:
     values, classes = np.array([value for value, _ in rows]), np.array([label for _, label in rows])
-    chosen = choose(values, classes, count)
-    assert chosen == choose(values, classes, count)
+    chosen = choose_lowest(values, classes, count)
+    assert chosen == choose_lowest(values, classes, count)
     lowest = {label: min(value for value, other in rows if other == label) for label in classes.tolist()}
     lowest = {
         label: min((v for v, other in rows if other == label and not np.isnan(v)), default=np.nan) for label in lowest
@@ -56,38 +62,38 @@ def test_chosen_queries(rows: list[tuple[float, int]], count: int) -> None:
 
 def test_equal_queries_are_drawn_not_taken_in_order() -> None:
     values, classes = np.zeros(1000), np.arange(1000)
-    assert max(choose(values, classes, 5)) > 10
-    assert choose(values, classes, 5, seed=1) != choose(values, classes, 5, seed=2)
+    assert max(choose_lowest(values, classes, 5)) > 10
+    assert choose_lowest(values, classes, 5, seed=1) != choose_lowest(values, classes, 5, seed=2)
 
 
 def test_scores(table: QueryTable, without_ap: QueryTable) -> None:
-    score = score_of(table)
+    score = score_queries(table)
     assert score.name == "AP"
     assert score.values is table.metrics["level0/ap"]
     gaps = {"level0/recall@1": np.where(np.arange(24) == 3, np.nan, without_ap.metrics["level0/recall@1"])}
-    score = score_of(replace(without_ap, metrics=gaps))
+    score = score_queries(replace(without_ap, metrics=gaps))
     for i in range(24):
         own = [bool(label == table.labels[i, 0]) for label in table.neighbor_labels[i, :, 0]]
         expected = 1 / (1 + own.index(True)) if any(own) else 0
         assert score.values[i] == pytest.approx(np.nan if i == 3 else expected, nan_ok=True)
         words = f"first match at rank {1 + own.index(True)}" if any(own) else "no match in the first 5"
-        assert first_match(table, i) == words
+        assert describe_first_match(table, i) == words
 
 
 def test_unknown_labels_match_nothing() -> None:
     table = labelled([[-1, 0], [-1, 0], [2, 1]], [[1, 2], [0, 2], [0, 1]])
-    assert not same_class(table).any()
-    shown = sheets(table, Tiles())["Best"]
+    assert not compare_classes(table).any()
+    shown = make_sheets(table, Tiles())["Best"]
     assert {picture.relation for row in shown for picture in row.neighbors[0]} == {"coarser", "other"}
 
 
 def test_sheets_tell_how_neighbours_are_related() -> None:
     table = labelled([[0, 0], [0, 0], [1, 0], [2, 1]], [[1, 2, 3], [0, 2, 3], [0, 1, 3], [2, 1, 0]])
     tiles = Tiles()
-    shown = {row.query.name: row for row in sheets(table, tiles, count=3)["Best"]}
+    shown = {row.query.name: row for row in make_sheets(table, tiles, count=3)["Best"]}
     assert next(iter(shown)) == "fine 0"
     row = shown["fine 0"]
-    assert row.above == "coarse 0"
+    assert row.superclasses == "coarse 0"
     assert row.remarks[0] == "reciprocal rank 100.0 %"
     assert [picture.relation for picture in row.neighbors[0]] == ["same", "coarser", "other"]
     assert [picture.remark.partition(",")[0] for picture in row.neighbors[0]] == [
@@ -98,11 +104,12 @@ def test_sheets_tell_how_neighbours_are_related() -> None:
 
 
 def test_worst_median_and_best(table: QueryTable) -> None:
-    values = score_of(table).values
+    values = score_queries(table).values
     by_class = [values[4 * i : 4 * i + 4] for i in range(6)]
     tiles = Tiles()
     found = {
-        title: [float(row.remarks[0].split()[1]) for row in rows] for title, rows in sheets(table, tiles, 2).items()
+        title: [float(row.remarks[0].split()[1]) for row in rows]
+        for title, rows in make_sheets(table, tiles, 2).items()
     }
     assert found["Worst"] == [round(100 * v, 1) for v in sorted(own.min() for own in by_class)[:2]]
     assert found["Best"] == [round(100 * v, 1) for v in sorted((own.max() for own in by_class), reverse=True)[:2]]
@@ -120,7 +127,7 @@ def test_mix_ups_are_counted(rows: list[tuple[int, int]]) -> None:
         assert table.labels[i, 0] == label
         if other != label:
             counts[min(label, other), max(label, other)] += 1
-    found = confusions(table, Tiles(), count=100)
+    found = find_confusions(table, Tiles(), count=100)
     names = {(f"fine {a}", f"fine {b}"): number for (a, b), number in counts.items()}
     assert {pair.names: pair.mixed_up for pair in found} == names
     sizes = Counter(f"fine {label}" for label, _ in rows)
@@ -135,7 +142,7 @@ def test_mix_ups_are_counted(rows: list[tuple[int, int]]) -> None:
 def test_queries_without_positives_are_not_mixed_up() -> None:
     metrics = {"level0/recall@1": np.array([np.nan, 0.0, 0.0])}
     table = labelled([[0, 0], [1, 0], [1, 0]], [[1], [0], [0]], metrics=metrics)
-    (pair,) = confusions(table, Tiles())
+    (pair,) = find_confusions(table, Tiles())
     assert (pair.mixed_up, pair.queries) == (2, 2)
 
 
@@ -143,7 +150,7 @@ def test_the_map_keeps_proportions(table: QueryTable) -> None:
     assert table.positions is not None
     positions = table.positions.copy()
     positions[5] = np.nan
-    drawn = scatter(replace(table, positions=positions), Tiles())
+    drawn = make_map(replace(table, positions=positions), Tiles())
     assert drawn is not None
     kept = np.delete(positions, 5, axis=0).astype(np.float64)
     found = np.stack([drawn["x"], drawn["y"]], axis=1)
@@ -154,18 +161,20 @@ def test_the_map_keeps_proportions(table: QueryTable) -> None:
     assert np.linalg.norm(found[:, None] - found, axis=2) == pytest.approx(
         wide * WIDTH / np.ptp(kept, axis=0).max(), abs=2
     )
-    levels = {each["name"]: [each["classes"][i] for i in each["of"]] for each in drawn["colourings"]}
+    levels = {each["name"]: [each["class_names"][i] for i in each["point_classes"]] for each in drawn["colourings"]}
     rows = [i for i in range(24) if i != 5]
     assert levels["shape"] == [table.class_name(int(table.labels[i, 0])) for i in rows]
     assert levels["family"] == [table.class_name(int(table.labels[i, 1]), 1) for i in rows]
-    assert [name == "of the same shape" for name in levels["nearest neighbour"]] == same_class(table)[rows, 0].tolist()
-    assert all(len(each["colours"]) == len(each["classes"]) for each in drawn["colourings"])
+    assert [name == "of the same shape" for name in levels["nearest neighbour"]] == compare_classes(table)[
+        rows, 0
+    ].tolist()
+    assert all(len(each["colours"]) == len(each["class_names"]) for each in drawn["colourings"])
 
 
 def test_no_places_no_map(table: QueryTable) -> None:
-    assert scatter(replace(table, positions=None), Tiles()) is None
+    assert make_map(replace(table, positions=None), Tiles()) is None
     one = replace(table, positions=np.where(np.arange(24)[:, None] == 7, np.ones(2), np.nan).astype(np.float32))
-    drawn = scatter(one, Tiles())
+    drawn = make_map(one, Tiles())
     assert drawn is not None
     assert drawn["x"] == drawn["y"] == [0]
     assert drawn["height"] >= 1
@@ -173,10 +182,10 @@ def test_no_places_no_map(table: QueryTable) -> None:
 
 def test_colours() -> None:
     for count in range(1, FEW + 1):
-        assert len(set(few_colours(count))) == count
-    assert len(set(many_colours(None, 100))) == 100
+        assert len(set(choose_few_colours(count))) == count
+    assert len(set(choose_many_colours(None, 100))) == 100
     families = np.arange(60) // 20
-    colours = many_colours(families, 60)
+    colours = choose_many_colours(families, 60)
     hues = np.array([float(colour.rstrip(")").split()[2]) for colour in colours])
     around = [np.exp(1j * np.deg2rad(hues[families == i])) for i in range(3)]
     spread = [np.rad2deg(np.abs(np.angle(own / own.mean()))).max() for own in around]
@@ -186,31 +195,35 @@ def test_colours() -> None:
 
 def test_tiles_hold_each_picture_once() -> None:
     tiles = Tiles()
-    assert [tiles.index(path) for path in ("a", "b", "a")] == [0, 1, 0]
+    assert [tiles.number(path) for path in ("a", "b", "a")] == [0, 1, 0]
     assert tiles.rows == 2
     for i in range(2 * COLUMNS):
-        tiles.index(f"more {i}")
+        tiles.number(f"more {i}")
     assert tiles.rows == 3
-    assert tiles.at(f"more {COLUMNS}") == (2, 1)
+    assert tiles.place(f"more {COLUMNS}") == (2, 1)
 
 
 def test_tables_of_metrics(make_run: MakeRun) -> None:
     run = read_run(make_run("run"))
-    levels, graded = metric_tables(run)
+    levels, graded = make_metric_tables(run)
     assert list(levels.groups) == ["shape", "family"]
     rows = levels.groups["shape"]
     assert list(rows) == ["before training", "head L", "head H", "all heads"]
-    assert rows["all heads"][levels.columns.index("AP")] == percent(run.metrics["level0/ap"])
-    assert rows["before training"][levels.columns.index("R@1")] == percent(run.metrics["raw/level0/recall@1"])
+    assert rows["all heads"][levels.columns.index("AP")] == format_metric(
+        run.metrics["level0/ap"], describe_metric("h_ap")
+    )
+    assert rows["before training"][levels.columns.index("R@1")] == format_metric(
+        run.metrics["raw/level0/recall@1"], describe_metric("h_ap")
+    )
     assert rows["head L"][levels.columns.index("NMI")] == "–"
     assert levels.columns[:4] == ["R@1", "R@2", "R@4", "R@8"]
     assert graded.columns == ["H-AP", "NDCG", "ASI"]
     assert list(graded.groups[""]) == ["all heads"]
     assert levels.note == ""
     left_out = replace(run, metrics={**run.metrics, "level1/queries_without_positives": 1234.0})
-    assert "1,234 at level family" in metric_tables(left_out)[0].note
-    assert [line.name for line in headlines(run)] == ["R@1", "MAP@R", "H-AP", "NMI"]
-    assert headlines(run)[1].before == "–"
+    assert "1,234 at level family" in make_metric_tables(left_out)[0].note
+    assert [line.name for line in choose_headlines(run)] == ["R@1", "MAP@R", "H-AP", "NMI"]
+    assert choose_headlines(run)[1].before == "–"
 
 
 def test_lists_of_one_level_each_have_a_mean(make_run: MakeRun) -> None:
@@ -223,7 +236,7 @@ def test_lists_of_one_level_each_have_a_mean(make_run: MakeRun) -> None:
         "mean/ap": 0.2,
         "mean/asi": 0.3,
     }
-    (table,) = metric_tables(replace(run, metrics=metrics))
+    (table,) = make_metric_tables(replace(run, metrics=metrics))
     assert table.columns == ["AP", "ASI"]
     assert {group: rows["after training"] for group, rows in table.groups.items()} == {
         "shape": ["10.0", "20.0"],
@@ -240,28 +253,31 @@ def test_a_run_without_heads_or_levels_above(table: QueryTable) -> None:
         levels=("shape",),
         names=(),
     )
-    from dml.evaluation.report import Run
-
-    run = Run("r", {"level0/recall@1": 0.5, "seconds": 3.5, "step": 1}, flat, "seed: 0\n")
-    (only,) = metric_tables(run)
+    run = ReportedRun("r", {"level0/recall@1": 0.5, "seconds": 3, "step": 1}, flat, "seed: 0\n")
+    (only,) = make_metric_tables(run)
     assert only.groups == {"shape": {"after training": ["50.0"]}}
 
 
 def test_words() -> None:
-    assert [short(name) for name in ("level0/recall@1", "level2/map@r", "h_ap", "level0/other")] == [
+    assert [metric_label(name) for name in ("level0/recall@1", "level2/map@r", "h_ap", "level0/other")] == [
         "R@1",
         "MAP@R",
         "H-AP",
         "other",
     ]
-    assert [percent(value) for value in (0.12345, None, float("nan"), 1.0)] == ["12.3", "–", "–", "100.0"]
+    assert [format_metric(value, describe_metric("h_ap")) for value in (0.12345, None, float("nan"), 1.0)] == [
+        "12.3",
+        "–",
+        "–",
+        "100.0",
+    ]
 
 
 def test_facts_of_a_run(make_run: MakeRun) -> None:
     run = read_run(make_run("run", seed=3))
     assert run.name.endswith("/run")
     assert run.title == "rll on shapes"
-    assert run.facts() == {
+    assert run.summarize() == {
         "data set": "shapes",
         "split": "test",
         "loss": "rll (RankedListLoss)",
@@ -295,11 +311,11 @@ def test_a_folder_that_lacks_a_file(make_run: MakeRun, name: str) -> None:
 def test_metrics_that_are_no_json(make_run: MakeRun, tmp_path: Path) -> None:
     folder = make_run("run")
     (folder / "metrics.json").write_text("{")
-    with pytest.raises(InputError, match=r"metrics\.json: no JSON"):
+    with pytest.raises(InputError, match=r"metrics\.json: damaged \(no JSON"):
         read_run(folder)
 
 
 def test_versions_name_what_computed() -> None:
-    found = versions()
+    found = collect_versions()
     assert list(found) == ["dml", "python", "torch", "numpy", "faiss", "platform"]
     assert all(found.values())

@@ -9,15 +9,15 @@ from report_runs import MakeRun
 
 from dml.evaluation.comparison import mean_difference
 from dml.evaluation.per_query import QueryTable
-from dml.evaluation.report import Run, read_run
+from dml.evaluation.report import ReportedRun, read_run
 from dml.evaluation.report.side_by_side import (
     RESAMPLES,
-    aligned,
-    changed,
-    differences,
-    outcomes,
-    part_differences,
-    settings_that_differ,
+    align_queries,
+    choose_changed_queries,
+    compare_metrics,
+    compare_parts,
+    compare_settings,
+    count_outcomes,
 )
 from dml.evaluation.report.tiles import Tiles
 from dml.ops.errors import InputError
@@ -26,7 +26,7 @@ pytest_plugins = ("report_runs",)
 
 
 @pytest.fixture
-def runs(make_run: MakeRun) -> tuple[Run, Run]:
+def runs(make_run: MakeRun) -> tuple[ReportedRun, ReportedRun]:
     return read_run(make_run("a", seed=0)), read_run(make_run("b", seed=1))
 
 
@@ -50,10 +50,10 @@ def reordered(table: QueryTable, order: Any, root: str | None = None) -> QueryTa
 
 
 @pytest.mark.parametrize("root", [None, "/elsewhere"])
-def test_queries_are_matched_by_path(runs: tuple[Run, Run], root: str | None) -> None:
+def test_queries_are_matched_by_path(runs: tuple[ReportedRun, ReportedRun], root: str | None) -> None:
     a, b = runs
     order = np.random.default_rng(0).permutation(24)
-    found = aligned(a, replace(b, queries=reordered(b.queries, order, root))).queries
+    found = align_queries(a, replace(b, queries=reordered(b.queries, order, root))).queries
     expected = reordered(b.queries, np.arange(24))
     assert found.paths.tolist() == a.queries.paths.tolist()
     assert found.neighbors.tolist() == expected.neighbors.tolist()
@@ -63,29 +63,29 @@ def test_queries_are_matched_by_path(runs: tuple[Run, Run], root: str | None) ->
         assert np.array_equal(getattr(found, name), getattr(expected, name))
 
 
-def test_an_image_may_be_a_query_of_several_lists(runs: tuple[Run, Run]) -> None:
+def test_an_image_may_be_a_query_of_several_lists(runs: tuple[ReportedRun, ReportedRun]) -> None:
     twice = np.repeat(np.arange(24), 2)
     a, b = (replace(run, queries=reordered(run.queries, twice)) for run in runs)
     score = np.arange(48.0)
     b = replace(b, queries=replace(b.queries, metrics={"level0/ap": score}))
-    assert np.array_equal(aligned(a, b).queries.metrics["level0/ap"], score)
+    assert np.array_equal(align_queries(a, b).queries.metrics["level0/ap"], score)
 
 
-def test_other_queries_are_refused(runs: tuple[Run, Run]) -> None:
+def test_other_queries_are_refused(runs: tuple[ReportedRun, ReportedRun]) -> None:
     a, b = runs
     with pytest.raises(InputError, match="different queries, 24 and 23"):
-        aligned(a, replace(b, queries=reordered(b.queries, np.arange(23))))
+        align_queries(a, replace(b, queries=reordered(b.queries, np.arange(23))))
     paths = b.queries.paths.copy()
     paths[3] = paths[3].replace("03.png", "other.png")
-    with pytest.raises(InputError, match=r"different queries, .*03\.png is one of the first alone"):
-        aligned(a, replace(b, queries=replace(b.queries, paths=paths)))
+    with pytest.raises(InputError, match=r"different queries, .*03\.png is in the first alone"):
+        align_queries(a, replace(b, queries=replace(b.queries, paths=paths)))
     with pytest.raises(InputError, match="different labels"):
-        aligned(a, replace(b, queries=replace(b.queries, labels=b.queries.labels[::-1])))
+        align_queries(a, replace(b, queries=replace(b.queries, labels=b.queries.labels[::-1])))
 
 
-def test_differences(runs: tuple[Run, Run]) -> None:
+def test_differences(runs: tuple[ReportedRun, ReportedRun]) -> None:
     a, b = runs
-    found = differences(a, aligned(a, b))
+    found = compare_metrics(a, align_queries(a, b))
     assert list(found) == ["shape", "family", "all levels"]
     rows = {row.name: row for row in found["shape"]}
     change = 100 * (b.metrics["level0/ap"] - a.metrics["level0/ap"])
@@ -107,34 +107,34 @@ def test_differences(runs: tuple[Run, Run]) -> None:
             assert row.sure == (bool(row.bar) and (row.bar[0] > 50 or row.bar[1] < 50))  # type: ignore[index]
 
 
-def test_the_same_run_twice(runs: tuple[Run, Run]) -> None:
+def test_the_same_run_twice(runs: tuple[ReportedRun, ReportedRun]) -> None:
     a, _ = runs
-    rows = [row for own in differences(a, aligned(a, a)).values() for row in own]
+    rows = [row for own in compare_metrics(a, align_queries(a, a)).values() for row in own]
     assert {row.difference for row in rows} == {"0.0"}
     assert not any(row.sure for row in rows)
-    assert settings_that_differ(a, a) == []
-    assert not any(changed(a, aligned(a, a), Tiles()).values())
+    assert compare_settings(a, a) == []
+    assert not any(choose_changed_queries(a, align_queries(a, a), Tiles()).values())
 
 
-def test_parts_are_compared_too(runs: tuple[Run, Run]) -> None:
-    found = part_differences(*runs)
+def test_parts_are_compared_too(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    found = compare_parts(*runs)
     assert list(found) == ["before training", "head L", "head H"]
     assert [row.name for row in found["head L"]["family"]] == ["R@1", "R@2", "R@4", "R@8"]
 
 
-def test_outcomes_and_the_queries_behind_them(runs: tuple[Run, Run]) -> None:
-    a, b = runs[0], aligned(*runs)
+def test_outcomes_and_the_queries_behind_them(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    a, b = runs[0], align_queries(*runs)
     counted: Counter[tuple[bool, bool]] = Counter()
     for i in range(24):
         label = a.queries.labels[i, 0]
         counted[
             bool(a.queries.neighbor_labels[i, 0, 0] == label), bool(b.queries.neighbor_labels[i, 0, 0] == label)
         ] += 1
-    found = outcomes(a, b)
+    found = count_outcomes(a, b)
     expected = [counted[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
     assert [found.both, found.only_a, found.only_b, found.neither] == expected
     assert min(expected) > 0
-    lists = changed(a, b, Tiles())
+    lists = choose_changed_queries(a, b, Tiles())
     assert list(lists) == ["Right in A, wrong in B", "Wrong in A, right in B"]
     for rows, (ours, theirs) in zip(lists.values(), (("same", "other"), ("other", "same")), strict=True):
         assert rows
@@ -145,11 +145,11 @@ def test_outcomes_and_the_queries_behind_them(runs: tuple[Run, Run]) -> None:
             assert [remark[:2] for remark in row.remarks] == ["A:", "B:"]
 
 
-def test_settings_that_differ(runs: tuple[Run, Run]) -> None:
+def test_settings_that_differ(runs: tuple[ReportedRun, ReportedRun]) -> None:
     a, b = runs
-    assert settings_that_differ(a, b) == [("loss.margin", "0.4", "1.4"), ("seed", "0", "1")]
+    assert compare_settings(a, b) == [("loss.margin", "0.4", "1.4"), ("seed", "0", "1")]
     shorter = replace(b, config="seed: 0\nextra: {}\n")
-    found = {key: (ours, theirs) for key, ours, theirs in settings_that_differ(a, shorter)}
+    found = {key: (ours, theirs) for key, ours, theirs in compare_settings(a, shorter)}
     assert found["loss.margin"] == ("0.4", "–")
     assert found["extra"] == ("–", "{}")
     assert "seed" not in found

@@ -1,7 +1,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -38,11 +39,11 @@ def by_hand(embeddings: Tensor, labels: Tensor, proxies: Tensor, known: set[int]
     scale=st.sampled_from([1.0, 32.0]),
     learnt=st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float, learnt: bool) -> None:
     loss = made(scale=scale, seed=seed)
     if learnt:
-        loss.learn(HIERARCHY)
+        loss.set_hierarchy(HIERARCHY)
     embeddings = torch.randn(len(classes), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
     proxies = loss.proxies.detach().clone().requires_grad_()

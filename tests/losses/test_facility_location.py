@@ -4,7 +4,8 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
@@ -76,7 +77,7 @@ BATCHES = {
 
 
 @given(**BATCHES)
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_equals_the_loops(labels: list[int], seed: int, gamma: float) -> None:
     embeddings = rows(len(labels), seed)
     oracle = Oracle(embeddings, labels, gamma)

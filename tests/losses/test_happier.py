@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from examples import examples
 from hydra import compose, initialize_config_dir
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -132,7 +133,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     include_query=st.booleans(),
     copies=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=3),
 )
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_equals_a_loop_over_pairs(
     labels: Tensor,
     seed: int,
@@ -157,7 +158,7 @@ def test_equals_a_loop_over_pairs(
 
 
 @given(labels=trees(max_size=14), seed=st.integers(0, 10_000), smooth_h_rank=st.booleans(), include_query=st.booleans())
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_is_never_below_one_minus_h_ap(labels: Tensor, seed: int, smooth_h_rank: bool, include_query: bool) -> None:
     loss = SmoothHierarchicalAPLoss(offset=SURE_BOUND, smooth_h_rank=smooth_h_rank, include_query=include_query)
     embeddings = draw(len(labels), seed)
@@ -166,7 +167,7 @@ def test_is_never_below_one_minus_h_ap(labels: Tensor, seed: int, smooth_h_rank:
 
 
 @given(labels=trees(max_size=14), seed=st.integers(0, 10_000), include_query=st.booleans(), weighted=st.booleans())
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_with_plain_steps_is_one_minus_h_ap(labels: Tensor, seed: int, include_query: bool, weighted: bool) -> None:
     relevance = weighted_ap_relevance if weighted else partial(power_relevance, alpha=2.0)
     loss = SmoothHierarchicalAPLoss(
@@ -251,7 +252,7 @@ def test_cluster_loss_equals_the_published_vectors(batch: dict[str, Any], expect
     seed=st.integers(0, 10_000),
     temperature=st.sampled_from([0.05, 1.0]),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_cluster_loss_equals_a_loop(classes: list[int], seed: int, temperature: float) -> None:
     embeddings = draw(len(classes), seed).requires_grad_()
     torch.manual_seed(seed)

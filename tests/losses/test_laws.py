@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from configurations import compose
 from torch import Tensor, nn
 
-from dml.run.build import losses
+from dml.run.builders import build_losses
 
 CONF = Path(__file__).parents[2] / "conf" / "loss"
 SIZE = 8
@@ -15,10 +15,9 @@ LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
 
 
 def build(name: str) -> nn.Module:
-    with initialize_config_dir(str(CONF.parent), version_base="1.3"):
-        config = compose("train", overrides=[f"loss={name}"])
+    config = compose(f"loss={name}")
     torch.manual_seed(0)
-    return losses(config, {"H": SIZE}, LABELS.numpy())["H"]
+    return build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
 
 
 def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:

@@ -2,7 +2,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -47,7 +48,7 @@ def published(embeddings: Tensor, labels: list[int]) -> tuple[list[Tensor], list
     form=st.sampled_from([symmetric, published]),
     norm_weight=st.sampled_from([0.0, 1e-3, 0.5]),
 )
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_equals_a_loop_over_pairs(labels: list[int], seed: int, form: object, norm_weight: float) -> None:
     fast, slow = draw(len(labels), seed).requires_grad_(), draw(len(labels), seed).requires_grad_()
     terms, rows = (symmetric if form is symmetric else published)(slow, labels)
@@ -78,5 +79,5 @@ def test_a_gap_of_any_size_has_its_value_and_its_gradient(form: str, gap: float)
 
 
 def test_an_unknown_form_is_named() -> None:
-    with pytest.raises(InputError, match=r"loss\.form=mc: one of symmetric, published"):
+    with pytest.raises(InputError, match=r"loss\.form=mc: must be one of symmetric, published"):
         NPairLoss("mc")  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -67,7 +68,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     epsilon=st.sampled_from([1e-4, 1e-2]),
     scale=st.sampled_from([1e-6, 1.0, 1e6]),
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_equals_a_loop_over_anchors(labels: list[int], seed: int, alpha: float, epsilon: float, scale: float) -> None:
     embeddings = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     fast, slow = (scale * embeddings).requires_grad_(), embeddings.requires_grad_()
@@ -80,7 +81,7 @@ def test_equals_a_loop_over_anchors(labels: list[int], seed: int, alpha: float, 
 
 
 @given(labels=st.lists(st.integers(0, 2), min_size=2, max_size=10), seed=st.integers(0, 10_000))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_ties_and_duplicates_are_ranked_as_in_the_loop(labels: list[int], seed: int) -> None:
     # points of a small grid: many distances coincide, and some points
     embeddings = torch.randint(0, 2, (len(labels), 3), generator=torch.Generator().manual_seed(seed)).double()

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from configurations import compose
 from conftest import ROOT, SMALL, Refused
-from hydra import compose, initialize_config_dir
 from torch import nn
 
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.happier import ClusterLoss
 from dml.losses.proxies import begin_at_class_means, proxy_sets
-from dml.run import build
-from dml.run.cli import CONF
+from dml.run import builders
 
 CLASSES, SIZE = 6, 5
 LABELS = torch.stack([torch.arange(24) % CLASSES, torch.arange(24) % 2], dim=1)
@@ -26,10 +25,9 @@ def embeddings(seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture(params=sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
 def loss(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=[f"loss={request.param}"])
+    config = compose(f"loss={request.param}")
     torch.manual_seed(0)
-    return request.param, build.losses(config, {"H": SIZE}, LABELS.numpy())["H"]
+    return request.param, builders.build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
 
 
 def test_every_loss_of_one_proxy_a_class_begins_at_the_means(loss: tuple[str, nn.Module]) -> None:
@@ -73,7 +71,7 @@ def test_a_proxy_without_a_mean_stays_where_it_was_drawn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["loss=cluster", "proxies=means"], "proxies=means: class_means, or null for where the loss draws them"),
+        (["loss=cluster", "proxies=means"], "proxies=means: must be class_means, or null"),
         (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss doesn't learn one proxy of each"),
         (["loss=soft_triple", "proxies=class_means"], "proxies=class_means: ProxyLoss doesn't learn one proxy of each"),
     ],

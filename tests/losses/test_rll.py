@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -81,7 +82,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     detach=st.booleans(),
     duplicates=st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_equals_a_loop_over_pairs(
     labels: list[int],
     seed: int,

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from examples import examples
 from hydra.utils import instantiate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -38,7 +39,7 @@ def by_hand(embeddings: Tensor, labels: list[int], loss: CalibrationLoss) -> Ten
     bounds=st.sampled_from([(0.9, 0.6), (0.5, -0.2)]),
     duplicates=st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_calibration_equals_a_loop_over_pairs(
     labels: list[int], seed: int, bounds: tuple[float, float], duplicates: bool
 ) -> None:

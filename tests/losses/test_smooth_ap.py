@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import SmoothAPLoss as LibrarySmoothAPLoss
 from torch import Tensor
@@ -38,7 +39,7 @@ def by_hand(embeddings: Tensor, labels: list[int], temperature: float) -> float:
     seed=st.integers(0, 1000),
     temperature=st.sampled_from([0.01, 0.1, 1.0]),
 )
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_equals_a_loop_over_items(labels: list[int], seed: int, temperature: float) -> None:
     embeddings = rows(len(labels), seed)
     value = SmoothAPLoss(temperature)(embeddings, torch.tensor(labels))

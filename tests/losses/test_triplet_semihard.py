@@ -1,6 +1,7 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -59,7 +60,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=14)
 
 
 @given(labels=LABELS, seed=st.integers(0, 10_000), margin=st.sampled_from([0.0, 0.2, 1.0, 5.0]))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_equals_a_loop_over_positive_pairs(labels: list[int], seed: int, margin: float) -> None:
     fast, slow = draw(len(labels), seed).requires_grad_(), draw(len(labels), seed).requires_grad_()
     value, expected = (
@@ -74,7 +75,7 @@ def test_equals_a_loop_over_positive_pairs(labels: list[int], seed: int, margin:
 
 
 @given(labels=LABELS.filter(lambda labels: 1 < len(set(labels)) < len(labels)), seed=st.integers(0, 10_000))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_equals_tensorflows_function(labels: list[int], seed: int) -> None:
     fast, slow = draw(len(labels), seed).requires_grad_(), draw(len(labels), seed).requires_grad_()
     value, expected = TripletSemihardLoss()(fast, torch.tensor(labels)), as_tensorflow(slow, torch.tensor(labels), 1.0)
@@ -85,7 +86,7 @@ def test_equals_tensorflows_function(labels: list[int], seed: int) -> None:
 
 
 @given(labels=LABELS, seed=st.integers(0, 10_000))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_ties_are_no_farther(labels: list[int], seed: int) -> None:
     # points of a small grid: many squared distances are equal
     embeddings = torch.randint(0, 3, (len(labels), 2), generator=torch.Generator().manual_seed(seed)).double()

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -60,7 +61,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     scale=st.sampled_from([1e-6, 0.3, 2.0]),
     duplicates=st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_equals_a_loop_over_centres(form: Any, labels: list[int], seed: int, scale: float, duplicates: bool) -> None:
     embeddings = scale * torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if duplicates:
@@ -110,5 +111,5 @@ def test_divides_by_the_centres_with_a_positive(form: Any) -> None:
 
 
 def test_refuses_another_form() -> None:
-    with pytest.raises(InputError, match="form=triplet: one of centralized, pairwise, cross_entropy"):
+    with pytest.raises(InputError, match="form=triplet: must be one of centralized, pairwise, cross_entropy"):
         TupletLoss("triplet")  # type: ignore[arg-type]

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_mutual_info_score
 
@@ -58,7 +59,6 @@ def test_vectors(case: dict[str, Any]) -> None:
 
 
 @given(partitions, st.sampled_from(["arithmetic", "geometric"]))
-@settings(deadline=None)
 def test_nmi_agrees_with_its_definition(pair: Any, average: Any) -> None:
     assignment, labels = pair
     found = nmi(np.array(assignment), np.array(labels), average)
@@ -66,7 +66,6 @@ def test_nmi_agrees_with_its_definition(pair: Any, average: Any) -> None:
 
 
 @given(partitions)
-@settings(deadline=None)
 def test_pair_f1_agrees_with_its_definition(pair: Any) -> None:
     assignment, labels = pair
     found = pair_f1(torch.tensor(assignment), np.array(labels))
@@ -81,7 +80,7 @@ def test_the_same_partition_under_other_names_is_perfect(metric: Any, items: lis
 
 
 @given(st.integers(2, 6).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 2), min_size=n, max_size=n)] * 2)))
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_ami_takes_off_the_mean_over_all_orders(pair: Any) -> None:
     assignment, labels = pair
     expected = np.mean([information(order, labels) for order in permutations(assignment)])
@@ -94,7 +93,6 @@ def test_ami_takes_off_the_mean_over_all_orders(pair: Any) -> None:
 
 
 @given(partitions, st.sampled_from(["arithmetic", "geometric"]))
-@settings(deadline=None)
 def test_ami_agrees_with_scikit_learn(pair: Any, average: Any) -> None:
     assignment, labels = np.array(pair[0]), np.array(pair[1])
     expected = adjusted_mutual_info_score(labels, assignment, average_method=average)

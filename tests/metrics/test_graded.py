@@ -5,13 +5,13 @@ import metric_oracles as oracles
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from dml.metrics.binary import average_precision, positive_ranks
-from dml.metrics.graded import asi, h_ap, ndcg, numbers_of
+from dml.metrics.graded import asi, count_by_level, h_ap, ndcg
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
 
 DEPTHS = st.integers(1, 4)
@@ -29,7 +29,7 @@ def ranks_at(levels: Any, depth: int) -> list[Tensor]:
 
 
 def relevance_of(ranks: list[Tensor], alpha: float) -> Tensor:
-    return power_relevance(numbers_of(ranks).double(), alpha)
+    return power_relevance(count_by_level(ranks).double(), alpha)
 
 
 def assert_equal(values: Tensor, rankings: Any, oracle: Callable[[list[int]], float]) -> None:
@@ -42,15 +42,13 @@ def assert_equal(values: Tensor, rankings: Any, oracle: Callable[[list[int]], fl
 
 
 @given(RANKINGS)
-@settings(deadline=None)
 def test_numbers_are_those_of_each_level(given_: tuple[int, Any]) -> None:
     depth, levels = given_
     expected = [[0, *((row == level).sum() for level in range(1, depth + 1))] for row in levels]
-    assert numbers_of(ranks_at(levels, depth)).tolist() == expected
+    assert count_by_level(ranks_at(levels, depth)).tolist() == expected
 
 
 @given(RANKINGS, st.sampled_from([0.0, 0.5, 1.0, 3.0]))
-@settings(deadline=None)
 def test_h_ap_agrees_with_its_definition(given_: tuple[int, Any], alpha: float) -> None:
     depth, levels = given_
     ranks = ranks_at(levels, depth)
@@ -59,7 +57,6 @@ def test_h_ap_agrees_with_its_definition(given_: tuple[int, Any], alpha: float) 
 
 
 @given(RANKINGS, st.sampled_from([(ndcg, oracles.ndcg), (asi, oracles.asi)]))
-@settings(deadline=None)
 def test_ndcg_and_asi_agree_with_their_definitions(given_: tuple[int, Any], pair: Any) -> None:
     depth, levels = given_
     metric, oracle = pair
@@ -67,7 +64,6 @@ def test_ndcg_and_asi_agree_with_their_definitions(given_: tuple[int, Any], pair
 
 
 @given(hnp.arrays(np.bool_, st.tuples(st.integers(1, 5), st.integers(1, 20))), st.sampled_from([0.5, 1.0, 5.0]))
-@settings(deadline=None)
 def test_with_one_level_h_ap_is_ap(relevant: Any, alpha: float) -> None:
     ranks = positive_ranks(torch.from_numpy(relevant))
     torch.testing.assert_close(
@@ -76,13 +72,12 @@ def test_with_one_level_h_ap_is_ap(relevant: Any, alpha: float) -> None:
 
 
 @given(RANKINGS, st.lists(st.floats(0.1, 1.0), min_size=4, max_size=4))
-@settings(deadline=None)
 def test_with_table_6_h_ap_is_the_weighted_sum_of_aps(given_: tuple[int, Any], weights: list[float]) -> None:
     depth, levels = given_
     levels[:, 0] = depth  # a positive at every level, or some AP is undefined
     weights = [weight / sum(weights[:depth]) for weight in weights[:depth]]
     ranks = ranks_at(levels, depth)
-    values = h_ap(ranks, weighted_ap_relevance(numbers_of(ranks).double(), weights))
+    values = h_ap(ranks, weighted_ap_relevance(count_by_level(ranks).double(), weights))
     # weights are finest first: column i's positives share at least depth - i levels
     aps = [average_precision(positive_ranks(torch.from_numpy(levels >= depth - column))) for column in range(depth)]
     expected = sum(weight * ap for weight, ap in zip(weights, aps, strict=True))
@@ -90,7 +85,6 @@ def test_with_table_6_h_ap_is_the_weighted_sum_of_aps(given_: tuple[int, Any], w
 
 
 @given(RANKINGS)
-@settings(deadline=None)
 def test_a_perfect_ranking_scores_one(given_: tuple[int, Any]) -> None:
     depth, levels = given_
     levels[:, 0] = depth

@@ -81,7 +81,7 @@ def test_images_are_left_as_they_are() -> None:
 
 
 def test_unknown_channels() -> None:
-    with pytest.raises(InputError, match="channels='rbg': rgb or bgr"):
+    with pytest.raises(InputError, match="channels='rbg': must be rgb or bgr"):
         backbone(channels="rbg")
 
 
@@ -232,7 +232,7 @@ def test_no_maps_are_kept_between_calls() -> None:
     network = backbone()
     network.tap({"H": "second"})
     _, earlier = network(images(4))
-    assert network._tapped == {}  # else the last graph would live until the next step
+    assert network._tapped_maps == {}  # else the last graph would live until the next step
     _, later = network(images(2))
     assert (len(earlier["H"]), len(later["H"])) == (4, 2)
 
@@ -256,7 +256,7 @@ def test_a_copy_is_independent() -> None:
         copy.network.second[0].bias.zero_()
     _, copied = copy(images())
     _, maps = network(images())
-    assert network._tapped == copy._tapped == {}
+    assert network._tapped_maps == copy._tapped_maps == {}
     assert (copied["H"] == 0).all()
     assert (maps["H"] != 0).any()
     copy.train()

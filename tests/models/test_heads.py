@@ -75,7 +75,7 @@ def test_a_pool_head_can_drop_features_in_training() -> None:
     assert 0.9 * whole < kept < 1.1 * whole  # what is left is scaled up by 1 / 0.75
     assert not torch.isclose(kept, whole)
     torch.testing.assert_close(head.eval()(tapped)[0, 0], whole)
-    with pytest.raises(InputError, match="dropout=1: 0 or more, below 1"):
+    with pytest.raises(InputError, match="dropout=1: must be 0 or more, below 1"):
         PoolHead((4, 2, 2), 3, dropout=1)
 
 

@@ -1,15 +1,12 @@
-from pathlib import Path
-
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from configurations import CONF, compose
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, PoolHead
 
-CONF = Path(__file__).parents[2] / "conf"
 CONFIGS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 SIZES = {"bn_inception": 144, "googlenet": 144}
 """The smallest images that leave 5 x 5 cells for the pool of RLL's heads."""
@@ -19,8 +16,7 @@ NAMES = {"timm": "convnext_atto"}
 def composed(name: str, *overrides: str) -> DictConfig:
     own = [f"model.backbone.name={NAMES[name]}"] if name in NAMES else []
     size = f"transform.size={SIZES.get(name, 32)}"
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", overrides=[f"model={name}", "model.embed_dim=8", size, *own, *overrides])
+    return compose(f"model={name}", "model.embed_dim=8", size, *own, *overrides)
 
 
 @pytest.mark.parametrize("heads", [None, ["L", "M", "H"]])
@@ -57,8 +53,7 @@ def test_only_the_last_layers_of_googlenets_branches_are_new() -> None:
 
 
 def test_the_default_model_has_packaged_weights() -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train")
+    config = compose()
     assert config.model.backbone.weights == "packaged"
     one, other = instantiate(config.model), instantiate(config.model)
     torch.testing.assert_close(one.backbone.state_dict(), other.backbone.state_dict(), rtol=0, atol=0)

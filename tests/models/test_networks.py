@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from dml.models import networks
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
+from dml.models.embedding import EmbeddingModel
+from dml.models.heads import PoolHead
 from dml.ops.errors import InputError
 
 Build = Callable[[], nn.Module]
@@ -142,7 +144,7 @@ def test_a_missing_file_names_its_path(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_packaged_weights_that_do_not_exist(name: str) -> None:
     with pytest.raises(
-        InputError, match=f"weights=packaged: no package carries weights for {of_library(name)}, only for tf_"
+        InputError, match=f"weights=packaged: no package contains weights for {of_library(name)}, only for tf_"
     ):
         FAMILIES[name][1]("packaged")
 
@@ -256,7 +258,7 @@ def test_torchvision_has_no_such_model() -> None:
 
 def test_only_resnets_are_resnets() -> None:
     """Another network would keep its classifier, under another name than fc."""
-    with pytest.raises(InputError, match=r"model\.backbone\.name=squeezenet1_0: not one of torchvision's ResNets"):
+    with pytest.raises(InputError, match=r"model\.backbone\.name=squeezenet1_0: must be one of torchvision's ResNets"):
         networks.resnet("squeezenet1_0")
 
 
@@ -293,8 +295,8 @@ def test_branches_that_were_never_trained_are_told(
     torch.save(untrained(branches), tmp_path / "file.pth")
     networks.branched_googlenet(str(tmp_path / "file.pth"))
     assert caplog.messages == [
-        f"model.backbone.weights={tmp_path}/file.pth: its auxiliary branches were never trained; "
-        "heads L and M begin at random"
+        f"model.backbone.weights={tmp_path}/file.pth: the auxiliary branches of these weights were never trained; "
+        "the branches that heads L and M tap begin with random weights"
     ]
     caplog.clear()
     torch.save(whole_network("googlenet").state_dict(), tmp_path / "file.pth")
@@ -311,3 +313,15 @@ def test_the_usual_file_of_bn_inception_is_pretrainedmodels(tmp_path: Path) -> N
     torch.save(usual.state_dict(), tmp_path / "file.pth")
     backbone = networks.bn_inception(str(tmp_path / "file.pth"))
     assert torch.equal(backbone.network.inception_5b_pool_proj.weight, usual.inception_5b_pool_proj.weight)
+
+
+def test_a_transformer_is_fitted_to_the_size_of_the_images() -> None:
+    def build(name: str) -> EmbeddingModel:
+        backbone = networks.timm_backbone(name)
+        return EmbeddingModel(
+            backbone, taps={"H": "norm"}, head={"H": PoolHead}, heads=["H"], embed_dim=4, image_size=64
+        )
+
+    assert build("vit_tiny_patch16_224")(torch.zeros(2, 3, 64, 64))["H"].shape == (2, 4)
+    with pytest.raises(InputError, match=r"transform.size=64: ConVit can't take images of this size"):
+        build("convit_tiny")

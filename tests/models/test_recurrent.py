@@ -160,8 +160,8 @@ def test_gradients_reach_the_centre_through_both_paths_and_the_weights(state: st
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"order": "nearest"}, "order=nearest: one of nearest_first, farthest_first, random"),
-        ({"state": "mean"}, "state=mean: one of both_ends, last_step"),
+        ({"order": "nearest"}, "order=nearest: must be one of nearest_first, farthest_first, random"),
+        ({"state": "mean"}, "state=mean: must be one of both_ends, last_step"),
     ],
 )
 def test_unknown_settings(settings: dict[str, str], message: str) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from configurations import compose
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
@@ -10,12 +10,9 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.small_cnn import FullyConnectedHead, small_cnn
 from dml.ops.errors import InputError
 
-CONF = Path(__file__).parents[2] / "conf"
-
 
 def built(size: int, *overrides: str) -> EmbeddingModel:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=["model=small_cnn", f"transform.size={size}", *overrides])
+    config = compose("model=small_cnn", f"transform.size={size}", *overrides)
     torch.manual_seed(0)
     model = instantiate(config.model)
     assert isinstance(model, EmbeddingModel)

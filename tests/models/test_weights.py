@@ -1,3 +1,5 @@
+import os
+import zipfile
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,7 +14,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 from dml.models.networks import timm_backbone
-from dml.models.weights import PACKAGED, lite0_to_timm, load_file, load_packaged, load_state_dict
+from dml.models.weights import PACKAGED, lite0_to_timm, load_file, load_packaged, load_state_dict, read_state_dict
 from dml.ops.errors import InputError
 
 STRIDES = [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
@@ -226,7 +228,60 @@ def test_truncated_files(tmp_path: Path, size: int) -> None:
         loaded(path)
 
 
+def test_a_flipped_bit_is_told_or_changes_nothing(tmp_path: Path) -> None:
+    path, state, refused = tmp_path / "file.pth", random_state(), 0
+    torch.save(state, path)
+    content = path.read_bytes()
+    for bit in torch.randint(8 * len(content), (200,), generator=torch.Generator().manual_seed(0)).tolist():
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            found = read_state_dict(path)
+            assert list(found) == list(state)
+            assert all(torch.equal(found[name], value) for name, value in state.items()), bit
+        except InputError:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_file_that_was_written_without_checksums_is_read(tmp_path: Path) -> None:
+    state = random_state()
+    torch.serialization.set_crc32_options(False)
+    torch.save(state, tmp_path / "file.pth")
+    torch.serialization.set_crc32_options(True)
+    torch.testing.assert_close(dict(read_state_dict(tmp_path / "file.pth")), state, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", ["missing.pth", ""])
 def test_a_file_that_is_missing(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=f"model.backbone.weights={tmp_path / name}: no such file; give"):
         loaded(tmp_path / name)
+
+
+def test_weights_that_are_no_file(tmp_path: Path) -> None:
+    """A pipe would hang who opens it, and /dev/zero never end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "itself").symlink_to("itself")
+    for path in (tmp_path / "pipe", tmp_path / "itself", Path("/dev/zero"), tmp_path):
+        with pytest.raises(InputError, match=rf"^model\.backbone\.weights={path}: no such file"):
+            load_file(nn.Linear(2, 1), path, ignore=())
+
+
+def test_a_small_weights_file_that_unpacks_to_much(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(8 << 20))
+    with pytest.raises(InputError, match=r"weights\.pth: not a readable weights file, damaged \(.* is compressed\)"):
+        load_file(nn.Linear(2, 1), path, ignore=())
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(nn.Linear(2, 1).state_dict(), tmp_path / "weights.pth")
+
+    def run_out(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", run_out)
+    with pytest.raises(InputError, match=r"weights\.pth: the memory ran out while it was read \([\d,]+ bytes\)$"):
+        load_file(nn.Linear(2, 1), tmp_path / "weights.pth", ignore=())

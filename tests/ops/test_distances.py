@@ -3,15 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dml.ops.distances import unit_distances
 
 RESOLUTION = {torch.float32: 1.4e-3, torch.float64: 6e-8}
-
-lenient = settings(deadline=None)  # the cores are shared
 
 
 def unit_rows(seed: int, count: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -23,7 +21,6 @@ def loop(rows: Tensor, columns: Tensor) -> list[list[float]]:
     return [[math.dist(row, column) for column in columns.tolist()] for row in rows.tolist()]
 
 
-@lenient
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(1, 6),

@@ -33,11 +33,11 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) 
 
 def test_two_writers_of_one_file_never_share_a_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with replacing(path) as one, replacing(path) as other:
-        assert one != other
-        assert f".{os.getpid()}-" in one.name
-        one.write_text("one")
-        other.write_text("other")
+    with replacing(path) as first, replacing(path) as second:
+        assert first != second
+        assert f".{os.getpid()}-" in first.name
+        first.write_text("one")
+        second.write_text("two")
     assert path.read_text() == "one"  # whose block ended last
 
 

@@ -3,7 +3,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,21 @@ def test_a_descriptor_of_something_else_is_no_lock(tmp_path: Path, monkeypatch: 
             with lock.hold():
                 assert lock.is_held()
                 assert lock.descriptor  # of its own
+
+
+def test_who_waits_for_a_lock_whose_file_is_deleted_gets_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "lock"
+    path.parent.mkdir()
+    first, second = FileLock(path), FileLock(path)
+    with first.hold():
+        waiting = threading.Thread(target=lambda: (entered.enter_context(second.hold(wait=True)), ready.set()))
+        entered, ready = ExitStack(), threading.Event()
+        waiting.start()
+        assert not ready.wait(0.2)
+        path.unlink()
+        path.parent.rmdir()
+    assert ready.wait(20)
+    with entered:
+        assert path.exists()
+        with pytest.raises(BlockingIOError), FileLock(path).hold():
+            pass

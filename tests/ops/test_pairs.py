@@ -1,11 +1,10 @@
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.ops.pairs import finest, pair_masks
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
 def test_masks_equal_a_loop(labels: list[int]) -> None:
     positives, negatives = pair_masks(torch.tensor(labels))

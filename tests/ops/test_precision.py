@@ -21,7 +21,7 @@ def embeddings(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("given", "computed"),
+    ("input_dtype", "computed"),
     [
         (torch.float16, torch.float32),
         (torch.bfloat16, torch.float32),
@@ -29,8 +29,10 @@ def embeddings(dtype: torch.dtype) -> Tensor:
         (torch.float64, torch.float64),
     ],
 )
-def test_computes_in_at_least_float32(given: torch.dtype, computed: torch.dtype, autocast: torch.dtype | None) -> None:
-    rows, product = embeddings(given), Product()
+def test_computes_in_at_least_float32(
+    input_dtype: torch.dtype, computed: torch.dtype, autocast: torch.dtype | None
+) -> None:
+    rows, product = embeddings(input_dtype), Product()
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
         value = product(rows)
         assert torch.is_autocast_enabled("cpu") is (autocast is not None)  # left inside alone

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,12 +23,12 @@ def average_precision(relevant: list[bool]) -> float:
 def hierarchical_average_precision(relevance: list[float]) -> float:
     """H-AP of a ranking, nearest first."""
     total = 0.0
-    for rank, own in enumerate(relevance):
-        total += sum(min(own, other) for other in relevance[: rank + 1]) / (rank + 1)
+    for rank, relevance_of_item in enumerate(relevance):
+        total += sum(min(relevance_of_item, earlier) for earlier in relevance[: rank + 1]) / (rank + 1)
     return total / sum(relevance)
 
 
-def of_items(table: Tensor, levels: Tensor) -> list[float]:
+def look_up_levels(table: Tensor, levels: Tensor) -> list[float]:
     return [float(table[0, level]) for level in levels[0]]
 
 
@@ -67,17 +67,16 @@ def test_refuses_another_number_of_weights() -> None:
 @given(fine=st.lists(st.booleans(), min_size=1, max_size=12).filter(any), alpha=st.sampled_from([0.5, 1.0, 5.0]))
 def test_with_one_level_h_ap_is_ap(fine: list[bool], alpha: float) -> None:
     levels = torch.tensor([fine]).long()
-    relevance = of_items(power_relevance(level_counts(levels, 1).double(), alpha), levels)
+    relevance = look_up_levels(power_relevance(level_counts(levels, 1).double(), alpha), levels)
     assert hierarchical_average_precision(relevance) == pytest.approx(average_precision(fine))
 
 
 @given(labels=TREES, weights=st.lists(st.floats(0.1, 1.0), min_size=4, max_size=4))
-@settings(deadline=None)
 def test_with_table_6_h_ap_is_the_weighted_sum_of_aps(labels: list[list[int]], weights: list[float]) -> None:
     query, ranking = torch.tensor(labels[:1]), torch.tensor(labels[1:])
     depth = ranking.shape[1]
     levels = shared_levels(query, ranking)
-    relevance = of_items(weighted_ap_relevance(level_counts(levels, depth).double(), weights[:depth]), levels)
+    relevance = look_up_levels(weighted_ap_relevance(level_counts(levels, depth).double(), weights[:depth]), levels)
     relevant = [(ranking[:, column] == query[0, column]).tolist() for column in range(depth)]
     defined = [column for column in range(depth) if any(relevant[column])]
     if not defined:

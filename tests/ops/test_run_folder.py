@@ -79,12 +79,20 @@ def test_the_history(tmp_path: Path) -> None:
     assert folder.values("val/ndcg") == {}
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00"])
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00", "[" * 100_000], ids=lambda content: content[:3])
 def test_damaged_metrics_are_one_line(tmp_path: Path, content: str) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics_file.write_text(content)
     with pytest.raises(InputError, match=r"metrics\.json: "):
         folder.metrics()
+
+
+def test_a_configuration_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_configuration("a: 1", "{}", "[]")
+    folder.config_file.write_text("[" * 5_000)
+    with pytest.raises(InputError, match=r"config\.yaml: damaged"):
+        _ = RunFolder(tmp_path).config
 
 
 def test_folders_at_any_depth(tmp_path: Path) -> None:
@@ -94,6 +102,6 @@ def test_folders_at_any_depth(tmp_path: Path) -> None:
 
 
 def test_a_configuration_is_known_by_its_values() -> None:
-    one, same = {"a": 1, "b": {"c": [1, None]}}, json.loads('{"b": {"c": [1, null]}, "a": 1, "resume": "x"}')
-    assert configuration_id(one) == configuration_id(same)
-    assert configuration_id(one) != configuration_id({"a": 1, "b": {"c": [2, None]}})
+    config, same = {"a": 1, "b": {"c": [1, None]}}, json.loads('{"b": {"c": [1, null]}, "a": 1, "resume": "x"}')
+    assert configuration_id(config) == configuration_id(same)
+    assert configuration_id(config) != configuration_id({"a": 1, "b": {"c": [2, None]}})

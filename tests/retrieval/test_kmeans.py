@@ -4,20 +4,21 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
-from dml.retrieval import clustering
-from dml.retrieval.clustering import kmeans
+from dml.retrieval import kmeans_clusters
+from dml.retrieval.kmeans_clusters import kmeans
 
 
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 40), st.integers(1, 4)), elements=st.integers(-3, 3).map(float)),
     st.data(),
 )
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_a_cluster_for_each_row_duplicates_together(rows: Any, data: Any) -> None:
     clusters = data.draw(st.integers(1, len(rows)))
     assignment = kmeans(rows, clusters)
@@ -60,7 +61,7 @@ def test_embeddings_on_cuda_are_clustered_there(monkeypatch: pytest.MonkeyPatch)
     """No GPU here: torch plays it on CPU, without FAISS's k-means."""
     rows = np.random.default_rng(0).normal(size=(200, 4))
     expected = kmeans(rows, 5)
-    monkeypatch.setattr(clustering, "is_on_cuda", lambda rows: True)
+    monkeypatch.setattr(kmeans_clusters, "is_on_cuda", lambda rows: True)
     monkeypatch.setattr(faiss, "Kmeans", None)
     assert torch.equal(kmeans(rows, 5), expected)
 

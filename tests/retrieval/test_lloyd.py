@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dml.retrieval import lloyd
-from dml.retrieval.clustering import kmeans
+from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.lloyd import lloyd_clusters
 
 Floats = npt.NDArray[np.float32]
@@ -37,7 +37,7 @@ def test_the_clusters_are_those_of_faiss(count: int, dim: int, clusters: int, se
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.from_numpy(unit_embeddings(200, 16, 20))
     whole = lloyd_clusters(rows, 20, 0, 20)
-    monkeypatch.setattr(lloyd, "AT_ONCE", 4 * 20 * 7)  # bytes for seven rows
+    monkeypatch.setattr(lloyd, "MEMORY", 4 * 20 * 7)  # bytes for seven rows
     assert torch.equal(lloyd_clusters(rows, 20, 0, 20), whole)
 
 

@@ -3,7 +3,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.retrieval.ranks import FEW, Ranker, nearest
@@ -38,7 +39,7 @@ COARSE = [-1.0, -0.5, -0.0, 0.0, 1e-30, -1e-30, 0.25, 1.0]  # ties, both zeros, 
     st.integers(0, 3),
     st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_ranks_agree_with_a_plain_sort(items: int, values: int, shares: list[float], most: int, seed: int) -> None:
     """Many ties and few, with excluded items at infinity and without."""
     rng = np.random.default_rng(seed)
@@ -76,7 +77,6 @@ def test_neighbouring_floats_do_not_tie() -> None:
 
 
 @given(st.lists(st.sampled_from([*COARSE, np.inf]), min_size=1, max_size=40), st.data())
-@settings(deadline=None)
 def test_nearest_are_the_first_by_distance_and_index(values: list[float], data: Any) -> None:
     distances = np.array(values, dtype=np.float32)
     k = data.draw(st.integers(0, len(values)))

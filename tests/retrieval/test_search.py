@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -49,7 +50,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("device")
 @given(tables(12), tables(30), st.integers(1, 40), st.integers(1, 5))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_gallery_agrees_with_brute_force(query: Any, gallery: Any, k: int, batch: int) -> None:
     scores, indices = nearest_neighbors(query, k, gallery, batch=batch)
     assert scores.shape == indices.shape == (len(query), min(k, len(gallery)))
@@ -61,7 +62,7 @@ def test_gallery_agrees_with_brute_force(query: Any, gallery: Any, k: int, batch
 
 @pytest.mark.usefixtures("device")
 @given(tables(30, least=2), st.integers(1, 40), st.integers(1, 8))
-@settings(deadline=None, max_examples=80)
+@examples(80)
 def test_own_gallery_leaves_out_the_query_by_index(query: Any, k: int, batch: int) -> None:
     scores, indices = nearest_neighbors(query, k, batch=batch)
     assert scores.shape == (len(query), min(k, len(query) - 1))
@@ -132,7 +133,7 @@ def test_right_with_torch_loaded_first() -> None:
     here = Path(__file__)
     program = f"""
 import torch, sys
-sys.path.append({str(here.parent)!r})
+sys.path += {[str(here.parent), str(here.parents[1])]!r}
 from {here.stem} import products_in_turns
 products_in_turns()"""
     command = [sys.executable, "-W", "error", "-c", program]
@@ -182,7 +183,7 @@ def broken(rows: int) -> np.ndarray[Any, Any]:
         ((broken(2), 1), "query: 2 of 5 embeddings hold NaN"),
         ((torch.from_numpy(broken(3)), 1), "query: 3 of 5 embeddings hold NaN"),
         ((np.ones((2, 3)), 1, broken(3)), "gallery: 3 of 5 embeddings hold NaN"),
-        ((np.ones((2, 3)), 1, np.ones((2, 4))), "3 dimensions, gallery's 4"),
+        ((np.ones((2, 3)), 1, np.ones((2, 4))), "3 dimensions, the gallery's 4"),
         ((np.ones((2, 3)), 0), "k = 0"),
         ((np.ones((1, 3)), 1), "no gallery"),
         ((np.ones((0, 3)), 1), "shape"),

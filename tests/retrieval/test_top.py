@@ -3,7 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -17,7 +18,7 @@ TIED = st.sampled_from([-1.0, -0.5, -0.0, 0.0, 0.5, np.inf])
     st.data(),
     st.integers(1, 4),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_agrees_with_sorting_pairs_of_distance_and_item(distances: Any, data: Any, rows_at_once: int) -> None:
     k = data.draw(st.integers(1, distances.shape[1]))
     before = distances.copy()

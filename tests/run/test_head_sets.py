@@ -9,24 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configurations import compose as composed
 from conftest import SMALL, Here, Refused
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
 from dml.data.table import EVERY_LEVEL, ImageTable
-from dml.evaluation.judge import Judge
+from dml.evaluation import Evaluator, MetricConfig
+from dml.evaluation.head_sets import list_evaluated_heads, select_joint
+from dml.evaluation.metric_config import METRICS, METRICS_BY_NAME
 from dml.evaluation.metric_names import MetricName, metric_names
-from dml.evaluation.scores import METRICS, ON_REQUEST
+from dml.evaluation.monitor import make_validation_config
 from dml.ops.errors import InputError
-from dml.run import build
-from dml.run.cli import CONF
-from dml.run.evaluation_checks import check_evaluation
-from dml.run.head_sets import concatenated_heads, evaluated_heads
-
-
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", overrides=list(overrides))
+from dml.run.evaluators import build_metric_config, check_evaluation
 
 
 def table(*, a_list_a_level: bool = False, val: bool = True) -> ImageTable:
@@ -40,13 +33,14 @@ def table(*, a_list_a_level: bool = False, val: bool = True) -> ImageTable:
 
 @pytest.mark.parametrize("a_list_a_level", [False, True])
 def test_the_names_of_metrics_are_those_that_an_evaluation_gives(a_list_a_level: bool) -> None:
-    part = table(a_list_a_level=a_list_a_level).evaluated("test")
+    part = table(a_list_a_level=a_list_a_level).select_evaluated("test")
     embeddings = torch.randn(len(part), 3, generator=torch.Generator().manual_seed(0))
-    found = Judge(part, (*METRICS, *ON_REQUEST), (1, 5))(embeddings, torch.arange(len(part)))
-    names = metric_names(part, (1, 5))
+    everything = MetricConfig(METRICS, recall_at=(1, 5))
+    found = Evaluator(part, everything)(embeddings, torch.arange(len(part)))
+    names = metric_names(part, everything)
     assert len(set(names)) == len(names)
     assert set(names) == {name for name in found if not name.endswith("queries_without_positives")}
-    assert {MetricName.parse(name).family for name in names} == {*METRICS, *ON_REQUEST}
+    assert {MetricName.parse(name).family for name in names} == METRICS_BY_NAME.keys()
 
 
 @pytest.mark.parametrize(
@@ -75,14 +69,16 @@ def test_a_metrics_name_in_its_parts(name: str, expected: Any) -> None:
 )
 def test_the_heads_that_are_evaluated(overrides: list[str], evaluated: list[str], concatenated: list[str]) -> None:
     config = composed(*overrides)
-    assert evaluated_heads(config) == evaluated
-    assert concatenated_heads(config, config.checkpoints.monitor) == concatenated
+    names = list_evaluated_heads(config.model.heads, config.evaluation)
+    assert names == evaluated
+    assert select_joint([*names, MetricName.parse(config.checkpoints.monitor).heads]) == concatenated
 
 
 @pytest.mark.parametrize("sets", ["[L,M]", "[[]]", "[[L,X]]", "[[L,L]]"])
 def test_sets_of_other_heads_are_refused(sets: str) -> None:
+    config = composed(f"evaluation.head_sets={sets}")
     with pytest.raises(InputError, match=r"head_sets=.*: expected lists of some of the heads L, M, H, .* \[\[L,M\]\]$"):
-        evaluated_heads(composed(f"evaluation.head_sets={sets}"))
+        list_evaluated_heads(config.model.heads, config.evaluation)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +88,9 @@ def test_sets_of_other_heads_are_refused(sets: str) -> None:
 def test_every_metric_of_a_validation_can_be_monitored(monitor: str) -> None:
     config, images = composed(f"checkpoints.monitor={monitor}", "evaluation.clustering=false"), table()
     check_evaluation(config, images)
-    part = images.evaluated("val")
+    part = images.select_evaluated("val")
     embeddings = torch.randn(len(part), 3, generator=torch.Generator().manual_seed(0))
-    found = build.judge(config, part, validation=True)(embeddings, torch.arange(len(part)))
+    found = Evaluator(part, make_validation_config(build_metric_config(config, part), monitor))(embeddings)
     assert MetricName.parse(monitor).metric in found
     assert "level0/recall@8" in found
 
@@ -182,7 +178,7 @@ def test_a_run_is_chosen_by_a_single_head_and_tests_pairs(here: Here, small_emoj
 
 @pytest.mark.parametrize(
     ("metrics", "first", "column"),
-    [("[h_ap]", "h_ap", "H_AP"), ("[nmi]", "nmi", "NMI"), ("[recall]", "recall@10", "R@10")],
+    [("[h_ap]", "h_ap", "H-AP"), ("[nmi]", "nmi", "NMI"), ("[recall]", "recall@10", "R@10")],
 )
 def test_any_metrics_make_a_run_and_its_report(
     metrics: str,

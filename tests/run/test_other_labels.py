@@ -5,6 +5,8 @@ from pathlib import Path
 from conftest import SMALL, Here, Refused
 from runs import metrics
 
+from dml.ops.run_folder import RunFolder
+
 OTHER = "dataset@evaluation.other_labels.again=emoji"
 
 
@@ -20,6 +22,10 @@ def test_the_metrics_by_other_labels_stand_beside_the_runs_own(here: Here, small
     assert own.items() <= other.items()
     assert other["level0/recall@1"] > 0
     assert (tmp_path / "report.html").exists()
+    assert roots[1] in RunFolder(tmp_path).overrides
+    evaluated = tmp_path / "evaluated"
+    here("evaluate", f"checkpoint={tmp_path / 'checkpoints' / 'last.ckpt'}", f"hydra.run.dir={evaluated}")
+    assert metrics(evaluated)["again/level0/recall@1"] > 0
 
 
 def test_other_images_are_told_before_the_training(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import importlib.util
 import io
 import re
 import shutil
@@ -12,14 +11,16 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from PIL import Image
+from rich.console import Console
 
+from dml.commands.job_commands import replace_resize_option
 from dml.data.cache import CacheFolder
 from dml.data.dataset import ImageDataset
 from dml.data.transforms import Pipeline, Resize
 from dml.ops.errors import InputError
 from dml.ops.speed import SpeedMeter
-from dml.run import build, prepare_job
-from dml.run.cli import CONF
+from dml.run import builders, prepare_job
+from dml.run.config_folders import CONF
 
 ROOT = Path(__file__).parents[2]
 COUNTS = "dataset.counts={train:{images:12,class:4,super_class:2},test:{images:12,class:4,super_class:2}}"
@@ -84,7 +85,7 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
 def test_output_that_is_no_terminal_says_how_far_it_is(
     prepare: Prepare, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "SpeedMeter", lambda: SpeedMeter(every=0))
+    monkeypatch.setattr("dml.ops.console.SpeedMeter", lambda: SpeedMeter(interval=0))
     prepare("resize=8")
     lines = capsys.readouterr().out.splitlines()
     for what in ("verified", "decoded"):
@@ -105,9 +106,11 @@ def test_the_sheets_show_every_split(prepare: Prepare, sop: Path) -> None:
 
 def test_the_table_of_counts_fits_a_narrow_screen() -> None:
     names = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
-    table = build.ImageTable(np.array(["a.jpg"]), np.zeros((1, 7), dtype=np.int64), np.array(["train"]), names)
-    console = prepare_job.Console(width=80, record=True, file=io.StringIO())
-    console.print(prepare_job._counts(table, {"train": dict.fromkeys(names, 1_000_000), "test": {"images": 7}}))
+    table = builders.ImageTable(np.array(["a.jpg"]), np.zeros((1, 7), dtype=np.int64), np.array(["train"]), names)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(
+        prepare_job._make_counts_table(table, {"train": dict.fromkeys(names, 1_000_000), "test": {"images": 7}})
+    )
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) < 80
     assert any("kingdom" in line and "1,000,000" in line and "differs" in line for line in lines)
@@ -134,12 +137,15 @@ def test_faults_are_collected(prepare: Prepare, sop: Path, capsys: pytest.Captur
 
 def test_training_finds_the_cache(prepare: Prepare, sop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (sop / "kind1_final/7_1.JPG").write_text("damaged")
-    with pytest.raises(InputError, match="1 faults"):
+    with pytest.raises(InputError, match="1 fault, listed above"):
         prepare("resize=32")
     assert "warp-32.pixels" in capsys.readouterr().out
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=["dataset=sop", f"dataset.root={sop}/", COUNTS, "dataset.folds=2"])
-    table, folder = build.table(config).subset("val"), CacheFolder.of("auto", config.dataset.root, "sop")
+    table, folder = (
+        builders.build_table(config).subset("val"),
+        CacheFolder.from_setting("auto", config.dataset.root, "sop"),
+    )
     assert folder is not None
     pipeline = Pipeline([Resize("warp", 32)])
     cache = folder.find(table, pipeline.resize)
@@ -198,8 +204,8 @@ def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (["data.cache=null"], "data.cache=null: auto, or the folder to write to"),
         (["data.cache=/dev/null"], r"/dev/null/sop: can't be written to; give data\.cache=FOLDER, also to train\.py"),
-        (["resize=abc"], "resize size=abc: a whole number of pixels"),
-        (["resize=8", "mode=both"], "resize mode=both: warp, shorter or longer"),
+        (["resize=abc"], "resize size=abc: expected a whole number of pixels"),
+        (["resize=8", "mode=both"], "resize mode=both: expected warp, shorter or longer"),
     ],
 )
 def test_errors(prepare: Prepare, overrides: list[str], message: str) -> None:
@@ -208,15 +214,6 @@ def test_errors(prepare: Prepare, overrides: list[str], message: str) -> None:
 
 
 # the command line
-
-
-def as_overrides(arguments: list[str]) -> Any:
-    spec = importlib.util.spec_from_file_location("prepare_script", ROOT / "scripts" / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.as_overrides(arguments)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +227,7 @@ def as_overrides(arguments: list[str]) -> Any:
     ],
 )
 def test_resize_as_an_option(arguments: list[str], overrides: list[str]) -> None:
-    assert as_overrides(arguments) == overrides
+    assert replace_resize_option(arguments) == overrides
 
 
 def test_the_command(here: Any, refused: Any, sop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

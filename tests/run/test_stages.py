@@ -2,7 +2,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
-from dml.run.stages import stage, stages
+from dml.run.stages import find_stage, list_stages
 
 
 def config(**stages: object) -> DictConfig:
@@ -20,7 +20,7 @@ def config(**stages: object) -> DictConfig:
 
 
 def test_without_stages_a_run_has_one() -> None:
-    (only,) = stages(config())
+    (only,) = list_stages(config())
     assert only.name == ""
     assert only.config == config()
 
@@ -31,7 +31,7 @@ def test_a_stage_changes_single_values_and_replaces_objects() -> None:
         second={},
         third={"recurrent": {"_target_": "Recurrent", "inner": {"size": 2}}, "sampler": {"classes_per_batch": 2}},
     )
-    first, second, third = stages(whole)
+    first, second, third = list_stages(whole)
     assert [first.name, second.name, third.name] == ["first", "second", "third"]
     assert first.config.sampler == {"_target_": "Local", "size": 8, "seed": 3}
     assert first.config.trainer == {"max_steps": 5, "devices": 1}
@@ -39,16 +39,16 @@ def test_a_stage_changes_single_values_and_replaces_objects() -> None:
     assert third.config.sampler == {"_target_": "ClassBalanced", "classes_per_batch": 2, "seed": 3}
     assert third.config.recurrent == {"_target_": "Recurrent", "inner": {"size": 2}}
     assert whole.trainer.max_steps == 10  # the run's configuration stays as it is
-    assert stage(whole, "third").config == third.config
+    assert find_stage(whole, "third").config == third.config
 
 
 def test_what_a_stage_takes_from_elsewhere_is_of_the_stage() -> None:
     whole = config(own={"seed": 7})
-    assert stage(whole, "own").config.sampler.seed == 7
+    assert find_stage(whole, "own").config.sampler.seed == 7
 
 
 def test_an_unknown_stage_is_refused() -> None:
     with pytest.raises(InputError, match=r"checkpoint of stage lns: this run's stages are n_pair"):
-        stage(config(n_pair={}), "lns")
+        find_stage(config(n_pair={}), "lns")
     with pytest.raises(InputError, match=r"checkpoint of stage lns: this run's stages are none"):
-        stage(config(), "lns")
+        find_stage(config(), "lns")

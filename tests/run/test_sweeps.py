@@ -3,8 +3,8 @@
 import copy
 import json
 import multiprocessing
-import runpy
 import shutil
+import signal
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from conftest import ROOT, SMALL, Here
+from conftest import SMALL, Here
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
@@ -22,12 +22,16 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from runs import kill_at, last, metrics
 
+from dml.commands.compare_command import compare_runs
+from dml.commands.error_lines import explain
+from dml.evaluation.run_comparison import compare, find_runs, find_unfinished
+from dml.ops import signals
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
-from dml.run.cli import CONF, explain
-from dml.run.compare import compare, find_runs, find_unfinished
-from dml.run.pruning import is_behind
-from dml.run.sweeps import objective, sweep_subfolder
+from dml.run.config_folders import CONF
+from dml.run.resolvers import sweep_subfolder
+from dml.run.sweeps import read_objective
+from dml.training.callbacks.pruning import is_behind
 
 TINY = [
     *SMALL,
@@ -66,17 +70,16 @@ def failed(here: Here, capfd: pytest.CaptureFixture[str]) -> Failed:
 
 
 @pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Printed:
-    """printed("scripts/compare.py", ...) -> what it writes to stdout and to stderr."""
+def compared(capfd: pytest.CaptureFixture[str]) -> Printed:
+    """compared(folder, ...) -> what ``dml compare folder ...`` writes to stdout and to stderr."""
 
-    def printed(script: str, *arguments: str) -> tuple[str, str]:
+    def compared(*arguments: str) -> tuple[str, str]:
         capfd.readouterr()
-        monkeypatch.setattr("sys.argv", [script, *arguments])
-        runpy.run_path(str(ROOT / script), run_name="__main__")
+        compare_runs(arguments)
         written = capfd.readouterr()
         return written.out, written.err
 
-    return printed
+    return compared
 
 
 def kill_in_the_second_run(sweep: Path, *arguments: str) -> None:
@@ -85,7 +88,7 @@ def kill_in_the_second_run(sweep: Path, *arguments: str) -> None:
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(
-    here: Here, told: Lines, failed: Failed, printed: Printed, small_emoji: Path, tmp_path: Path
+    here: Here, told: Lines, failed: Failed, compared: Printed, small_emoji: Path, tmp_path: Path
 ) -> None:
     # two configurations of one training: the run that nobody interrupts tells what the other has to give
     sweep = tmp_path / "sweep"
@@ -129,7 +132,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
     (third,) = (folder for folder in sweep.iterdir() if folder.name.startswith("1-"))
     assert metrics(third)["step"] == 1
 
-    table, unfinished = printed("scripts/compare.py", str(sweep))
+    table, unfinished = compared(str(sweep))
     assert unfinished == f"unfinished: {failing}\n"
     assert [row.split(" | ")[0] for row in sorted(table.splitlines()[2:])] == [
         "| trainer.max_steps=1, checkpoints.every_n_steps=200",
@@ -169,7 +172,7 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
     search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY, *short]
     # beside a run that nothing can reach, the first one is ended at its first validation
     (tmp_path / "ideal" / ".hydra").mkdir(parents=True)
-    (tmp_path / "ideal" / ".hydra" / "config.yaml").touch()
+    (tmp_path / "ideal" / ".hydra" / "config.yaml").write_text("{}\n")
     (tmp_path / "ideal" / "metrics.json").write_text("{}")
     (tmp_path / "ideal" / "metrics.csv").write_text("step,val/level0/recall@1\n1,2.0\n")
     first = [*search, "hydra.sweeper.n_trials=1", "sweep.pruner.n_startup_trials=1"]
@@ -199,7 +202,7 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
         trial = study.ask()
         assert config.optimizer.lr == trial.suggest_float("optimizer.lr", 1e-4, 2e-3, log=True)
         values = RunFolder(tmp_path / run).values("val/level0/recall@1")
-        assert objective(config, RunFolder(tmp_path / run)) == max(values.values())
+        assert read_objective(config, RunFolder(tmp_path / run)) == max(values.values())
         study.tell(trial, max(values.values()))
     found: Any = OmegaConf.load(tmp_path / "optimization_results.yaml")
     assert found.best_value == study.best_value
@@ -214,10 +217,10 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,loss,val/h_ap\n1,2.0,\n2,1.0,0.25\n3,1.0,\n4,0.5,0.125\n")
     for step, value in ((2, 0.25), (3, 0.25), (4, 0.125)):
         (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
-        assert objective(config, RunFolder(tmp_path)) == value
+        assert read_objective(config, RunFolder(tmp_path)) == value
     config.checkpoints.monitor = "ndcg"
     with pytest.raises(InputError, match=r"no val/ndcg to optimise in .*: it takes a validation split"):
-        objective(config, RunFolder(tmp_path))
+        read_objective(config, RunFolder(tmp_path))
 
 
 HISTORY = st.lists(st.integers(0, 8), min_size=1, max_size=4).map(
@@ -291,8 +294,10 @@ def test_what_is_not_installed_is_one_line(missing: str, line: str) -> None:
     assert explain(MissingConfigException("", missing, ["basic"])) == line
 
 
-def test_a_search_without_any_result_is_one_line() -> None:
+def test_a_search_without_any_result_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     study = optuna.create_study()
     with pytest.raises(ValueError, match="No trials") as none:
         _ = study.best_trial
     assert explain(none.value) == "sweep=optuna: no run has finished; the lines above say why"
+    monkeypatch.setattr(signals.state, "signum", signal.SIGTERM)
+    assert explain(none.value) is None  # the line is the signal's

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -13,8 +13,6 @@ from dml.ops.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 
 CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "hard_class.yaml"
-
-lenient = settings(deadline=None)  # the cores are shared
 
 
 @st.composite
@@ -44,7 +42,6 @@ def nearest(candidate: np.ndarray, chosen: np.ndarray) -> float:
     return min(sum((a - b) ** 2 for a, b in zip(candidate, other, strict=True)) for other in chosen)
 
 
-@lenient
 @given(setups(), st.integers(0, 1000))
 def test_each_class_is_the_nearest_candidate_to_those_before_it(setup, number):
     labels, c, k, embeddings = setup
@@ -62,7 +59,6 @@ def test_each_class_is_the_nearest_candidate_to_those_before_it(setup, number):
             assert distances[classes[place]] == min(distances.values())
 
 
-@lenient
 @given(setups(), st.integers(0, 1000))
 def test_an_epoch_depends_on_settings_seed_embeddings_and_its_number_only(setup, number):
     labels, c, k, embeddings = setup
@@ -143,9 +139,10 @@ def test_the_finest_level_of_hierarchical_labels_counts_and_small_classes_do_not
     [
         (
             {"classes_per_batch": 3},
-            "sampler.classes_per_batch=3: the training split has only 2 classes with images_per_class=2 images",
+            "sampler.classes_per_batch=3: the training split has only 2 classes with images_per_class=2 images; "
+            "sampler.classes_per_batch=2 would do",
         ),
-        ({"classes_per_batch": 0}, "sampler.classes_per_batch=0: must be a whole number, 1 or more"),
+        ({"classes_per_batch": 0}, "sampler.classes_per_batch=0: must be auto, or a whole number, 1 or more"),
         ({"images_per_class": 0}, "sampler.images_per_class=0: must be a whole number, 1 or more"),
         ({"candidate_classes": 1}, "sampler.candidate_classes=1: must be a whole number, 2 or more"),
         ({"batches_per_epoch": 0}, "sampler.batches_per_epoch=0: must be a whole number, 1 or more"),
@@ -165,6 +162,12 @@ def test_wrong_settings_are_named_in_one_line(wrong, message):
     with pytest.raises(InputError) as error:
         HardClassSampler(**arguments)
     assert str(error.value) == message
+
+
+def test_auto_takes_all_classes_with_enough_images():
+    sampler = HardClassSampler([0, 0, 1, 2, 2, 3, 3], "auto")
+    assert sampler.classes_per_batch == 3
+    assert {len(batch) for batch in sampler} == {6}
 
 
 def test_the_configuration_lists_every_parameter_with_its_default():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dml.ops.errors import InputError
@@ -15,7 +16,7 @@ from dml.samplers.hierarchical import HierarchicalSampler
 
 CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "hierarchical.yaml"
 
-lenient = settings(deadline=None, max_examples=50)  # the cores are shared
+lenient = examples(50)
 
 Batches = list[list[int]]
 
@@ -211,7 +212,7 @@ def test_enough_classes_give_no_warning(caplog):
         (
             {"classes_per_batch": 8},
             "sampler.classes_per_batch=8: no two super-classes of level 1 fill a batch, the largest have 4 and 3 "
-            "classes to give",
+            "classes to give; sampler.classes_per_batch=6 would do",
         ),
         (
             {"images_per_class": 9, "short_classes": "drop"},
@@ -236,6 +237,13 @@ def test_wrong_settings_are_named_in_one_line(wrong, message):
     with pytest.raises(InputError) as error:
         HierarchicalSampler(**arguments)
     assert str(error.value) == message
+
+
+def test_auto_takes_as_many_classes_as_two_super_classes_can_give():
+    labels = labels_of([[3, 4, 5], [2, 2, 2, 2], [4, 4]])
+    sampler = HierarchicalSampler(labels, 1, "auto", 2)
+    assert sampler.classes_per_batch == 6
+    assert list(sampler) == list(HierarchicalSampler(labels, 1, 6, 2))
 
 
 def test_the_configuration_lists_every_parameter_with_its_default():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.ops.errors import InputError
@@ -18,7 +18,6 @@ from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_share
 
 CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "local_neighborhood.yaml"
 
-lenient = settings(deadline=None)  # the cores are shared
 
 Groups = list[tuple[int, list[int]]]
 
@@ -97,7 +96,6 @@ def by_the_five_steps(
     return groups, len(batch) == batch_size
 
 
-@lenient
 @given(setups(), st.integers(0, 5))
 def test_batches_follow_the_five_steps_as_far_as_they_go(setup, number):
     labels, table, batch_size, seed, epoch = setup
@@ -110,7 +108,6 @@ def test_batches_follow_the_five_steps_as_far_as_they_go(setup, number):
     assert not filled or len(groups) == len(expected)
 
 
-@lenient
 @given(setups())
 def test_batches_are_exact_and_without_duplicates_and_groups_are_mixed_where_possible(setup):
     labels, table, batch_size, seed, epoch = setup
@@ -141,7 +138,6 @@ def test_batches_are_exact_and_without_duplicates_and_groups_are_mixed_where_pos
             before |= {centre, *members}
 
 
-@lenient
 @given(setups())
 def test_an_epoch_depends_on_settings_seed_table_and_its_number_only(setup):
     labels, table, batch_size, seed, epoch = setup
@@ -368,7 +364,6 @@ def shares_by_counting(labels: np.ndarray, table: np.ndarray, batch: list[int]) 
     return shares[0], shares[1], anchors / len(batch)
 
 
-@lenient
 @given(setups(), st.data())
 def test_hard_shares_count_pairs(setup, data):
     labels, table, _, _, _ = setup

@@ -2,17 +2,15 @@
 
 from collections import Counter
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
+from configurations import CONF, compose
 from hydra.utils import instantiate
 
 from dml.data.stream import BatchSampler
 
-CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "sampler").glob("*.yaml"))
 
 COUNT = 3000
@@ -33,10 +31,7 @@ def table() -> np.ndarray:
 
 
 def sampler(name: str, **overrides: Any) -> Any:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(
-            "train", overrides=[f"sampler={name}", *(f"{key}={value}" for key, value in overrides.items())]
-        )
+    config = compose(f"sampler={name}", *(f"{key}={value}" for key, value in overrides.items()))
     built = instantiate(config.sampler)(LABELS)
     if hasattr(built, "set_neighbors"):
         built.set_neighbors(table())

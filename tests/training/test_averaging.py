@@ -11,10 +11,12 @@ from runs import metrics
 from torch import Tensor, nn
 from trainers import small_trainer
 
+from dml.commands import main
 from dml.ops.errors import InputError
-from dml.run import main
-from dml.training.averaging import Averaging
-from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, load_model, read_checkpoint
+from dml.ops.run_folder import RunFolder
+from dml.training.callbacks.averaging import Averaging
+from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.checkpoints import AtomicCheckpointIO, load_model, read_checkpoint
 
 State = dict[str, Tensor]
 
@@ -28,6 +30,7 @@ class Line(LightningModule):
         self.model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         self.model.register_parameter("frozen", nn.Parameter(torch.randn(50), requires_grad=False))
         self.model.register_buffer("odd", torch.tensor(False))
+        self.run_description: dict[str, Any] = {}
         self.after: list[State] = []  # each step
         self.judged: list[State] = []
 
@@ -73,7 +76,7 @@ class Batches:
         assert state == {}
 
 
-def fit(steps: int, path: Path, *callbacks: Callback, resume: bool = False, **settings: Any) -> Line:
+def fit(steps: int, folder: Path, *callbacks: Callback, resume: bool = False, **settings: Any) -> Line:
     module = Line()
     trainer = small_trainer(
         steps,
@@ -81,11 +84,12 @@ def fit(steps: int, path: Path, *callbacks: Callback, resume: bool = False, **se
         limit_val_batches=1.0,
         num_sanity_val_steps=0,
         check_val_every_n_epoch=None,
-        callbacks=[LastCheckpoint(path, 1, {}), *callbacks],
+        callbacks=[LastCheckpoint(every_n_steps=1), *callbacks],
+        default_root_dir=folder,
         plugins=[AtomicCheckpointIO()],
         **{"val_check_interval": 100, **settings},
     )
-    trainer.fit(module, Batches(1000), Batches(1), ckpt_path=path if resume else None)
+    trainer.fit(module, Batches(1000), Batches(1), ckpt_path=RunFolder(folder).last_checkpoint if resume else None)
     return module
 
 
@@ -106,8 +110,8 @@ def average_of(states: list[State], decay: float) -> State:
 def test_the_average_is_kept_in_the_checkpoint_beside_the_weights(
     tmp_path: Path, decay: float, accumulate: int
 ) -> None:
-    path = tmp_path / "last.ckpt"
-    module = fit(8, path, Averaging(decay), accumulate_grad_batches=accumulate)
+    path = RunFolder(tmp_path).last_checkpoint
+    module = fit(8, tmp_path, Averaging(decay), accumulate_grad_batches=accumulate)
     assert len(module.after) == 8
     expected, written = average_of(module.after, decay), Line()
     load_model(written.model, path)
@@ -120,8 +124,8 @@ def test_the_average_is_kept_in_the_checkpoint_beside_the_weights(
 
 
 def test_validations_see_the_average_and_training_does_not(tmp_path: Path) -> None:
-    module = fit(6, tmp_path / "last.ckpt", Averaging(0.9), val_check_interval=2)
-    plain = fit(6, tmp_path / "plain.ckpt", val_check_interval=2)
+    module = fit(6, tmp_path / "averaged", Averaging(0.9), val_check_interval=2)
+    plain = fit(6, tmp_path / "plain", val_check_interval=2)
     for after, expected in zip(module.after, plain.after, strict=True):
         assert all(torch.equal(after[name], expected[name]) for name in expected)
     assert len(module.judged) == 6  # a batch and its end, three times
@@ -131,18 +135,18 @@ def test_validations_see_the_average_and_training_does_not(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_after_a_validation_holds_the_weights(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    module = fit(4, path, Averaging(0.9), val_check_interval=4)
+    path = RunFolder(tmp_path).last_checkpoint
+    module = fit(4, tmp_path, Averaging(0.9), val_check_interval=4)
     assert torch.equal(read_checkpoint(path)["current_model_state"]["model.0.weight"], module.after[-1]["0.weight"])
 
 
 @pytest.mark.parametrize("interrupted_at", [1, 3, 4])
 def test_interrupted_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, interrupted_at: int) -> None:
-    whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(7, whole, Averaging(0.9), val_check_interval=2)
     fit(interrupted_at, parts, Averaging(0.9), val_check_interval=2)
     fit(7, parts, Averaging(0.9), val_check_interval=2, resume=True)
-    expected, found = read_checkpoint(whole), read_checkpoint(parts)
+    expected, found = (read_checkpoint(RunFolder(folder).last_checkpoint) for folder in (whole, parts))
     for part in ("state_dict", "current_model_state", "averaging_state"):
         assert found[part].keys() == expected[part].keys()
         for name, value in expected[part].items():
@@ -186,7 +190,7 @@ def test_a_run_with_all_options_resumes_bit_for_bit(
     here: Here, small_emoji: Path, finished: Path, tmp_path: Path
 ) -> None:
     arguments = [*OPTIONS, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}"]
-    here("train", *arguments, "trainer.max_steps=4")
+    here("train", *arguments, "trainer.max_steps=3")
     here("train", f"resume={tmp_path}", "trainer.max_steps=7")
     expected, found = (read_checkpoint(folder / "checkpoints" / "last.ckpt") for folder in (finished, tmp_path))
     for part in ("state_dict", "current_model_state", "averaging_state"):

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from runs import last
 
-from dml.run import build
+from dml.run import builders
 
 
 @pytest.mark.parametrize("cached", [None, 3])
@@ -23,8 +23,8 @@ def test_a_run_begins_with_the_means_of_its_own_network(
 
     config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     seed_everything(config.seed, verbose=False)
-    images = build.data(config, build.table(config))
-    model = build.model(config).eval()
+    images = builders.build_data(config, builders.build_table(config))
+    model = builders.build_model(config).eval()
     with torch.no_grad():
         batches = [(model(pixels), labels[:, 0]) for pixels, labels, _ in images.training_images()]
     classes = torch.cat([labels for _, labels in batches])

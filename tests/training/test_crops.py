@@ -4,21 +4,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configurations import compose as composed
 from conftest import SMALL
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 from torch import Tensor
 from torchvision.transforms import v2
 
+from dml.commands.log_levels import quiet
 from dml.data.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
-from dml.run import build, loop
-from dml.run.cli import CONF
-from dml.run.quiet import quiet
-from dml.training.crops import over_crops
-from dml.training.embedding import RawFeatures
+from dml.run import builders, loop
+from dml.training.crops import embed_views
+from dml.training.embedders import RawFeatures
 
 
 def embed(images: Tensor) -> dict[str, Tensor]:
@@ -30,7 +28,7 @@ def embed(images: Tensor) -> dict[str, Tensor]:
 
 def test_an_embedding_is_the_mean_of_the_views_normalised_ones() -> None:
     images = torch.randn(4, 3, 3, 2, 2, generator=torch.Generator().manual_seed(1))  # 4 images in 3 views
-    found = over_crops(embed, images)
+    found = embed_views(embed, images)
     for head in ("L", "H"):
         for image in range(4):
             views = [embed(images[image, view][None])[head][0].numpy() for view in range(3)]
@@ -42,9 +40,8 @@ def test_an_embedding_is_the_mean_of_the_views_normalised_ones() -> None:
 
 def test_one_view_is_the_embedding_itself() -> None:
     images = torch.randn(4, 3, 2, 2)
-    plain, one_view = over_crops(embed, images), over_crops(embed, images[:, None])
+    one_view = embed_views(embed, images[:, None])
     for head, rows in embed(images).items():
-        assert torch.equal(plain[head], rows)
         torch.testing.assert_close(one_view[head], rows)
 
 
@@ -77,11 +74,6 @@ def test_an_image_smaller_than_its_crop_is_refused() -> None:
         Crops(v2.FiveCrop(7))(picture(channels_last=True))
 
 
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", overrides=list(overrides))
-
-
 def unit(rows: Tensor) -> Tensor:
     return rows / (rows * rows).sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)  # a white corner has no features
 
@@ -92,11 +84,11 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
     asked = ["transform=rll", "trainer.accelerator=cpu", "data.eval_batch_size=16", "+trainer.limit_test_batches=2"]
     asked += [f"dataset.root={small_emoji}", "model.heads=[M,H]", f"evaluation.crops={crops}"]
     config = composed(*SMALL, *asked)
-    images = build.data(config, build.table(config))
-    model: Any = build.model(config)
+    images = builders.build_data(config, builders.build_table(config))
+    model: Any = builders.build_model(config)
     assert isinstance(model, EmbeddingModel)
-    trainer = loop.trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    learner, raw = build.learner(config, images, model), RawFeatures(model)
+    trainer = loop.build_trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    learner, raw = builders.build_learner(config, images, model), RawFeatures(model)
     trainer.test(learner, images, verbose=False)
     trainer.test(raw, images, verbose=False)
 
@@ -133,8 +125,8 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
 )
 def test_views_that_cannot_be_had_are_refused(overrides: list[str], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        build.crops_transform(composed(*overrides))
+        builders.build_crops_transform(composed(*overrides))
 
 
 def test_without_crops_there_is_no_other_transform() -> None:
-    assert build.crops_transform(composed("transform=rll")) is None
+    assert builders.build_crops_transform(composed("transform=rll")) is None

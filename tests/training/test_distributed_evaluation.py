@@ -11,19 +11,19 @@ from gloo import on_processes
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
 
+from dml.commands.log_levels import quiet
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
-from dml.evaluation.judge import Judge
+from dml.evaluation import Evaluator, MetricConfig
 from dml.losses.rll import RankedListLoss
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
-from dml.run.quiet import quiet
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.training.data import DataModule, LoaderSettings
-from dml.training.embedding import Embedded
+from dml.training.embedders import Embedded
 from dml.training.module import MetricLearner
-from dml.training.optimizers import Roles, optimizer_by_role
+from dml.training.optimizers import ParameterGroups, optimizer_by_role
 
 PROCESSES = 3
 TRAIN, VAL, TEST = 30, 2, 7  # images; of the validation's one process has none, of the test's one has more than others
@@ -58,7 +58,7 @@ def model() -> EmbeddingModel:
 def pass_over(archive: Path, count: int) -> Found:
     quiet()
 
-    def optimizer(roles: Roles) -> torch.optim.Optimizer:
+    def optimizer(roles: ParameterGroups) -> torch.optim.Optimizer:
         return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=0.1)
 
     images = DataModule(
@@ -68,8 +68,8 @@ def pass_over(archive: Path, count: int) -> Found:
         sampler=lambda labels: ClassBalancedSampler(labels, 3, 2),
         settings=LoaderSettings(eval_batch_size=1),
     )
-    judge = Judge(images.table.evaluated("val"), metrics=("recall",), recall_at=(1,))
-    module = MetricLearner(model(), {"H": RankedListLoss()}, optimizer=optimizer, schedule=None, evaluate=judge)
+    evaluator = Evaluator(images.table.select_evaluated("val"), MetricConfig(("recall",), recall_at=(1,)))
+    module = MetricLearner(model(), {"H": RankedListLoss()}, optimizer=optimizer, schedule=None, evaluate=evaluator)
     trainer = Trainer(
         max_steps=4,
         max_epochs=-1,
@@ -89,9 +89,8 @@ def pass_over(archive: Path, count: int) -> Found:
     embedded = module.embedded
     module.eval()
     with torch.no_grad():
-        for batch in images.training_images():
-            module.collect(batch, module.to_store)
-    stored = module.gather_split()
+        batches = [(module.embed_for_bank(pixels), rows) for pixels, _, rows in images.training_images() if len(rows)]
+    stored = module.gather_split(batches)
     module.train()
     trainer.fit(module, images)
     return Found(embedded, stored, float(trainer.callback_metrics["val/level0/recall@1"]))

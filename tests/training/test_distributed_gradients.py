@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from trainers import small_trainer
 
 from dml.losses.regularizers import EmbeddingDrift
-from dml.run.build import losses
+from dml.run.builders import build_losses
+from dml.training.callbacks.seeding import StepSeed
 from dml.training.module import MetricLearner
-from dml.training.optimizers import Roles, optimizer_by_role
-from dml.training.seeding import StepSeed
+from dml.training.optimizers import ParameterGroups, optimizer_by_role
 
 CONF = Path(__file__).parents[2] / "conf"
 LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
@@ -47,7 +47,7 @@ class Towers(nn.Module):
         )
 
     @property
-    def roles(self) -> Roles:
+    def parameter_groups(self) -> ParameterGroups:
         return {"heads": list(self.heads.parameters())}
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def configs() -> dict[str, DictConfig]:
 
 def build(config: DictConfig) -> nn.Module:
     torch.manual_seed(0)
-    loss = losses(config, {"H": SIZE}, labels().numpy())["H"]
+    loss = build_losses(config, {"H": SIZE}, labels().numpy())["H"]
     for part in loss.modules():
         if isinstance(part, EmbeddingDrift):
             part.stored = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -100,7 +100,7 @@ class Recorder(Callback):
 def train(configs: dict[str, DictConfig], count: int, accumulate: int) -> tuple[Gradients, dict[str, Tensor], float]:
     """Three steps -> their gradients, the state after them, and the logged loss."""
 
-    def optimizer(roles: Roles) -> torch.optim.Optimizer:
+    def optimizer(roles: ParameterGroups) -> torch.optim.Optimizer:
         return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=0.002, heads_lr_multiplier=1.0)
 
     head_losses = {name: build(config) for name, config in configs.items()}

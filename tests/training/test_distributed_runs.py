@@ -20,12 +20,15 @@ from omegaconf import DictConfig
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
+from runs import last
 
+from dml.commands import follower_processes
+from dml.commands.error_lines import explain
 from dml.ops.errors import InputError
-from dml.run import launched, loop
-from dml.run.cli import CONF, explain
-from dml.training import watch
-from dml.training.processes import Together
+from dml.run import loop
+from dml.run.config_folders import CONF
+from dml.training.distributed import watch
+from dml.training.processes import ProcessWatch
 
 
 def second_process(folder: Path) -> int:
@@ -62,7 +65,45 @@ def test_a_killed_process_ends_the_run_with_a_line(small_emoji: Path, tmp_path: 
     finally:
         first.kill()
     assert first.returncode == 1
-    assert errors == "error: process 1 of 2 died without a word, killed or out of memory, and the job ends with it\n"
+    assert errors == "error: process 1 of 2 died, probably killed or out of memory; the job ends with it\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the second process in /proc")
+@pytest.mark.parametrize(
+    ("signum", "to"), [(signal.SIGTERM, "first"), (signal.SIGINT, "second"), (signal.SIGTERM, "all")]
+)
+def test_a_signal_to_one_or_all_stops_all(small_emoji: Path, tmp_path: Path, signum: signal.Signals, to: str) -> None:
+    endless = [
+        "trainer.max_steps=1000000",
+        "trainer.val_check_interval=null",
+        "evaluation.raw=false",
+        "model=small_cnn",
+    ]
+    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=1"]
+    folder = tmp_path / "run"
+    first = subprocess.Popen(
+        [sys.executable, "train.py", f"dataset.root={small_emoji}", *SMALL, *endless, *two, f"hydra.run.dir={folder}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        while first.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
+            time.sleep(0.1)
+        if to == "all":
+            os.killpg(first.pid, signum)
+        else:
+            os.kill(first.pid if to == "first" else second_process(folder), signum)
+        _, errors = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    step = last(folder)["global_step"]
+    assert errors == f"stopped at step {step:,} of 1,000,000 by {signum.name}; resume={folder} goes on\n"
+    assert first.returncode == 128 + signum
+    with pytest.raises(ProcessLookupError):  # nobody is left
+        os.killpg(first.pid, 0)
 
 
 # the run's folder
@@ -72,8 +113,8 @@ def follow(environment: dict[str, str], numbered: list[str], arguments: list[str
     """What a process of a launcher makes of its arguments."""
     rank = dist.get_rank()
     os.environ |= environment | {name: str(rank) for name in numbered}
-    followed = launched.follow(arguments)
-    launched.lead(Path(f"outputs/of process {rank}"))
+    followed = follower_processes.follow(arguments)
+    follower_processes.announce_folder(Path(f"outputs/of process {rank}"))
     dist.barrier()  # the first process keeps what the others ask
     return followed
 
@@ -104,16 +145,16 @@ def test_the_first_process_names_the_folder(
 
 
 def test_a_process_alone_keeps_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launched.follow(["loss=rll"]) == ["loss=rll"]
+    assert follower_processes.follow(["loss=rll"]) == ["loss=rll"]
     monkeypatch.setenv("SLURM_PROCID", "1")  # runs side by side, each of its own
-    assert launched.follow(["loss=rll"]) == ["loss=rll"]
+    assert follower_processes.follow(["loss=rll"]) == ["loss=rll"]
 
 
 def test_a_launcher_starts_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (TORCHRUN | {"RANK": "0"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="--multirun: torchrun and srun"):
-        launched.follow(["-m", "seed=1,2"])
+        follower_processes.follow(["-m", "seed=1,2"])
 
 
 def join() -> str:
@@ -124,7 +165,7 @@ def join() -> str:
         accelerator="cpu", devices=2, strategy="ddp", logger=False, default_root_dir=Path(f"/outputs/{rank}")
     )
     try:
-        Together().setup(trainer, LightningModule(), "fit")
+        ProcessWatch().setup(trainer, LightningModule(), "fit")
     except InputError as error:
         watch.leave()
         return str(error)
@@ -173,7 +214,7 @@ def slurm_config(*overrides: str) -> DictConfig:
 
 @pytest.mark.usefixtures("srun")
 def test_slurm_says_who_a_process_is() -> None:
-    trainer = loop.trainer(slurm_config(), logger=False)
+    trainer = loop.build_trainer(slurm_config(), logger=False)
     strategy = trainer.strategy
     assert isinstance(strategy, DDPStrategy)
     environment = strategy.cluster_environment
@@ -189,5 +230,5 @@ def test_slurm_says_who_a_process_is() -> None:
 def test_slurm_without_srun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     with pytest.raises(InstantiationException) as refused:
-        loop.trainer(slurm_config(), logger=False)
+        loop.build_trainer(slurm_config(), logger=False)
     assert "srun did not start this process" in (explain(refused.value) or "")

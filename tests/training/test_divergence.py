@@ -11,13 +11,15 @@ from trainers import small_trainer
 
 from dml.losses.rll import RankedListLoss
 from dml.ops.errors import InputError
-from dml.training.averaging import Averaging
-from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint, read_checkpoint
-from dml.training.divergence import Arrival, CudaArrival, DirectArrival, DivergenceCheck
+from dml.ops.run_folder import RunFolder
+from dml.training.callbacks.averaging import Averaging
+from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks.progress import Progress
+from dml.training.callbacks.seeding import StepSeed
+from dml.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from dml.training.divergence import CpuCopy, CudaCopy, DirectCopy, DivergenceCheck
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.progress import Progress
-from dml.training.seeding import StepSeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
@@ -29,17 +31,17 @@ class LateCopies:
         self.delay = delay
         self.sent = 0
 
-    def __call__(self, source: Tensor) -> Arrival:
+    def __call__(self, source: Tensor) -> CpuCopy:
         self.sent += 1
         return LateCopy(source, self, self.sent)
 
 
-class LateCopy(DirectArrival):
+class LateCopy(DirectCopy):
     def __init__(self, source: Tensor, copies: LateCopies, number: int) -> None:
         super().__init__(source)
         self.copies, self.number = copies, number
 
-    def has_arrived(self) -> bool:
+    def is_done(self) -> bool:
         return self.copies.sent - self.number >= self.copies.delay
 
 
@@ -94,27 +96,32 @@ def test_a_step_never_waits_for_the_gpu(averaged: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("delay", [0, 1, 3, torch.inf])
 def test_a_late_answer_stops_the_run_all_the_same(delay: float) -> None:
     module = late_learner(delay, infinite_at=2)
-    with pytest.raises(InputError, match=r"^step 2: its loss of head H became NaN or infinite under InfiniteAt; the l"):
+    with pytest.raises(InputError, match=r"^step 2: the loss of head H became NaN or infinite under InfiniteAt; the l"):
         fit(module, 9)
     assert module.global_step == min(2 + delay, 9)
 
 
 def test_no_checkpoint_outlives_a_loss_that_was_infinite(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    keeps = LastCheckpoint(path, 2, {})
-    with pytest.raises(InputError, match=r"^step 3: its loss of head H"):
-        fit(late_learner(torch.inf, infinite_at=3), 9, keeps, enable_checkpointing=True, plugins=[AtomicCheckpointIO()])
-    assert read_checkpoint(path)["global_step"] == 2
+    with pytest.raises(InputError, match=r"^step 3: the loss of head H"):
+        fit(
+            late_learner(torch.inf, infinite_at=3),
+            9,
+            LastCheckpoint(every_n_steps=2),
+            enable_checkpointing=True,
+            default_root_dir=tmp_path,
+            plugins=[AtomicCheckpointIO()],
+        )
+    assert read_checkpoint(RunFolder(tmp_path).last_checkpoint)["global_step"] == 2
 
 
 def test_answers_are_read_in_order_and_once() -> None:
     check, losses = DivergenceCheck(LateCopies(1)), nn.ModuleDict({"A": RankedListLoss()})
     embeddings = {"A": torch.ones(2, 3)}
-    check.note(0, losses, embeddings, {"A": torch.tensor(1.0)})
-    check.note(1, losses, {"A": torch.full((2, 3), torch.nan)}, {"A": torch.tensor(torch.nan)})
-    with pytest.raises(InputError, match=r"^step 1: embeddings of head A"):
-        check.settle()
-    check.settle()
+    check.add_step(0, losses, embeddings, {"A": torch.tensor(1.0)})
+    check.add_step(1, losses, {"A": torch.full((2, 3), torch.nan)}, {"A": torch.tensor(torch.nan)})
+    with pytest.raises(InputError, match=r"^step 1: the embeddings of head A"):
+        check.wait_for_all()
+    check.wait_for_all()
 
 
 def test_a_copy_from_a_gpu_is_read_after_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +139,8 @@ def test_a_copy_from_a_gpu_is_read_after_its_event(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
-    copy = CudaArrival(torch.tensor([True]))
-    assert not copy.has_arrived()
-    assert copy.value().tolist() == [True]
-    assert copy.has_arrived()
+    copy = CudaCopy(torch.tensor([True]))
+    assert not copy.is_done()
+    assert copy.wait().tolist() == [True]
+    assert copy.is_done()
     assert calls == ["recorded on the stream of cpu", "waited"]

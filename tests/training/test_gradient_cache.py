@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import SMALL, Refused
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,7 +17,7 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, PoolHead
 from dml.ops.errors import InputError
-from dml.training.gradient_cache import check_chunks, in_chunks
+from dml.training.gradient_cache import check_chunk_size, embed_in_chunks
 
 
 class Network(nn.Module):
@@ -80,11 +81,11 @@ def by_the_paper(model: nn.Module, batch: Tensor, size: int, around: Callable[[]
     return leaves
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(count=st.integers(2, 9), size=st.integers(1, 10))
 def test_the_gradients_are_those_of_the_whole_batch(count: int, size: int) -> None:
     cached, plain = Network().double(), Network().double()
-    loss_of(in_chunks(cached, images(count), size)).backward()
+    loss_of(embed_in_chunks(cached, images(count), size)).backward()
     of_the_whole_batch(plain, images(count))
     for name, expected in gradients(plain).items():
         found = gradients(cached)[name]
@@ -102,7 +103,7 @@ def test_dropout_and_autocast_are_those_of_the_first_pass(autocast: bool) -> Non
     cached, expected = Network(dropout=0.5), Network(dropout=0.5)
     torch.manual_seed(7)
     with around():
-        embeddings = in_chunks(cached, images(10), 4)
+        embeddings = embed_in_chunks(cached, images(10), 4)
         loss = loss_of(embeddings)
     loss.backward()
     drawn = torch.rand(3)
@@ -118,7 +119,7 @@ def test_dropout_and_autocast_are_those_of_the_first_pass(autocast: bool) -> Non
 
 def test_a_graph_is_held_of_one_chunk_at_a_time() -> None:
     model = Network()
-    loss = loss_of(in_chunks(model, images(10), 4))
+    loss = loss_of(embed_in_chunks(model, images(10), 4))
     assert model.calls == [(4, False), (4, False), (2, False)]
     loss.backward()
     assert model.calls[3:] == [(4, True), (4, True), (2, True)]
@@ -127,7 +128,7 @@ def test_a_graph_is_held_of_one_chunk_at_a_time() -> None:
 @pytest.mark.parametrize("size", [None, 6, 7])
 def test_a_batch_that_fits_is_embedded_once(size: int | None) -> None:
     model = Network()
-    loss_of(in_chunks(model, images(6), size)).backward()
+    loss_of(embed_in_chunks(model, images(6), size)).backward()
     assert model.calls == [(6, True)]
 
 
@@ -138,7 +139,7 @@ def test_a_parameter_gets_its_gradient_once_and_adds_it_to_what_it_has() -> None
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: counts.update({name: counts[name] + 1}))
     for _ in range(2):
-        loss_of(in_chunks(model, images(8), 3)).backward()
+        loss_of(embed_in_chunks(model, images(8), 3)).backward()
         of_the_whole_batch(expected, images(8))
     assert {name: count for name, count in counts.items() if not name.startswith(("unreached", "frozen"))} == {
         f"{layer}.{kind}": 2 for layer in ("shared", "H", "L") for kind in ("weight", "bias")
@@ -153,13 +154,13 @@ def test_a_parameter_used_twice_gets_both_gradients() -> None:
             return {"H": embeddings["H"] + self.H.bias.float(), "L": embeddings["L"]}
 
     cached, plain = Twice().double(), Twice().double()
-    loss_of(in_chunks(cached, images(7), 2)).backward()
+    loss_of(embed_in_chunks(cached, images(7), 2)).backward()
     of_the_whole_batch(plain, images(7))
     torch.testing.assert_close(cached.H.bias.grad, plain.H.bias.grad, rtol=1e-9, atol=1e-14)
 
 
 class InChunks(nn.Module):
-    """`in_chunks` as the forward pass of a module, for DistributedDataParallel."""
+    """`embed_in_chunks` as the forward pass of a module, for DistributedDataParallel."""
 
     def __init__(self, network: Network, size: int | None) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ class InChunks(nn.Module):
         self.size = size
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        return in_chunks(self.network, images, self.size)
+        return embed_in_chunks(self.network, images, self.size)
 
 
 def in_one_of_two(rank: int, folder: Path) -> None:
@@ -219,7 +220,7 @@ def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: str | No
 )
 def test_what_mixes_the_images_of_a_batch_is_refused(built: Any, size: int, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        check_chunks(built(), size)
+        check_chunk_size(built(), size)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_what_mixes_the_images_of_a_batch_is_refused(built: Any, size: int, expe
     ],
 )
 def test_other_models_are_not(built: Any, size: int | None) -> None:
-    check_chunks(built(), size)
+    check_chunk_size(built(), size)
 
 
 def test_the_command_line_says_what_is_in_the_way(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:

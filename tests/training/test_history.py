@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from trainers import small_trainer
 
-from dml.training.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from dml.ops.errors import InputError
+from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.checkpoints import AtomicCheckpointIO
 from dml.training.history import History
 
 
@@ -49,6 +51,28 @@ def test_a_resumed_run_keeps_what_it_goes_on_from(tmp_path: Path) -> None:
     assert [(row["step"], row["loss"]) for row in rows(path)] == [("1", "0.0"), ("2", "1.0"), ("3", "9.0")]
 
 
+@pytest.mark.parametrize(("old", "new"), [("1.0", "1.5"), ("\n2,", "\n3,"), ("\n1,0.0", "")])
+def test_a_history_that_its_checkpoint_was_not_written_with_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "metrics.csv"
+    first = History(path)
+    for step in range(2):
+        first.log_metrics({"loss": float(step)}, step=step)
+    checksum = first.checksum
+    first.log_metrics({"loss": 2.0, "val/recall": 0.1}, step=2)  # a later row, and another column
+    assert History(path, 2, checksum).checksum == checksum
+    path.write_text(path.read_text().replace("\r", "").replace(old, new, 1))
+    with pytest.raises(InputError, match=r"metrics\.csv: damaged .*; delete it to do without the history"):
+        History(path, 2, checksum)
+
+
+def test_a_run_that_has_logged_nothing_has_a_history_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    History(path).save()  # as Lightning does after each step
+    assert History(path, resumed_at=2).rows == {}
+    path.write_bytes(b"\r\n")  # as older versions did
+    assert History(path, resumed_at=2).rows == {}
+
+
 def test_a_new_run_starts_a_new_history(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss\n1,0.5\n")
@@ -63,6 +87,7 @@ class Falling(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.run_description: dict[str, Any] = {}
         self.weight = torch.nn.Parameter(torch.ones(()))
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -88,7 +113,7 @@ def test_a_checkpoint_never_stands_without_the_row_of_its_step(tmp_path: Path, e
         5,
         enable_checkpointing=True,
         log_every_n_steps=every,
-        callbacks=[LastCheckpoint(tmp_path / "last.ckpt", 1, {})],
+        callbacks=[LastCheckpoint(every_n_steps=1)],
         plugins=[Watched()],
     )
     trainer.loggers = [History(path)]

@@ -20,12 +20,13 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.ops.errors import InputError
-from dml.training.averaging import Averaging
-from dml.training.embedding import Embedded, evaluate_heads
+from dml.training.callbacks.averaging import Averaging
+from dml.training.callbacks.loss_schedule import LossSchedule
+from dml.training.callbacks.seeding import StepSeed
+from dml.training.embedders import Embedded, evaluate_heads
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
-from dml.training.schedules import LossSchedule, SchedulePace
-from dml.training.seeding import StepSeed
+from dml.training.schedules import SchedulePace
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
@@ -160,7 +161,7 @@ def test_a_schedule_ends_where_the_run_ends(name: str, warmup_steps: int, interv
     steps, pace = 9, pace_of(interval, warmup_steps)
     trained = [ended_intervals(interval, max(0, step - warmup_steps)) for step in range(steps)]
     length = trained[-1] + 1  # the interval after the last would have the end's rate
-    assert pace.length(steps) == length
+    assert pace.schedule_length(steps) == length
     module = learner(pace=pace, schedule=lambda optimizer: make(optimizer, length))
     settings = {"accumulate_grad_batches": pace.batches_per_step}
     assert fit(module, steps, **settings).rates == pytest.approx([rate(i, length) for i in trained])
@@ -173,7 +174,7 @@ def test_a_resumed_run_has_the_schedule_of_its_new_length(interval: str, tmp_pat
     settings = {"accumulate_grad_batches": pace.batches_per_step}
 
     def module(steps: int) -> MetricLearner:
-        return learner(pace=pace, schedule=lambda optimizer: CosineAnnealingLR(optimizer, pace.length(steps)))
+        return learner(pace=pace, schedule=lambda optimizer: CosineAnnealingLR(optimizer, pace.schedule_length(steps)))
 
     whole = fit(module(10), 10, **settings)
     path = tmp_path / "last.ckpt"
@@ -241,7 +242,7 @@ def test_divergence_names_the_step_the_head_and_the_loss() -> None:
     module = learner()
     with torch.no_grad():
         module.model.heads["H"].embedding.weight.fill_(torch.nan)
-    with pytest.raises(InputError, match="step 0: embeddings of head H became NaN or infinite under RankedListLoss"):
+    with pytest.raises(InputError, match="the embeddings of head H became NaN or infinite under RankedListLoss"):
         fit(module, 1)
 
 
@@ -263,7 +264,7 @@ def test_a_set_of_heads_is_concatenated_as_all_heads_are(concatenation: str) -> 
     parts = {head: length * F.normalize(torch.randn(5, 4, generator=generator)) for head, length in lengths.items()}
     module = learner(head_sets=["H+L", "L+H"])
     module.model.concatenation = concatenation
-    found = module.of_split(Embedded(parts, torch.arange(5)))
+    found = module.finalize(Embedded(parts, torch.arange(5))).embeddings
     assert list(found) == ["all", "H+L", "L+H", "L", "H"]
     assert torch.equal(found["L+H"], found["all"])
     longer = 3.0 if concatenation == "raw" else 1.0
@@ -310,4 +311,4 @@ def test_a_validation_does_not_compile() -> None:
     module = learner(compiled={"backend": backend})
     images = next(iter(Batches()))[0]
     expected = module.model(images)
-    assert all(torch.equal(rows, expected[head]) for head, rows in module.of_images(images).items())
+    assert all(torch.equal(rows, expected[head]) for head, rows in module.embed_images(images).items())

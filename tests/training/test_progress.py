@@ -9,9 +9,9 @@ from pytorch_lightning.callbacks import ProgressBar
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from dml.run.quiet import quiet
-from dml.training import progress
-from dml.training.progress import Progress, ProgressLines
+from dml.commands.log_levels import quiet
+from dml.training.callbacks import progress
+from dml.training.callbacks.progress import Progress, ProgressLines
 
 
 class Counting(LightningModule):
@@ -64,7 +64,7 @@ TRAINING = re.compile(r"training step (\d+) of 6, loss (\d+), [\d,]+ images/s, \
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_lines_say_how_far_training_is(capsys: pytest.CaptureFixture[str], accumulated: int) -> None:
-    run(ProgressLines(every=0), accumulate_grad_batches=accumulated)
+    run(ProgressLines(seconds_between_lines=0), accumulate_grad_batches=accumulated)
     lines = capsys.readouterr().out.splitlines()
     trained = [match.groups() for line in lines if (match := TRAINING.fullmatch(line))]
     expected = [(str(batch // accumulated), str((batch - 1) // accumulated)) for batch in range(1, 6 * accumulated + 1)]
@@ -83,13 +83,13 @@ def test_lines_are_rare_but_a_validation_is_told_at_once(capsys: pytest.CaptureF
 
 
 def test_lines_say_how_far_a_test_is(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(ProgressLines(every=0)).test(Counting(), batches(2), verbose=False)
+    trainer(ProgressLines(seconds_between_lines=0)).test(Counting(), batches(2), verbose=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 2", "testing  batch 2 of 2"]
 
 
 def test_one_process_of_several_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = ProgressLines(every=0)
+    bar = ProgressLines(seconds_between_lines=0)
     bar.disable()
     run(bar)
     assert capsys.readouterr().out == ""
@@ -111,4 +111,10 @@ def test_a_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch, environment: di
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert type(progress.progress()) is kind
+    assert type(progress.make_progress()) is kind
+
+
+def test_the_first_estimate_of_the_time_left_comes_after_ten_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(ProgressLines(), max_steps=12, limit_val_batches=0).fit(Counting(), batches(12), batches(1))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(", ")[0] for line in lines] == ["training step 10 of 12"]

@@ -1,14 +1,16 @@
+"""The reader of a user's images that a .csv file lists."""
+
 import csv
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import Layout, lines_of
-from dml.data.splits import complete_splits, numbered
+from dml.data.layout import EncodingError, Layout, read_list_lines
+from dml.data.splits import complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
@@ -19,45 +21,74 @@ LAYOUT = Layout(
     page="docs/own_data.md",
 )
 SEPARATORS = ",;\t"
+OTHER_NAMES = {
+    "path": (
+        *("image", "images", "imagefile", "imagename", "imagepath", "img", "imgpath"),
+        *("file", "filename", "filepath", "photo", "picture"),
+    ),
+    "label": (
+        *("class", "classid", "classname", "category", "categoryid", "categoryname"),
+        *("labels", "labelid", "labelname", "species", "target"),
+    ),
+    "split": ("partition", "set", "subset"),
+}
+"""Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
+"""Limits of the usual file systems."""
 
 
 def read(
-    root: str | Path | None, *, test_fraction: float = 0.5, val_fraction: float = 0.0, seed: int = 0
+    root: str | Path | None,
+    *,
+    test_fraction: float = 0.5,
+    val_fraction: float = 0.0,
+    seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+    encoding: str = "utf-8",
 ) -> ImageTable:
-    """Images of one's own, listed in a file: a line an image, UTF-8, separated by commas, semicolons or tabs.
+    """Read images that a text file lists, one line an image, with commas, semicolons or tabs between the cells.
 
-    Columns: ``path``, relative to the file; ``label``, or ``level0``, ``level1``... from the finest level to the
-    coarsest, any strings, numbered in their sorted order; and perhaps ``split``, one of `SPLITS`, without which
-    whole classes are drawn for testing. Other columns are passed over, but not one that looks like a misspelt name.
+    The column ``path`` holds the path of the image, relative to the file. The column ``label``, or the columns
+    ``level0``, ``level1`` and so on from the finest to the coarsest level, hold class names, which are numbered in
+    their sorted order. The column ``split`` holds one of `SPLITS`; without it, whole classes are drawn for testing.
+    Other columns are passed over, unless their name is close to one of these, which is probably a misspelling.
 
     Args:
-        root: the file, or a folder that holds one such file.
-        test_fraction: of the classes that are drawn for testing, if there are no splits.
-        val_fraction: of the training classes that are drawn for ``val``, if there is none; 0 draws none.
-        seed: of the draws.
+        root: path of the file, or of a folder that holds one .csv file.
+        test_fraction: fraction of the classes that is drawn for testing, if the file has no splits; 0 draws
+            none.
+        val_fraction: fraction of the training classes that is drawn for ``val``, if the file has no ``val``; 0 draws
+            none.
+        seed: seed of the draws.
+        columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
+            columns that aren't mentioned have the names above.
+        encoding: encoding of the file, such as utf-8 or cp1252.
 
     Raises:
-        InputError: naming file and line, if a column is missing, a cell is empty, a split is unknown or an image is
-            there twice; if the splits are incomplete.
+        InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
+            are incomplete; the message names the file, and the line if a line is at fault.
     """
-    file = _file(root)
-    rows = _rows(file)
+    file = _find_file(root)
+    rows = _read_rows(file, encoding)
     _, header = next(rows)
-    columns = {name: header.index(name) for name in ("path", *_levels(file, header), "split") if name in header}
-    cells: dict[str, list[str]] = {name: [] for name in columns}
+    header = _rename_columns(file, header, columns or {})
+    positions = {name: header.index(name) for name in ("path", *_find_levels(file, header), "split") if name in header}
+    cells: dict[str, list[str]] = {name: [] for name in positions}
     lines: dict[str, int] = {}
     for line, row in rows:
         if len(row) != len(header):
-            raise InputError(f"{file}, line {line}: {len(row)} cells, the header has {len(header)}")
-        for name, column in columns.items():
-            cells[name].append(_cell(row[column], name, f"{file}, line {line}"))
+            raise InputError(
+                f"{file}, line {line}: {len(row)} {'cell' if len(row) == 1 else 'cells'}, the header has {len(header)}"
+            )
+        for name, column in positions.items():
+            cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
         image = os.path.normpath(file.parent / cells["path"][-1])
         if lines.setdefault(image, line) != line:
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
         raise InputError(f"{file}: no line below the header")
-    levels = tuple(name for name in columns if name not in ("path", "split"))
-    labels, names = zip(*(numbered(cells[level]) for level in levels), strict=True)
+    levels = tuple(name for name in positions if name not in ("path", "split"))
+    labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
     table = ImageTable(
         paths=np.array([*lines]),
         labels=np.stack(labels, axis=1),
@@ -69,24 +100,38 @@ def read(
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
-def _file(root: str | Path | None) -> Path:
-    """The file itself, or the only one of a folder."""
+def _find_file(root: str | Path | None) -> Path:
+    """Return the path of the file that the root names, or of the only .csv file in the root."""
     if root is None:
         raise InputError(f"dataset.root: give the path of {LAYOUT}")
     path = expand_home(root)
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"dataset.root={root}: no such file; give the path of {LAYOUT}")
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return path
     files = [file for file in path.glob("*.csv") if not file.name.startswith(".")]
-    if len(files) != 1:
-        raise InputError(f"dataset.root={root}: {len(files)} .csv files in it; give the path of {LAYOUT}")
-    return files[0]
+    if len(files) == 1:
+        return files[0]
+    holds_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in path.iterdir())
+    count = f"{len(files)} .csv files" if files else "no .csv file"
+    other = "; dataset=folder reads a folder for each class" if holds_folders and not files else ""
+    raise InputError(f"dataset.root={root}: {count} in it; give the path of {LAYOUT}{other}")
 
 
-def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The header, then the lines that aren't empty, each with its number; the header tells the separator."""
-    lines = lines_of(file)
+def _read_rows(file: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and the cells of the header, and then of each line that isn't empty.
+
+    The separator is the one that is most frequent in the header.
+    """
+    try:
+        lines = read_list_lines(file, encoding)
+    except EncodingError as error:
+        if not error.likely_encoding:
+            raise
+        raise InputError(
+            f"{file}: not in {encoding.upper()}, it seems to be in {error.likely_encoding}; "
+            f"dataset.reader.encoding={error.likely_encoding} reads it"
+        ) from error
     separator = max(SEPARATORS, key=lines[0].count)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
     try:
@@ -99,31 +144,86 @@ def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{file}, line {reader.line_num}: {error}") from error
 
 
-def _levels(file: Path, header: list[str]) -> list[str]:
-    """The names of the columns with labels, after a look at the header as a whole."""
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise InputError(f"{file}, line 1: the column {twice[0]} is there twice")
-    numbers = [name for name in header if re.fullmatch(r"level\d+", name)]
-    levels = [f"level{i}" for i in range(len(numbers))] or ["label"]
+def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -> list[str]:
+    """Return the header with the reader's names of the columns in place of the file's names."""
+    for name, file_name in columns.items():
+        if not re.fullmatch(r"path|label|level\d+|split", name):
+            raise InputError(
+                f"dataset.reader.columns: unknown column {name!r}; path, label, level0, level1... and split are read"
+            )
+        if file_name not in header:
+            raise InputError(f"dataset.reader.columns: {file} has no column {file_name!r} among {_quote(header)}")
+    names_by_file_name = {file_name: name for name, file_name in columns.items()}
+    # a column that has the name of another one, which is read in its place, is passed over
+    return [names_by_file_name.get(cell, f"{cell} (unused)" if cell in columns else cell) for cell in header]
+
+
+def _quote(header: list[str]) -> str:
+    return ", ".join(map(repr, header))
+
+
+def _suggest_columns(header: list[str], missing: list[str]) -> str:
+    """Return the option that names the columns of other names, as the end of an error line.
+
+    >>> _suggest_columns(["image", "class"], ["path", "label", "split"])
+    "'dataset.reader.columns={path: image, label: class}' would do"
+    """
+    likely = {
+        name: next((cell for cell in header if re.sub(r"[ _-]", "", cell.lower()) in OTHER_NAMES[name]), "")
+        for name in missing
+        if name in OTHER_NAMES
+    }
+    if not all(likely.get(name) for name in missing if name != "split"):
+        return f"give {LAYOUT}, or the names of your columns in dataset.reader.columns"
+    pairs = ", ".join(f"{name}: {cell}" for name, cell in likely.items() if cell)
+    return f"'dataset.reader.columns={{{pairs}}}' would do"
+
+
+def _find_levels(file: Path, header: list[str]) -> list[str]:
+    """Return the names of the columns that hold class names, and check all column names."""
+    repeated = [name for name in header if header.count(name) > 1]
+    if repeated:
+        raise InputError(f"{file}, line 1: the column {repeated[0]} is there twice")
+    level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
+    levels = [f"level{i}" for i in range(len(level_columns))] or ["label"]
     missing = [name for name in ("path", *levels, "split") if name not in header]
-    for other in header:
-        close = difflib.get_close_matches(other.lower(), missing, n=1, cutoff=0.75)
-        if close and other not in numbers:
-            raise InputError(f"{file}, line 1: unknown column {other!r}, is it {close[0]!r}?")
+    for name in header:
+        close = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)
+        if close and name not in level_columns:
+            raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if missing not in ([], ["split"]):
         raise InputError(
-            f"{file}, line 1: no column {missing[0]!r} among {', '.join(map(repr, header))}; give {LAYOUT}"
+            f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}; {_suggest_columns(header, missing)}"
         )
-    if numbers and "label" in header:
-        raise InputError(f"{file}, line 1: the columns label and {numbers[0]}; one of the two names the finest level")
+    if level_columns and "label" in header:
+        raise InputError(
+            f"{file}, line 1: the columns label and {level_columns[0]}; give one of the two for the finest level"
+        )
     return levels
 
 
-def _cell(cell: str, column: str, where: str) -> str:
+def _check_cell(cell: str, column: str, file_and_line: str) -> str:
+    """Return the cell without blanks around it, and refuse a value that its column can't have."""
     cell = cell.strip()
     if not cell:
-        raise InputError(f"{where}: an empty cell in the column {column}")
+        raise InputError(f"{file_and_line}: an empty cell in the column {column}")
+    if column == "path":
+        _check_lengths(cell, file_and_line)
     if column == "split" and cell not in SPLITS:
-        raise InputError(f"{where}: unknown split {cell!r}; the splits are {', '.join(SPLITS)}")
+        raise InputError(f"{file_and_line}: unknown split {cell!r}; the splits are {', '.join(SPLITS)}")
     return cell
+
+
+def _check_lengths(path: str, file_and_line: str) -> None:
+    """Refuse a path that is too long for a file system.
+
+    Opening such a path raises another error than opening a missing file.
+    """
+    if len(path) <= MAX_NAME_BYTES // 4:  # a character has four bytes at most
+        return
+    longest = max(len(name.encode()) for name in path.split("/"))
+    if longest > MAX_NAME_BYTES or len(path.encode()) > MAX_PATH_BYTES:
+        raise InputError(
+            f"{file_and_line}: a path of {len(path.encode()):,} bytes with a name of {longest:,}; a path has at most "
+            f"{MAX_PATH_BYTES:,}, a name in it {MAX_NAME_BYTES}"
+        )

@@ -1,8 +1,10 @@
+"""The reader of CUB-200-2011."""
+
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import Layout, rows_of, whole_number
+from dml.data.layout import Layout, parse_whole_number, read_list_rows
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
@@ -11,19 +13,20 @@ LAYOUT = Layout(
     tree="images.txt, image_class_labels.txt, classes.txt and the folder images/",
     page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
 )
-LAST_OF_TRAINING = 100
+LAST_TRAINING_CLASS = 100
 
 
 def read(root: str | Path | None) -> ImageTable:
-    """Caltech-UCSD Birds-200-2011 (Wah et al., 2011): classes 1-100 are for training, 101-200 for testing.
+    """Read Caltech-UCSD Birds-200-2011 (Wah et al., 2011): classes 1-100 are for training, 101-200 for testing.
 
     The official ``train_test_split.txt`` is for classification and isn't read.
 
     Args:
-        root: the folder ``CUB_200_2011`` with ``images.txt``.
+        root: the folder ``CUB_200_2011``, which holds ``images.txt``.
 
     Raises:
-        InputError: if a list is missing, can't be parsed or disagrees with another, or it is CUB-200 of 2010.
+        InputError: if a list is missing, can't be parsed or contradicts another list, or if the folder is CUB-200 of
+            2010.
     """
     folder = LAYOUT.root(root)
     if (folder / "lists").is_dir() and not (folder / "images.txt").exists():
@@ -31,13 +34,13 @@ def read(root: str | Path | None) -> ImageTable:
             f"dataset.root={folder}: CUB-200 of 2010 (lists/ and 6,033 images) has another split; give {LAYOUT}"
         )
     lists = [LAYOUT.find(folder, name) for name in ("images.txt", "image_class_labels.txt", "classes.txt")]
-    images, classes, names = map(_by_id, lists)
+    images, classes, names = map(_read_values, lists)
     if images.keys() != classes.keys():
         raise InputError(
             f"{lists[0]}: {len(images)} images, {len(classes)} in {lists[1].name}; "
             f"image {min(images.keys() ^ classes.keys())} is in one of the two alone"
         )
-    ids = np.array([whole_number(classes[image], lists[1], f"class_id of image {image}") for image in images])
+    ids = np.array([parse_whole_number(classes[image], lists[1], f"class_id of image {image}") for image in images])
     for (image, path), number in zip(images.items(), ids.tolist(), strict=True):
         if path.partition("/")[0] != names.get(number):
             raise InputError(
@@ -47,18 +50,18 @@ def read(root: str | Path | None) -> ImageTable:
     return ImageTable(
         paths=np.array([f"{folder}/images/{path}" for path in images.values()]),
         labels=ids.astype(np.int64)[:, None] - 1,
-        split=np.where(ids <= LAST_OF_TRAINING, "train", "test"),
+        split=np.where(ids <= LAST_TRAINING_CLASS, "train", "test"),
         levels=("class",),
         names=(tuple(names.get(number, "") for number in range(1, max(names, default=0) + 1)),),
         source=" and ".join(map(str, lists[:2])),
     )
 
 
-def _by_id(path: Path) -> dict[int, str]:
-    """What a list of lines ``id value`` says of each id."""
+def _read_values(path: Path) -> dict[int, str]:
+    """Read a list whose lines are ``id value``. -> the values by id"""
     values: dict[int, str] = {}
-    for cell, value in rows_of(path, 2):
-        number = whole_number(cell, path, "id")
+    for cell, value in read_list_rows(path, 2):
+        number = parse_whole_number(cell, path, "id")
         if number in values:
             raise InputError(f"{path}: id {number} is there twice, for {values[number]} and {value}")
         values[number] = value

@@ -1,11 +1,14 @@
+"""The reader of the three data sets of Dynamic Metric Learning."""
+
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.layout import Layout, lines_of, whole_number
+from dml.data.layout import Layout, parse_whole_number, read_list_lines
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
 from dml.ops.errors import InputError
 
@@ -23,23 +26,38 @@ LAYOUTS = {
 HEADER = re.compile(r"\s*fname((?:\s*,\s*(?:fine_id|middle_id|coarse_id|labels?))+)")
 
 Ids = NDArray[np.int64]
-Listed = tuple[list[str], Ids, str, int]
-"""The images' paths (N,) and ids (N, 3), their split, and the level that they are judged at."""
+
+
+class ImageList(NamedTuple):
+    """The images of one csv file.
+
+    Attributes:
+        paths: paths of the N images.
+        ids: (N, 3) class ids at the levels, `UNKNOWN` at levels that the file doesn't list.
+        split: split of the images.
+        level: level at which the images are evaluated, or `EVERY_LEVEL`.
+    """
+
+    paths: list[str]
+    ids: Ids
+    split: str
+    level: int
 
 
 def read(root: str | Path | None, *, variant: str) -> ImageTable:
-    """Dynamic Metric Learning (Sun et al., CVPR 2021): vehicles, animals or products at three levels.
+    """Read a data set of Dynamic Metric Learning (Sun et al., CVPR 2021): vehicles, animals or products, three levels.
 
-    Vehicles and animals are tested on three lists of queries and their galleries, each judged at the one level whose
-    ids it has; products on one list against itself, judged at each level: its rows are there three times. Ids become
-    labels without gaps; those of the test are a space of their own, after the training's.
+    Vehicles and animals are tested on three lists of queries and galleries; each list has the ids of one level and is
+    evaluated at this level. Products are tested on one list against itself at each level, so the table has each of its
+    rows three times. Ids become labels without gaps. The labels of the test classes follow those of the training
+    classes, because the ids of the two aren't related.
 
-    The images of ``query.csv`` stand in ``query/``, as the authors' loader has it, ``query/imgs/`` or ``imgs/``;
-    those of ``label.csv`` in ``imgs/``. In the published csv files the first record follows the header in the same
-    line; well-formed ones are read too.
+    The images of ``query.csv`` may be in ``query/``, where the authors' loader expects them, in ``query/imgs/`` or in
+    ``imgs/``; those of ``label.csv`` are in ``imgs/``. In the published csv files the first record follows the header
+    in the same line; well-formed files can be read too.
 
     Args:
-        root: the folder with ``train/``.
+        root: the folder that holds ``train/``.
         variant: "vehicle", "animal" or "product".
 
     Raises:
@@ -49,64 +67,75 @@ def read(root: str | Path | None, *, variant: str) -> ImageTable:
         raise InputError(f"dataset.reader.variant={variant}: {', '.join(LAYOUTS)}")
     layout = LAYOUTS[variant]
     folder = layout.root(root)
-    training = _listed(layout, folder, "train/label", "train", EVERY_LEVEL)
+    training = _read_image_list(layout, folder, "train/label", "train", EVERY_LEVEL)
     if variant == "product":
-        whole = "mini-bmk_all_in_one/label"
-        tests = [_listed(layout, folder, whole, "test", level) for level in range(len(LEVELS))]
+        test_file = "mini-bmk_all_in_one/label"
+        tests = [_read_image_list(layout, folder, test_file, "test", level) for level in range(len(LEVELS))]
     else:
         tests = [
-            _listed(layout, folder, f"bmk_{name}/{split}", split, level)
+            _read_image_list(layout, folder, f"bmk_{name}/{split}", split, level)
             for level, name in enumerate(LEVELS)
             for split in ("query", "gallery")
         ]
     lists = [training, *tests]
     return ImageTable(
-        paths=np.array([path for paths, *_ in lists for path in paths], dtype=np.str_),
-        labels=_labels(training[1], np.concatenate([ids for _, ids, _, _ in tests])),
-        split=np.array([split for paths, _, split, _ in lists for _ in paths], dtype=np.str_),
+        paths=np.array([path for image_list in lists for path in image_list.paths], dtype=np.str_),
+        labels=_number_ids(training.ids, np.concatenate([test.ids for test in tests])),
+        split=np.array([image_list.split for image_list in lists for _ in image_list.paths], dtype=np.str_),
         levels=LEVELS,
-        benchmark=np.array([level for paths, _, _, level in lists for _ in paths], dtype=np.int64),
+        benchmark=np.array([image_list.level for image_list in lists for _ in image_list.paths], dtype=np.int64),
         source=f"the csv files of {folder}",
     )
 
 
-def _labels(training: Ids, test: Ids) -> Ids:
-    """Ids (N, 3), (M, 3) -> labels (N + M, 3)."""
+def _number_ids(training: Ids, test: Ids) -> Ids:
+    """Convert the ids of training (N, 3) and test (M, 3) to labels (N + M, 3) without gaps."""
     labels = np.full((len(training) + len(test), len(LEVELS)), UNKNOWN)
     for level in range(len(LEVELS)):
         classes, labels[: len(training), level] = np.unique(training[:, level], return_inverse=True)
-        known = test[:, level] != UNKNOWN
-        _, unseen = np.unique(test[known, level], return_inverse=True)
-        labels[len(training) :, level][known] = len(classes) + unseen
+        is_known = test[:, level] != UNKNOWN
+        _, test_labels = np.unique(test[is_known, level], return_inverse=True)
+        labels[len(training) :, level][is_known] = len(classes) + test_labels
     return labels
 
 
-def _listed(layout: Layout, folder: Path, name: str, split: str, level: int) -> Listed:
-    """A list and its images; of a benchmark's ids those of its level alone."""
+def _read_image_list(layout: Layout, folder: Path, name: str, split: str, level: int) -> ImageList:
+    """Read one csv file.
+
+    Args:
+        layout: layout of the data set, for error lines.
+        folder: root of the data set.
+        name: path of the csv file, relative to the root and without its ending.
+        split: split of the images.
+        level: the level whose ids are read, or `EVERY_LEVEL`.
+    """
     path = layout.find(folder, f"{name}.csv")
-    place, _, stem = name.rpartition("/")
-    own = [] if stem == "label" else [f"{place}/{stem}/imgs", f"{place}/{stem}"]
-    images = layout.find(folder, *own, f"{place}/imgs")
+    parent, _, stem = name.rpartition("/")
+    list_folders = [] if stem == "label" else [f"{parent}/{stem}/imgs", f"{parent}/{stem}"]
+    image_folder = layout.find(folder, *list_folders, f"{parent}/imgs")
     levels = range(len(LEVELS)) if level == EVERY_LEVEL else (level,)
     paths: list[str] = []
     ids: list[list[int]] = []
-    for line, record in _records(path):
-        paths.append(f"{images}/{record['fname']}")
-        ids.append([_id(record, LEVELS[i], path, line) if i in levels else UNKNOWN for i in range(len(LEVELS))])
-    return paths, np.array(ids, dtype=np.int64).reshape(-1, len(LEVELS)), split, level
+    for line, record in _read_records(path):
+        paths.append(f"{image_folder}/{record['fname']}")
+        ids.append([_parse_id(record, LEVELS[i], path, line) if i in levels else UNKNOWN for i in range(len(LEVELS))])
+    return ImageList(paths, np.array(ids, dtype=np.int64).reshape(-1, len(LEVELS)), split, level)
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """The records by column, with their lines; the first one stands in the header's line or below it."""
-    header, *lines = lines_of(path)
-    found = HEADER.match(header)
-    if not found:
+def _read_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the line number and the cells by column of each record.
+
+    The first record may follow the header in the same line.
+    """
+    header, *lines = read_list_lines(path)
+    match = HEADER.match(header)
+    if not match:
         raise InputError(
             f"{path}, line 1: {header[:80]!r}, expected the header 'fname, coarse_id, middle_id, fine_id' "
             "or 'fname, labels'"
         )
-    columns = ["fname", *(name.strip() for name in found[1].split(",")[1:])]
-    for number, line in enumerate((header[found.end() :], *lines), 1):
+    columns = ["fname", *(name.strip() for name in match[1].split(",")[1:])]
+    for number, line in enumerate((header[match.end() :], *lines), 1):
         if not line.strip():
             continue
         cells = [cell.strip() for cell in line.split(",")]
@@ -115,12 +144,12 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         yield number, dict(zip(columns, cells, strict=True))
 
 
-def _id(record: dict[str, str], level: str, path: Path, line: int) -> int:
-    """The id at a level; a benchmark's list calls its only one ``labels``."""
+def _parse_id(record: dict[str, str], level: str, path: Path, line: int) -> int:
+    """Return the class id of a record at a level; a list with the ids of one level has them in ``labels``."""
     names = [name for name in (f"{level}_id", "labels", "label") if name in record]
     if not names:
         raise InputError(f"{path}, line {line}: no column {level}_id or labels among {', '.join(record)}")
-    number = whole_number(record[names[0]], path, f"line {line}, {names[0]}")
+    number = parse_whole_number(record[names[0]], path, f"line {line}, {names[0]}")
     if number < 0:
         raise InputError(f"{path}: line {line}, {names[0]} {number} is negative")
     return number

@@ -1,3 +1,5 @@
+"""The reader of the emoji that come with the package."""
+
 import csv
 import io
 import zipfile
@@ -7,53 +9,65 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.contents import read_member
+from dml.data.limits import LIST_OPTION, current_max_list_bytes
 from dml.data.table import ImageTable, hold_out_classes
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
+from dml.ops.regular_files import RefusedFileError, check_regular
 
 LEVELS = ("emoji", "subgroup", "group")
 
 
 def read(root: str | Path | None = None) -> ImageTable:
-    """Emoji drawn by six designers: a class is an emoji, its images are their drawings, 64 x 64 on white.
+    """Read emoji that six designers have drawn: a class is an emoji, and its images are the drawings, 64 x 64 on white.
 
-    Half of each subgroup's classes are for training, half for testing; a fifth of the training classes, fold 0
+    Half of the classes of each subgroup are for training and half for testing. A fifth of the training classes, fold 0
     of five, is ``val``.
 
     Args:
-        root: the zip file that ``scripts/build_emoji.py`` writes; None is the one that comes with the package.
+        root: path of a zip file that ``scripts/build_emoji.py`` has written; None is the file that comes with the
+            package.
 
     Raises:
-        InputError: if ``root`` is no such file.
+        InputError: if ``root`` isn't such a file.
     """
     path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
-    if path.suffix != ".zip":  # what `read_image` knows an archive by
+    if path.suffix != ".zip":  # `read_image` recognises an archive by this ending
         raise InputError(f"dataset.root={path}: give the .zip file that scripts/build_emoji.py writes")
     try:
-        with zipfile.ZipFile(path) as archive, archive.open("table.csv") as file:
-            rows = list(csv.DictReader(io.TextIOWrapper(file, encoding="utf-8")))
-        codes = [np.unique([row[level] for row in rows], return_inverse=True) for level in LEVELS]
+        check_regular(path)
+        with zipfile.ZipFile(path) as archive:
+            content = read_member(archive, "table.csv", current_max_list_bytes(), LIST_OPTION)
+        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
+        classes = [np.unique([row[level] for row in rows], return_inverse=True) for level in LEVELS]
         names = {row["emoji"]: row["name"] for row in rows}
         paths = np.array([f"{path}/{row['path']}" for row in rows])
+    except RefusedFileError as error:
+        raise InputError(f"dataset.root={path}: not an archive that can be read: {error}") from error
     except (OSError, KeyError, UnicodeDecodeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"dataset.root={path}: not an archive that scripts/build_emoji.py writes (table.csv and images/)"
         ) from error
 
-    labels = np.stack([inverse for _, inverse in codes], axis=1).astype(np.int64)
+    labels = np.stack([level_labels for _, level_labels in classes], axis=1).astype(np.int64)
+    emoji_names = tuple(names[str(emoji)] for emoji in classes[0][0])
     table = ImageTable(
         paths=paths,
         labels=labels,
-        split=_halves(labels),
+        split=_split_in_half(labels),
         levels=LEVELS,
         source=str(path),
-        names=(tuple(names[str(code)] for code in codes[0][0]), *(tuple(map(str, c)) for c, _ in codes[1:])),
+        names=(emoji_names, *(tuple(map(str, level_classes)) for level_classes, _ in classes[1:])),
     )
     return hold_out_classes(table)
 
 
-def _halves(labels: NDArray[np.int64]) -> NDArray[np.str_]:
-    """Splits the classes of each subgroup in half at random; the odd ones go to train and test in turn."""
+def _split_in_half(labels: NDArray[np.int64]) -> NDArray[np.str_]:
+    """Divide the classes of each subgroup in half at random. -> the split (N,) of each image
+
+    The odd classes of the subgroups go to train and test in turn.
+    """
     classes, first = np.unique(labels[:, 0], return_index=True)
     shuffled = np.random.default_rng(0).permutation(len(classes))
     by_subgroup = shuffled[np.argsort(labels[first[shuffled], 1], kind="stable")]

@@ -1,49 +1,73 @@
+"""The reader of a user's images in a folder for each class."""
+
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.layout import Layout
-from dml.data.splits import complete_splits, numbered
+from dml.data.splits import complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+UNREAD_SUFFIXES = (
+    *(".avif", ".heic", ".heif", ".hif", ".jfif", ".jp2", ".jxl", ".psd", ".svg", ".tga"),
+    *(".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"),
+)
+"""Endings of image files that aren't read; those of HEIF files are, if pillow-heif is installed."""
 LAYOUT = Layout(
-    name="a folder of images of your own",
+    name="your own images",
     tree="class/*.jpg or super_class/class/*.jpg, or train/ and test/ with such folders each",
     page="docs/own_data.md",
 )
+logger = logging.getLogger(__name__)
+
 LEVELS = ("class", "super_class")
 
 Parts = tuple[str, ...]
-"""Of an image's path below its split: (class, file) or (super-class, class, file)."""
+"""The parts of an image's path below the folder of its split: (class, file) or (super-class, class, file)."""
 
 
 def read(
     root: str | Path | None, *, test_fraction: float = 0.5, val_fraction: float = 0.0, seed: int = 0
 ) -> ImageTable:
-    """Images of one's own, in a folder for each class: ``class/*.jpg`` or ``super_class/class/*.jpg``.
+    """Read images from a folder that holds a folder for each class: ``class/*.jpg`` or ``super_class/class/*.jpg``.
 
-    Folders named ``train`` and ``test`` (or ``query`` and ``gallery``), with or without ``val``, are the splits and
-    hold the classes; otherwise whole classes are drawn for testing. Labels follow the sorted names. Hidden files
-    and what isn't an image by its suffix are passed over.
+    Folders named ``train`` and ``test`` (or ``query`` and ``gallery``), with or without ``val``, are splits, which
+    then hold the folders of the classes. Without splits, whole classes are drawn for testing. Labels follow the sorted
+    names of the classes. Hidden files, and files that don't end like an image's, are passed over; a warning counts the
+    images of other kinds, such as .heic or .svg.
 
     Args:
-        root: the folder.
-        test_fraction: of the classes that are drawn for testing, if there are no splits.
-        val_fraction: of the training classes that are drawn for ``val``, if there is none; 0 draws none.
-        seed: of the draws.
+        root: path of the folder.
+        test_fraction: fraction of the classes that is drawn for testing, if the folder has no splits; 0 draws
+            none.
+        val_fraction: fraction of the training classes that is drawn for ``val``, if the folder has no ``val``; 0 draws
+            none.
+        seed: seed of the draws.
 
     Raises:
-        InputError: if images are at different depths, a folder has none, or the splits are incomplete.
+        InputError: if images are at different depths, a folder has no images, or the splits are incomplete.
     """
+    if root is not None and os.path.isfile(expand_home(root)):
+        reads_lists = f"{root}".lower().endswith((".csv", ".tsv", ".txt"))
+        remedy = "dataset=csv reads a list of images" if reads_lists else f"give the folder of {LAYOUT}"
+        raise InputError(f"dataset.root={root}: a file, not a folder; {remedy}")
     folder = LAYOUT.root(root)
-    splits = _splits(folder)
-    images = [(split, parts) for split in splits for parts in _images(folder / split)]
+    splits, unread = _find_splits(folder), list[str]()
+    images = [(split, parts) for split in splits for parts in _find_images(folder / split, unread)]
+    if unread:
+        logger.warning("left out: %s: %s", printable(folder), _describe_unread(unread))
     _check_depth(folder, images)
-    labels, names = zip(*(numbered(classes) for classes in _classes([parts for _, parts in images])), strict=True)
+    level_classes = _iterate_level_classes([parts for _, parts in images])
+    labels, names = zip(*(number_classes(classes) for classes in level_classes), strict=True)
     table = ImageTable(
         paths=np.array([os.path.join(folder, split, *parts) for split, parts in images]),
         labels=np.stack(labels, axis=1),
@@ -55,52 +79,94 @@ def read(
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
-def _splits(folder: Path) -> list[str]:
-    """The splits that the folder is divided into; an empty string alone if it holds the classes themselves."""
-    folders = [entry.name for entry in _entries(folder) if entry.is_dir()]
-    named = [name for name in folders if name in SPLITS]
-    divided = ("train" in named and len(named) > 1) or len(named) == len(folders)
-    if not divided:
-        return [""]  # a class may well be called train
-    if others := [name for name in folders if name not in SPLITS]:
+def _find_splits(folder: Path) -> list[str]:
+    """Return the splits that the folder holds; a list of an empty string if it holds the classes themselves."""
+    folder_names = [entry.name for entry in _list_entries(folder) if _is_folder(entry)]
+    splits = [name for name in folder_names if name in SPLITS]
+    has_splits = ("train" in splits and len(splits) > 1) or len(splits) == len(folder_names)
+    if not has_splits:
+        return [""]  # a single folder called train beside others may be a class
+    if class_names := [name for name in folder_names if name not in SPLITS]:
         raise InputError(
-            f"dataset.root={folder}: {others[0]}/ stands beside {' and '.join(f'{name}/' for name in named)}; "
+            f"dataset.root={folder}: {class_names[0]}/ stands beside {' and '.join(f'{name}/' for name in splits)}; "
             f"beside a split there may only be splits, {', '.join(SPLITS)}"
         )
-    return named or [""]
+    return splits or [""]
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name, without hidden files and macOS's shadows of files."""
-    with os.scandir(folder) as entries:
-        return sorted(
-            (entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))), key=lambda entry: entry.name
-        )
+def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
+    """List a folder in the order of the names, without hidden files and the copies that macOS puts into archives."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+    except OSError as error:
+        raise InputError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
+    return sorted(visible, key=lambda entry: entry.name)
 
 
-def _images(folder: Path, above: Parts = ()) -> Iterator[Parts]:
-    found = False
-    for entry in _entries(folder):
-        parts = (*above, entry.name)
-        if entry.is_dir() and len(parts) > len(LEVELS):
-            raise InputError(f"{entry.path}: a folder too deep; give {LAYOUT}")
-        if entry.is_dir():
-            found = True
-            yield from _images(folder / entry.name, parts)
-        elif entry.name.lower().endswith(SUFFIXES):
-            found = True
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a folder or a link to one.
+
+    A link to itself isn't a folder; reading it as an image raises an error that names it.
+    """
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _find_images(folder: Path, unread: list[str], parent: Parts = ()) -> Iterator[Parts]:
+    """Yield the parts of each image's path.
+
+    Args:
+        folder: folder of a split, of a super-class or of a class.
+        unread: list to which the paths of images are added whose kind isn't read.
+        parent: the parts of the folder's path below that of the split.
+    """
+    is_empty, unread_before = True, len(unread)
+    suffixes = SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
+    for entry in _list_entries(folder):
+        parts = (*parent, entry.name)
+        is_folder = _is_folder(entry)
+        if is_folder and len(parts) > len(LEVELS):
+            raise InputError(f"{entry.path}: a folder too deep; give the folder of {LAYOUT}")
+        if is_folder:
+            is_empty = False
+            yield from _find_images(folder / entry.name, unread, parts)
+        elif entry.name.lower().endswith(suffixes):
+            is_empty = False
             yield parts
-    if not found:
+        elif entry.name.lower().endswith(UNREAD_SUFFIXES):
+            unread.append(entry.path)
+    if is_empty and len(unread) > unread_before:
         raise InputError(
-            f"{folder}: no image in it (by suffix: {' '.join(SUFFIXES)}); remove the folder, or give {LAYOUT}"
+            f"{printable(folder)}: no image that can be read, but {_describe_unread(unread[unread_before:])}"
         )
+    if is_empty:
+        raise InputError(
+            f"{folder}: no image in it (by suffix: {' '.join(SUFFIXES)}); remove the folder, or give the folder of "
+            f"{LAYOUT}"
+        )
+
+
+def _describe_unread(paths: list[str]) -> str:
+    """Return how many images of which kinds aren't read, the first of them, and what to do."""
+    counts = Counter(os.path.splitext(path)[1].lower() for path in paths)
+    kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())
+    images = "1 image of a kind" if len(paths) == 1 else f"{len(paths):,} images of kinds"
+    remedy = "convert them to .jpg or .png"
+    if not counts.keys().isdisjoint(HEIF_SUFFIXES):
+        remedy = f"pip install 'dml[heif]' reads .heic and .heif, or {remedy}"
+    return f"{images} that dml doesn't read ({kinds}), such as {printable(paths[0])}; {remedy}"
 
 
 def _check_depth(folder: Path, images: list[tuple[str, Parts]]) -> None:
-    """Images of classes at one depth, in their super-classes all or none."""
+    """Make sure that all images have the same depth: either all classes are in super-classes, or none."""
     examples = {len(parts): os.path.join(split, *parts) for split, parts in reversed(images)}
     if 1 in examples:
-        raise InputError(f"{os.path.join(folder, examples[1])}: an image outside of a class's folder; give {LAYOUT}")
+        raise InputError(
+            f"{os.path.join(folder, examples[1])}: an image outside of a class's folder; give the folder of {LAYOUT}"
+        )
     if len(examples) > 1:
         raise InputError(
             f"dataset.root={folder}: {examples[2]} is in a class, {examples[3]} in a class of a super-class; "
@@ -108,8 +174,11 @@ def _check_depth(folder: Path, images: list[tuple[str, Parts]]) -> None:
         )
 
 
-def _classes(images: list[Parts]) -> Iterator[list[str]]:
-    """For each level the classes of the images; one goes by its super-class's name too, for there may be namesakes."""
+def _iterate_level_classes(images: list[Parts]) -> Iterator[list[str]]:
+    """Yield the class name of each image, for one level after the other.
+
+    The name of a class includes that of its super-class, because classes of two super-classes may have the same name.
+    """
     depth = len(images[0]) - 1
     for folders in range(depth, 0, -1):
         yield ["/".join(parts[:folders]) for parts in images]

@@ -1,3 +1,5 @@
+"""The reader of iNaturalist-2018."""
+
 import json
 import re
 from collections.abc import Iterable
@@ -6,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.layout import Layout, rows_of, whole_number
-from dml.data.splits import numbered
+from dml.data.layout import Layout, parse_whole_number, read_list_rows
+from dml.data.limits import read_list_bytes
+from dml.data.splits import number_classes
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
@@ -20,24 +23,25 @@ LAYOUT = Layout(
 RANKS = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS = {"base": ("species", "super_category"), "full": RANKS}
 SPLITS = ("train", "test")
-SPECIES = 8142
-LENGTH = 1 << 23
+SPECIES_COUNT = 8142
+CATEGORIES_BYTES = 1 << 23
+"""Number of bytes that are enough for the official list of categories."""
 
 Labels = NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
 
 
 def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
-    """iNaturalist-2018 (Van Horn et al., CVPR 2018) in the class-disjoint splits of Smooth-AP (Brown et al., 2020).
+    """Read iNaturalist-2018 (Van Horn et al., CVPR 2018) in Smooth-AP's class-disjoint splits (Brown et al., 2020).
 
-    A species goes by its official id, 0 to 8141, which is the name of its folder. The coarser classes are the same
-    in training and test.
+    The label of a species is its official id, 0 to 8141, which is also the name of its folder. Training and test share
+    their coarser classes.
 
     Args:
-        root: the folder with ``train_val2018/`` and ``Inat_dataset_splits/``.
-        variant: "base" has two levels, species and the super-category whose folder holds theirs; "full" has seven,
-            species to kingdom, from ``train2018.json``. There a taxon is what all ranks above it say as well: a
-            genus of plants and one of birds may share a name.
+        root: the folder that holds ``train_val2018/`` and ``Inat_dataset_splits/``.
+        variant: "base" has two levels, the species and the super-category whose folder holds the folder of the species.
+            "full" has seven levels, species to kingdom, from ``train2018.json``; taxa of the same name are different
+            classes unless all ranks above them are the same, since a genus of plants and one of birds may share a name.
 
     Raises:
         InputError: if a list is missing or can't be parsed.
@@ -47,23 +51,23 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
     folder = LAYOUT.root(root)
     lists = {split: LAYOUT.find(folder, f"Inat_dataset_splits/Inaturalist_{split}_set1.txt") for split in SPLITS}
     taxonomy = [LAYOUT.find(folder, "train2018.json")] if variant == "full" else []
-    places: dict[str, int] = {}  # of each species in ids, by category and number
-    ids: list[int] = []
+    species_indices: dict[str, int] = {}  # index in species_ids, by category and number
+    species_ids: list[int] = []
     paths: list[str] = []
-    rows: list[int] = []
+    image_species: list[int] = []
     split: list[str] = []
     for name, path in lists.items():
-        for top, category, number, image in rows_of(path, 4, separator="/"):
-            place = places.setdefault(f"{category}/{number}", len(ids))
-            if place == len(ids):
-                ids.append(_id(number, path))
+        for top, category, number, image in read_list_rows(path, 4, separator="/"):
+            index = species_indices.setdefault(f"{category}/{number}", len(species_ids))
+            if index == len(species_ids):
+                species_ids.append(_parse_species_id(number, path))
             paths.append(f"{folder}/{top}/{category}/{number}/{image}")
-            rows.append(place)
+            image_species.append(index)
             split.append(name)
-    labels, names = _taxa(ids, *taxonomy) if taxonomy else _categories(ids, places)
+    labels, names = _label_taxa(species_ids, *taxonomy) if taxonomy else _label_categories(species_ids, species_indices)
     return ImageTable(
         paths=np.array(paths, dtype=np.str_),
-        labels=labels[np.array(rows, dtype=np.int64)],
+        labels=labels[np.array(image_species, dtype=np.int64)],
         split=np.array(split, dtype=np.str_),
         levels=LEVELS[variant],
         names=names,
@@ -71,27 +75,44 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
     )
 
 
-def _id(number: str, path: Path) -> int:
-    if not 0 <= (species := whole_number(number, path, "species")) < SPECIES:
-        raise InputError(f"{path}: species {number}, the ids are 0 to {SPECIES - 1}")
+def _parse_species_id(number: str, path: Path) -> int:
+    if not 0 <= (species := parse_whole_number(number, path, "species")) < SPECIES_COUNT:
+        raise InputError(f"{path}: species {number}, the ids are 0 to {SPECIES_COUNT - 1}")
     return species
 
 
-def _categories(ids: list[int], places: Iterable[str]) -> tuple[Labels, Names]:
-    """The labels (S, 2) and names of species and the categories that their folders stand in."""
-    categories, names = numbered(place.partition("/")[0] for place in places)
+def _label_categories(ids: list[int], species_folders: Iterable[str]) -> tuple[Labels, Names]:
+    """Number the species and their super-categories.
+
+    Args:
+        ids: official ids of the S species.
+        species_folders: folders of the species, ``category/id``.
+
+    Returns:
+        The labels (S, 2), and the class names of the two levels.
+    """
+    categories, names = number_classes(species_folder.partition("/")[0] for species_folder in species_folders)
     species = tuple(str(number) for number in range(max(ids, default=-1) + 1))
     return np.stack([np.array(ids, dtype=np.int64), categories], axis=1), (species, names)
 
 
-def _taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
-    """The labels (S, 7) and names of species and their taxa at each rank."""
-    known = _lineages(path)
-    if unknown := [number for number in ids if number not in known]:
+def _label_taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
+    """Number the species and their taxa at each rank.
+
+    Args:
+        ids: official ids of the S species.
+        path: path of ``train2018.json``.
+
+    Returns:
+        The labels (S, 7), and the class names of the seven levels.
+    """
+    all_lineages = _read_lineages(path)
+    if unknown := [number for number in ids if number not in all_lineages]:
         raise InputError(f"{path}: no category with id {unknown[0]}, a species of the lists")
-    lineages = [known[number] for number in ids]
+    lineages = [all_lineages[number] for number in ids]
     columns = [ids]
-    names = [tuple(known[number][-1] if number in known else "" for number in range(max(ids, default=-1) + 1))]
+    all_ids = range(max(ids, default=-1) + 1)
+    names = [tuple(all_lineages[number][-1] if number in all_lineages else "" for number in all_ids)]
     for depth in range(len(RANKS) - 1, 0, -1):
         taxa = sorted({lineage[:depth] for lineage in lineages})
         labels = {taxon: label for label, taxon in enumerate(taxa)}
@@ -100,15 +121,16 @@ def _taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
     return np.array(columns, dtype=np.int64).T, tuple(names)
 
 
-def _lineages(path: Path) -> dict[int, tuple[str, ...]]:
-    """For each species' id its names from kingdom to species.
+def _read_lineages(path: Path) -> dict[int, tuple[str, ...]]:
+    """Read the names of each species' taxa from kingdom to species. -> the names by the id of the species
 
-    Nothing else of the file is decoded: its record of each image would take a gigabyte.
+    Only the list of categories is decoded, because the records of the images would take a gigabyte.
     """
-    content = path.read_bytes()
-    found = re.search(rb'"categories"\s*:\s*(?=\[)', content)
-    start = found.end() if found else len(content)
-    for end in (start + LENGTH, len(content)):  # the latter if they are longer than the official ones
+    content = read_list_bytes(path)
+    match = re.search(rb'"categories"\s*:\s*(?=\[)', content)
+    start = match.end() if match else len(content)
+    # The end of the file is tried second, in case the list is longer than the official one.
+    for end in (start + CATEGORIES_BYTES, len(content)):
         try:
             categories, _ = json.JSONDecoder().raw_decode(content[start:end].decode("utf-8", "ignore"))
             return {entry["id"]: tuple(str(entry[rank]) for rank in (*RANKS[:0:-1], "name")) for entry in categories}

@@ -1,8 +1,10 @@
+"""The reader of In-shop Clothes Retrieval."""
+
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import Layout, lines_of, rows_of, whole_number
+from dml.data.layout import Layout, parse_whole_number, read_list_lines, read_list_rows
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
@@ -16,24 +18,24 @@ SPLITS = ("train", "query", "gallery")
 
 
 def read(root: str | Path | None) -> ImageTable:
-    """In-shop Clothes Retrieval of DeepFashion (Liu et al., CVPR 2016): a class is an item of clothing.
+    """Read In-shop Clothes Retrieval of DeepFashion (Liu et al., CVPR 2016): a class is an item of clothing.
 
-    The items of query and gallery are the same, those of training are others. Labels count the items in the order
-    of their ids; some items of training have a single image.
+    Query and gallery have the same items, and training has others. Labels number the items in the order of their ids.
+    Some training items have a single image.
 
     Args:
-        root: the folder with the list, in it or in ``Eval/``, and the images. Where there are both, ``img/``
-            (256 x 256) goes before ``img_highres/``; either may be in ``Img/``.
+        root: the folder that holds the images and, directly or in ``Eval/``, the list. The images are in ``img/``
+            (256 x 256) or in ``img_highres/``, directly or in ``Img/``; ``img/`` is preferred.
 
     Raises:
-        InputError: if the list or the images' folder is missing, the list can't be parsed or holds another number of
-            images than its first line says.
+        InputError: if the list or the folder of the images is missing, or the list can't be parsed or holds another
+            number of images than its first line states.
     """
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "list_eval_partition.txt", "Eval/list_eval_partition.txt")
     images = LAYOUT.find(folder, "img", "img_highres", "Img/img", "Img/img_highres")
-    rows = list(rows_of(path, 3, skip=2, header=HEADER))
-    published = whole_number(lines_of(path)[0].strip(), path, "number of images")
+    rows = list(read_list_rows(path, 3, skip=2, header=HEADER))
+    published = parse_whole_number(read_list_lines(path)[0].strip(), path, "number of images")
     if len(rows) != published:
         raise InputError(f"{path}: {len(rows)} images in it, {published} by its first line")
     for image, _, status in rows:

@@ -1,14 +1,19 @@
+"""The reader of MNIST."""
+
 import gzip
 import zlib
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.layout import Layout
-from dml.data.pngs import cache_folder, members, png_archive
+from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
+from dml.data.pngs import find_or_write_png_archive, member_paths, user_cache_folder
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
+from dml.ops.regular_files import check_unpacked
 
 LAYOUT = Layout(
     name="MNIST",
@@ -19,32 +24,33 @@ LAYOUT = Layout(
 FOLDERS = ("MNIST/raw", "raw", ".")
 FILES = {"train": "train", "test": "t10k"}
 UNSIGNED_BYTES = 8
+"""The code of unsigned bytes in the IDX format."""
 
 
 def read(root: str | Path | None) -> ImageTable:
-    """MNIST (LeCun et al., 1998): handwritten digits, the same ten classes in training and test.
+    """Read MNIST (LeCun et al., 1998): handwritten digits, with the same ten classes in training and test.
 
-    The images are stored as PNG files in a zip file beside the originals, or in the user's cache where that can't be
-    written to; the first reading takes 20 s, the next ones find it.
+    The first call takes 20 s, because it writes the images as PNG files to a zip file: beside the original files, or in
+    the user's cache folder if the folder of the original files can't be written to. Later calls use this zip file.
 
     Args:
-        root: the folder with the four files, or with ``MNIST/raw/`` as torchvision leaves it.
+        root: the folder that holds the four files, or ``MNIST/raw/`` as torchvision writes it.
 
     Raises:
-        InputError: if a file is missing, broken, or disagrees with its partner.
+        InputError: if a file is missing or broken, or has another number of images than labels.
     """
     folder = LAYOUT.root(root)
     paths: list[str] = []
     digits: list[NDArray[np.uint8]] = []
     split: list[str] = []
     for name, prefix in FILES.items():
-        pixels, labels = _file(folder, f"{prefix}-images", 3), _file(folder, f"{prefix}-labels", 1)
-        images, numbers = _array(pixels, 3), _array(labels, 1)
-        if len(images) != len(numbers):
-            raise InputError(f"{labels}: {len(numbers)} labels, {len(images)} images in {pixels.name}")
-        archive = png_archive(images, f"mnist-{name}", (pixels.parent, cache_folder()))
-        paths += members(archive, len(images))
-        digits.append(numbers)
+        image_file, label_file = _find_file(folder, f"{prefix}-images", 3), _find_file(folder, f"{prefix}-labels", 1)
+        images, labels = _read_array(image_file, 3), _read_array(label_file, 1)
+        if len(images) != len(labels):
+            raise InputError(f"{label_file}: {len(labels)} labels, {len(images)} images in {image_file.name}")
+        archive = find_or_write_png_archive(images, f"mnist-{name}", (image_file.parent, user_cache_folder()))
+        paths += member_paths(archive, len(images))
+        digits.append(labels)
         split += [name] * len(images)
     return ImageTable(
         paths=np.array(paths, dtype=np.str_),
@@ -56,21 +62,36 @@ def read(root: str | Path | None) -> ImageTable:
     )
 
 
-def _file(folder: Path, name: str, dimensions: int) -> Path:
-    names = [f"{name}{separator}idx{dimensions}-ubyte" for separator in "-."]
-    return LAYOUT.find(folder, *(f"{place}/{file}{end}" for place in FOLDERS for file in names for end in ("", ".gz")))
+def _find_file(folder: Path, name: str, dimensions: int) -> Path:
+    files = [f"{name}{separator}idx{dimensions}-ubyte" for separator in "-."]
+    endings = ("", ".gz")
+    return LAYOUT.find(folder, *(f"{parent}/{file}{end}" for parent in FOLDERS for file in files for end in endings))
 
 
-def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of a file in the IDX format: two zero bytes, the type, the number of dimensions, their sizes, data.
+def _unpack(path: Path, packed: bytes) -> bytes:
+    """Unpack the content of a .gz file part by part, since it may be a thousand times as large as the file."""
+    parts: list[bytes] = []
+    size, max_bytes = 0, current_max_list_bytes()
+    with name_list_in_errors(path), gzip.open(BytesIO(packed)) as file:
+        while part := file.read(1 << 20):
+            parts.append(part)
+            size += len(part)
+            check_unpacked(size, max_bytes, LIST_OPTION)
+        return b"".join(parts)
+
+
+def _read_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read the array of a file in the IDX format, which may be packed as .gz.
+
+    The format is: two zero bytes, the type, the number of dimensions, the sizes of the dimensions, and the data.
 
     Raises:
-        InputError: if it is none of unsigned bytes with so many dimensions, or is cut off.
+        InputError: if the data aren't unsigned bytes with this number of dimensions, or the file is cut off.
     """
-    content = path.read_bytes()
+    content = read_list_bytes(path)
     if path.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            content = _unpack(path, content)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path}: cannot be unpacked ({error})") from error
     end = 4 + 4 * dimensions
@@ -79,5 +100,5 @@ def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
     sizes = np.frombuffer(content[4:end], ">u4")
     data = np.frombuffer(content[end:], np.uint8)
     if len(data) != sizes.prod():
-        raise InputError(f"{path}: {len(data)} values, its head announces {' x '.join(map(str, sizes))}")
+        raise InputError(f"{path}: {len(data)} values, expected {' x '.join(map(str, sizes))} by its header")
     return data.reshape(sizes)

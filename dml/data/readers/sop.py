@@ -1,8 +1,10 @@
+"""The reader of Stanford Online Products."""
+
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import Layout, rows_of, whole_number
+from dml.data.layout import Layout, parse_whole_number, read_list_rows
 from dml.data.table import ImageTable
 
 LAYOUT = Layout(
@@ -14,13 +16,13 @@ HEADER = "image_id class_id super_class_id path"
 
 
 def read(root: str | Path | None) -> ImageTable:
-    """Stanford Online Products (Song et al., CVPR 2016): photographs of products for sale, of 12 kinds.
+    """Read Stanford Online Products (Song et al., CVPR 2016): photographs of products for sale, of 12 kinds.
 
-    A class is a product and goes by its official id; a super-class is a kind and goes by its folder's name. Some
-    products have fewer images than a sampler may ask for, and the kinds are the same in training and test.
+    A class is a product, named by its official id. A super-class is a kind, named by its folder. Training and test have
+    the same kinds. Some products have fewer images than a sampler may draw from a class.
 
     Args:
-        root: the folder with ``Ebay_train.txt`` and ``Ebay_test.txt``.
+        root: the folder that holds ``Ebay_train.txt`` and ``Ebay_test.txt``.
 
     Raises:
         InputError: if a list is missing or can't be parsed.
@@ -32,11 +34,13 @@ def read(root: str | Path | None) -> ImageTable:
     split: list[str] = []
     kinds: dict[int, str] = {}
     for name, path in lists.items():
-        for _, product, kind, image in rows_of(path, 4, skip=1, header=HEADER):
+        for _, product, kind, image in read_list_rows(path, 4, skip=1, header=HEADER):
             paths.append(f"{folder}/{image}")
-            labels.append((whole_number(product, path, "class_id") - 1, whole_number(kind, path, "super_class_id") - 1))
+            product_label = parse_whole_number(product, path, "class_id") - 1
+            kind_label = parse_whole_number(kind, path, "super_class_id") - 1
+            labels.append((product_label, kind_label))
             split.append(name)
-            kinds.setdefault(labels[-1][1], image.partition("/")[0].removesuffix("_final"))
+            kinds.setdefault(kind_label, image.partition("/")[0].removesuffix("_final"))
     columns = np.array(labels, dtype=np.int64).reshape(-1, 2)
     products = columns[:, 0].max(initial=-1) + 1
     return ImageTable(

@@ -1,31 +1,31 @@
-// The map of the embeddings: draws it, and answers the pointer, the keys and the controls beside it.
+// This script draws the map of the embeddings, and handles the pointer, the keys and the controls beside the map.
 "use strict";
 
 (() => {
   const section = document.getElementById("map");
   if (!section) return;
 
-  const REACH = 20; // CSS pixels around a pointer within which a point is meant
-  const FEW = 12; // classes that a legend can list
-  const FARTHEST = 40; // zoom
+  const REACH = 20; // the largest distance, in CSS pixels, from the pointer to the point that it selects
+  const FEW = 12; // the largest number of classes that the legend lists
+  const FARTHEST = 40; // the largest zoom
   const data = JSON.parse(document.getElementById("map-data").textContent);
   const points = data.x.length;
   const canvas = section.querySelector("canvas");
   const context = canvas.getContext("2d");
   const card = section.querySelector(".card");
   const legend = section.querySelector(".classes");
-  const said = document.getElementById("shown");
+  const status = document.getElementById("shown");
   const find = document.getElementById("find");
   const asPictures = document.getElementById("as-pictures");
 
   const view = { zoom: 1, x: data.width / 2, y: data.height / 2 };
   let colouring = data.colourings[0];
-  let chosen = () => true; // whether a point is in colour; the others are dimmed
+  let chosen = () => true; // whether a point is drawn in full colour; other points are dimmed
   let pointed = -1;
   let sheet = null;
-  let asked = 0;
+  let frame = 0;
 
-  // CSS pixels for a unit of the data
+  // CSS pixels per unit of the data
   const scale = () => 0.94 * view.zoom * Math.min(canvas.clientWidth / data.width, canvas.clientHeight / data.height);
   const across = (i) => (data.x[i] - view.x) * scale() + canvas.clientWidth / 2;
   const down = (i) => (view.y - data.y[i]) * scale() + canvas.clientHeight / 2;
@@ -33,8 +33,8 @@
   // drawing
 
   function redraw() {
-    cancelAnimationFrame(asked);
-    asked = requestAnimationFrame(draw);
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(draw);
   }
 
   function draw() {
@@ -53,7 +53,7 @@
     }
     for (const lit of [false, true]) {
       context.globalAlpha = lit ? 1 : 0.12;
-      for (const i of visible) if (chosen(i) === lit) paint(i, colours[colouring.of[i]]);
+      for (const i of visible) if (chosen(i) === lit) paint(i, colours[colouring.point_classes[i]]);
     }
     context.globalAlpha = 1;
     if (pointed >= 0) drawPointed(visible, css.getPropertyValue("--ink"), paint, colours);
@@ -68,15 +68,15 @@
     const side = reach() + 2;
     context.strokeStyle = ink;
     for (const i of visible) {
-      if (colouring.of[i] !== colouring.of[pointed] || colouring.classes.length <= FEW) continue;
-      paint(i, colours[colouring.of[i]]);
+      if (colouring.point_classes[i] !== colouring.point_classes[pointed] || colouring.class_names.length <= FEW) continue;
+      paint(i, colours[colouring.point_classes[i]]);
       ring(i, side, 1.5);
     }
-    paint(pointed, colours[colouring.of[pointed]]);
+    paint(pointed, colours[colouring.point_classes[pointed]]);
     ring(pointed, side, 2.5);
   }
 
-  // half a point's size, in CSS pixels
+  // half the size of a point, in CSS pixels
   function reach() {
     const small = canvas.clientWidth < 500 ? 0.75 : 1;
     return asPictures.checked ? Math.min(33, 9 * small * view.zoom ** 0.6) : Math.min(8, 3 * small * view.zoom ** 0.35);
@@ -117,7 +117,7 @@
   }
 
   function moveTo(x, y) {
-    const free = 1 - 1 / view.zoom; // the whole map stays in its middle
+    const free = 1 - 1 / view.zoom; // 0 for the whole map, which cannot be moved
     const within = (value, extent) => Math.min((extent * (1 + free)) / 2, Math.max((extent * (1 - free)) / 2, value));
     [view.x, view.y] = [within(x, data.width), within(y, data.height)];
     canvas.style.touchAction = view.zoom > 1 ? "none" : "auto"; // a finger scrolls the page unless it can move the map
@@ -146,7 +146,7 @@
     const picture = card.querySelector(".tile");
     picture.style.setProperty("--column", column);
     picture.style.setProperty("--row", row);
-    const lines = data.colourings.map((each) => each.classes[each.of[i]]);
+    const lines = data.colourings.map((each) => each.class_names[each.point_classes[i]]);
     const [hit, name, ...above] = lines.reverse();
     const words = card.querySelector(".words");
     words.replaceChildren(element("strong", name), element("span", above.reverse().join(" › ")));
@@ -158,9 +158,9 @@
   }
 
   function element(tag, text) {
-    const made = document.createElement(tag);
-    made.textContent = text;
-    return made;
+    const created = document.createElement(tag);
+    created.textContent = text;
+    return created;
   }
 
   // controls
@@ -169,19 +169,19 @@
     chosen = test || (() => true);
     let count = 0;
     for (let i = 0; i < points; i++) count += chosen(i);
-    said.textContent = test ? `${words}: ${count.toLocaleString("en")} of ${points.toLocaleString("en")}` : explained();
+    status.textContent = test ? `${words}: ${count.toLocaleString("en")} of ${points.toLocaleString("en")}` : explained();
     showCard(-1);
   }
 
   function explained() {
-    const count = colouring.classes.length.toLocaleString("en");
-    if (colouring.classes.length <= FEW) return colouring.name;
-    return `${count} ${colouring.name} classes, too many for colours: point at a picture to see the others of its class.`;
+    const count = colouring.class_names.length.toLocaleString("en");
+    if (colouring.class_names.length <= FEW) return colouring.name;
+    return `${count} ${colouring.name} classes are too many for a legend. Point at a picture to highlight its class.`;
   }
 
   function listClasses() {
-    const few = colouring.classes.length <= FEW;
-    legend.replaceChildren(...(few ? colouring.classes.map(classButton) : []));
+    const few = colouring.class_names.length <= FEW;
+    legend.replaceChildren(...(few ? colouring.class_names.map(classButton) : []));
     choose(null);
   }
 
@@ -196,7 +196,7 @@
       release();
       find.value = "";
       button.ariaPressed = String(pressed);
-      choose(pressed ? (i) => colouring.of[i] === number : null, name);
+      choose(pressed ? (i) => colouring.point_classes[i] === number : null, name);
     });
     return button;
   }
@@ -207,11 +207,11 @@
 
   find.addEventListener("input", () => {
     release();
-    zoomBy(0); // what is found may be out of sight
+    zoomBy(0); // a class that is found may be outside of the view
     const text = find.value.trim().toLowerCase();
     const levels = data.colourings.slice(0, -1);
-    const matching = levels.map((level) => level.classes.map((name) => name.toLowerCase().includes(text)));
-    choose(text && ((i) => levels.some((level, j) => matching[j][level.of[i]])), `“${find.value.trim()}”`);
+    const matching = levels.map((level) => level.class_names.map((name) => name.toLowerCase().includes(text)));
+    choose(text && ((i) => levels.some((level, j) => matching[j][level.point_classes[i]])), `“${find.value.trim()}”`);
   });
 
   for (const radio of section.querySelectorAll("[name=colouring]")) {
@@ -237,29 +237,29 @@
 
   // pointer and keys
 
-  let held = null; // where a drag stands, and how far it has come
+  let drag = null; // the last position of a drag, and the distance so far
 
   canvas.addEventListener("pointerdown", (event) => {
-    held = { x: event.offsetX, y: event.offsetY, far: 0 };
+    drag = { x: event.offsetX, y: event.offsetY, distance: 0 };
     if (view.zoom > 1) canvas.setPointerCapture(event.pointerId);
   });
 
   canvas.addEventListener("pointermove", (event) => {
-    if (!held || view.zoom === 1) {
+    if (!drag || view.zoom === 1) {
       if (event.pointerType === "mouse") showCard(nearest(event.offsetX, event.offsetY));
       return;
     }
-    const [right, below] = [event.offsetX - held.x, event.offsetY - held.y];
-    held = { x: event.offsetX, y: event.offsetY, far: held.far + Math.hypot(right, below) };
+    const [right, below] = [event.offsetX - drag.x, event.offsetY - drag.y];
+    drag = { x: event.offsetX, y: event.offsetY, distance: drag.distance + Math.hypot(right, below) };
     moveTo(view.x - right / scale(), view.y + below / scale());
   });
 
   canvas.addEventListener("pointerup", (event) => {
-    if (held && held.far < 6) showCard(nearest(event.offsetX, event.offsetY));
-    held = null;
+    if (drag && drag.distance < 6) showCard(nearest(event.offsetX, event.offsetY));
+    drag = null;
   });
 
-  canvas.addEventListener("pointercancel", () => (held = null));
+  canvas.addEventListener("pointercancel", () => (drag = null));
   canvas.addEventListener("pointerleave", (event) => {
     if (event.pointerType === "mouse") showCard(-1);
   });
@@ -276,7 +276,7 @@
 
   canvas.addEventListener("keydown", (event) => {
     const step = 60 / scale();
-    const answers = {
+    const actions = {
       "+": () => zoomBy(1.6),
       "=": () => zoomBy(1.6),
       "-": () => zoomBy(0.625),
@@ -286,9 +286,9 @@
       ArrowUp: () => moveTo(view.x, view.y + step),
       ArrowDown: () => moveTo(view.x, view.y - step),
     };
-    if (event.ctrlKey || event.metaKey || !(event.key in answers)) return;
+    if (event.ctrlKey || event.metaKey || !(event.key in actions)) return;
     event.preventDefault();
-    answers[event.key]();
+    actions[event.key]();
   });
 
   new ResizeObserver(() => showCard(-1)).observe(canvas);

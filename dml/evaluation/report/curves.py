@@ -1,4 +1,4 @@
-"""Numbers over the steps of a training, as lines in a box of 100 x 100."""
+"""Charts of the loss and of the validations over the steps of a training, in a box of 100 x 100."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,31 +8,36 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-HEIGHT, LINE = 220, 18  # CSS pixels: of the box, and from one line's name to the next
-MOST_POINTS = 300  # of a line; longer histories are averaged in as many stretches
-SMOOTHED_FROM = 20  # points
-WINDOW = 0.1  # of the points, what a smooth line averages over
+HEIGHT, NAME_HEIGHT = 220, 18
+"""CSS pixels: the height of the box, and the smallest distance between the names of two curves."""
+MOST_POINTS = 300
+"""The largest number of points of a curve; a longer history is averaged in this many parts."""
+SMOOTHED_FROM = 20
+"""The smallest number of points of a curve that is smoothed."""
+WINDOW = 0.1
+"""The share of the points over which a smooth curve averages."""
 
 Floats = npt.NDArray[np.float64]
 
 
 class Tick(NamedTuple):
-    """A mark on an axis, at so many percent of it."""
+    """A mark on an axis, with its distance from the axis's start in percent of the axis."""
 
-    at: float
+    position: float
     text: str
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One metric over the steps.
 
     Args:
-        name: of the metric.
-        last: its last value in words.
-        path: SVG path; where there are many points a running mean, and `faint` is what it is the mean of.
-        dots: SVG path of the single points; empty if there are many.
-        top: CSS pixels from the box's top to the middle of the line's name.
+        name: name of the curve: a level, or a part of the loss.
+        last: last value, as text.
+        path: SVG path of the curve; a running mean of the points if they are many.
+        faint: SVG path through the points themselves if `path` is their running mean, otherwise empty.
+        dots: SVG path of single points; empty if they are many.
+        top: CSS pixels from the top of the box to the middle of the curve's name.
     """
 
     name: str
@@ -45,43 +50,46 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share their axes.
+    """Curves in one box, which share the axes.
 
     Args:
-        title: what is drawn, with its unit.
-        x, y: the axes' ticks, in percent from the left and from the top.
-        lines: finest level, or sum, first.
-        marked: percent from the left to the step that was tested, if it is on the axis.
+        title: name of the metric, with its unit.
+        x: ticks of the horizontal axis, which are counted from the left.
+        y: ticks of the vertical axis, which are counted from the top.
+        curves: the curves; that of the finest level, or of the whole loss, comes first.
+        marked: percent of the width from the left to the step that was tested; None if the step is not on the axis.
+        height: height of the box in CSS pixels.
     """
 
     title: str
     x: Sequence[Tick]
     y: Sequence[Tick]
-    lines: Sequence[Line]
+    curves: Sequence[Curve]
     marked: float | None
     height: int = HEIGHT
 
 
-def charts(history: Sequence[Mapping[str, float]], levels: Sequence[str], tested: int | None) -> list[Chart]:
-    """The loss, and the validation's recall@1 and MAP@R at each level, as far as they were logged.
+def make_charts(history: Sequence[Mapping[str, float]], levels: Sequence[str], tested: int | None) -> list[Chart]:
+    """Make a chart of the loss, and of recall@1 and MAP@R of the validations; charts without a point are left out.
 
     Args:
-        history: rows of metrics.csv: "step", "loss", "loss/HEAD", and what a validation gave as "val/..." or, if it
-            passed over the test split, "test/...".
-        levels: the levels' names.
-        tested: the step that was tested.
+        history: rows of metrics.csv with the keys "step", "loss", "loss/HEAD", "val/METRIC", and "test/METRIC" of a
+            run that is validated on the test split.
+        levels: names of the levels, the finest first.
+        tested: step of the checkpoint that was tested.
     """
     losses = dict.fromkeys(name for row in history for name in row if name == "loss" or name.startswith("loss/"))
-    shown = {"Training loss": {name: name.removeprefix("loss/") if "/" in name else "sum" for name in losses}}
+    series_by_title = {"Training loss": {name: name.removeprefix("loss/") if "/" in name else "sum" for name in losses}}
     for split, words in (("val", "Validation"), ("test", "Test")):
         for metric, title in (("recall@1", "recall@1"), ("map@r", "MAP@R")):
-            shown[f"{words} {title}, %"] = {f"{split}/level{i}/{metric}": level for i, level in enumerate(levels)}
-    drawn = (_chart(history, title, series, tested) for title, series in shown.items())
-    return [chart for chart in drawn if chart]
+            names = {f"{split}/level{i}/{metric}": level for i, level in enumerate(levels)}
+            series_by_title[f"{words} {title}, %"] = names
+    charts = (_make_chart(history, title, series, tested) for title, series in series_by_title.items())
+    return [chart for chart in charts if chart]
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers, 1, 2 or 5 times a power of ten apart, that enclose low and high: at most ``most`` + 2."""
+def choose_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Choose at most ``most`` + 2 round numbers that enclose low and high: their distance is 1, 2 or 5 times 10^n."""
     if not high > low:
         low, high = low - abs(low) / 2 - 0.5, high + abs(high) / 2 + 0.5
     raw = (high - low) / most
@@ -92,7 +100,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def smooth(values: Floats, window: int) -> Floats:
-    """(n,) -> the mean of each value and those around it, ``window`` in all, fewer at the ends."""
+    """Compute the running mean over ``window`` values, and over fewer at the ends. (n,) -> (n,)"""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     middle = np.arange(len(values))
     first, after = np.maximum(middle - window // 2, 0), np.minimum(middle + window // 2 + 1, len(values))
@@ -100,75 +108,89 @@ def smooth(values: Floats, window: int) -> Floats:
     return means
 
 
-def _chart(
+def _make_chart(
     history: Sequence[Mapping[str, float]], title: str, series: Mapping[str, str], tested: int | None
 ) -> Chart | None:
+    """Make a chart of some metrics, {name in the history: name of the curve}; None if the history has none of them."""
     scale = 100 if title.endswith("%") else 1
     points = {}
     for metric, name in series.items():
         logged = [(row["step"], scale * row[metric]) for row in history if math.isfinite(row.get(metric, math.nan))]
         if logged:
-            points[name] = _thinned(np.array(logged))
+            points[name] = _thin(np.array(logged))
     if not points:
         return None
-    steps, values = (np.concatenate([each[:, axis] for each in points.values()]) for axis in (0, 1))
+    steps, values = np.concatenate([*points.values()]).T
     right = float(steps.max())
-    y = ticks(values.min(), values.max())
-    lines = [_line(name, each, (right, y[0], y[-1])) for name, each in points.items()]
-    tops = _apart([line.top for line in lines])
+    y = choose_ticks(values.min(), values.max())
+    curves = [_draw_curve(name, curve_points, (right, y[0], y[-1])) for name, curve_points in points.items()]
+    tops = _spread([curve.top for curve in curves])
     return Chart(
         title=title,
-        x=[Tick(100 * step / right, f"{step:,.0f}") for step in ticks(0, right) if step <= right and step % 1 == 0],
-        y=[Tick(100 * (1 - _share(value, y[0], y[-1])), _text(value, y[1] - y[0])) for value in y],
-        lines=[replace(line, top=top) for line, top in zip(lines, tops, strict=True)],
+        x=[
+            Tick(100 * step / right, f"{step:,.0f}")
+            for step in choose_ticks(0, right)
+            if step <= right and step % 1 == 0
+        ],
+        y=[Tick(100 * (1 - _scale(value, y[0], y[-1])), _format_tick(value, y[1] - y[0])) for value in y],
+        curves=[replace(curve, top=top) for curve, top in zip(curves, tops, strict=True)],
         marked=100 * tested / right if tested is not None and 0 < tested <= right else None,
     )
 
 
-def _thinned(points: Floats) -> Floats:
-    """(n, 2) -> at most `MOST_POINTS` of them, the means of equal stretches."""
+def _thin(points: Floats) -> Floats:
+    """Average neighbouring points, so that at most `MOST_POINTS` are left. (n, 2) -> (m, 2)"""
     if len(points) <= MOST_POINTS:
         return points
-    return np.array([stretch.mean(axis=0) for stretch in np.array_split(points, MOST_POINTS)])
+    return np.array([part.mean(axis=0) for part in np.array_split(points, MOST_POINTS)])
 
 
-def _line(name: str, points: Floats, axes: tuple[float, float, float]) -> Line:
+def _draw_curve(name: str, points: Floats, axes: tuple[float, float, float]) -> Curve:
+    """Draw the curve of some points (n, 2), in the order step and value.
+
+    Args:
+        name: name of the curve.
+        points: steps and values.
+        axes: the last step, the lowest value and the highest value of the axes.
+    """
     right, low, high = axes
     many = len(points) >= SMOOTHED_FROM
     drawn = smooth(points[:, 1], max(5, round(WINDOW * len(points)))) if many else points[:, 1]
     x = 100 * points[:, 0] / right
-    y = 100 * (1 - _share(drawn, low, high))
-    return Line(
+    y = 100 * (1 - _scale(drawn, low, high))
+    return Curve(
         name=name,
         last=f"{drawn[-1]:.3g}",
-        path=_path(x, y),
-        faint=_path(x, 100 * (1 - _share(points[:, 1], low, high))) if many else "",
+        path=_draw_path(x, y),
+        faint=_draw_path(x, 100 * (1 - _scale(points[:, 1], low, high))) if many else "",
         dots="" if many else "".join(f"M{a:.2f} {b:.2f}h0" for a, b in zip(x, y, strict=True)),
         top=HEIGHT * float(y[-1]) / 100,
     )
 
 
-def _path(x: Iterable[float], y: Iterable[float]) -> str:
+def _draw_path(x: Iterable[float], y: Iterable[float]) -> str:
     return "M" + "L".join(f"{a:.2f} {b:.2f}" for a, b in zip(x, y, strict=True))
 
 
-def _share(value: Any, low: float, high: float) -> Any:
+def _scale(value: Any, low: float, high: float) -> Any:
+    """Return the position of a value between low, which is 0, and high, which is 1."""
     return (value - low) / (high - low)
 
 
-def _text(value: float, step: float) -> str:
+def _format_tick(value: float, step: float) -> str:
+    """Format the value of a tick with as many decimals as the distance to the next tick takes."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:.{decimals}f}"
 
 
-def _apart(tops: Sequence[float]) -> list[float]:
-    """Moves names that would overlap: `LINE` apart, in their order, within the box as far as it is high enough."""
+def _spread(tops: Sequence[float]) -> list[float]:
+    """Move names that would overlap: `NAME_HEIGHT` apart, in their order, and in the box if it is high enough."""
     order = np.argsort(tops, kind="stable")
     placed = np.array(tops, dtype=float)[order]
     for i in range(1, len(placed)):
-        placed[i] = max(placed[i], placed[i - 1] + LINE)
+        placed[i] = max(placed[i], placed[i - 1] + NAME_HEIGHT)
     for i in range(len(placed) - 1, -1, -1):
-        limit = HEIGHT if i == len(placed) - 1 else placed[i + 1] - LINE
+        limit = HEIGHT if i == len(placed) - 1 else placed[i + 1] - NAME_HEIGHT
         placed[i] = min(placed[i], limit)
     result = np.empty_like(placed)
     result[order] = placed

@@ -1,33 +1,34 @@
-"""The tables of metrics."""
+"""The tables of a report's metrics, and the metrics in large type above them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dml.evaluation.metric_names import HEADS, head_label, short
-from dml.evaluation.report.run import Run
-from dml.evaluation.scores import GRADED
+from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, format_value
+from dml.evaluation.metric_names import HEADS, head_label, is_joint_metric
+from dml.evaluation.report.reported_run import ReportedRun
 
 LEVEL, MEAN = "level", "mean"
 ALL_LEVELS, MEAN_OF_LEVELS = "all levels", "mean of the levels"
-COUNT = "queries_without_positives"
 HEADLINES = ("level0/recall@1", "level0/map@r", "h_ap", "level0/nmi")
+MISSING = "–"
 
 
-def percent(value: float | None) -> str:
-    """0.6584 -> 65.8; a dash for nothing."""
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
+def format_metric(value: float | None, metric: MetricDescription) -> str:
+    """Format a value of a metric, such as 65.8 for 0.6584; a dash for None and NaN."""
+    return MISSING if value is None or math.isnan(value) else format_value(value, metric)
 
 
 @dataclass(frozen=True)
 class MetricTable:
-    """Groups of rows, each a name and the cells.
+    """A table of metrics, whose rows are grouped by level.
 
     Args:
-        columns: the heads.
-        groups: {level, or empty: {row: cells}}.
-        note: what else there is to know.
+        columns: labels of the metrics.
+        groups: {name of the level, or "" for all levels together: {name of the row: cells}}.
+        note: sentence below the table; "" for none.
     """
 
     columns: Sequence[str]
@@ -35,84 +36,108 @@ class MetricTable:
     note: str = ""
 
 
-def parts(run: Run) -> dict[str, dict[str, float]]:
-    """{"before training", "head L", ..., "all heads": metrics}, as far as they were measured."""
-    rows = {"before training": fractions(run.part("raw/"))}
-    rows |= {head_label(name): fractions(run.part(f"{HEADS}/{name}/")) for name in run.head_sets}
-    rows["all heads" if run.head_sets else "after training"] = fractions(run.metrics)
+def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
+    """Return {"before training", "head L", ..., "all heads": metrics}, with those parts that the run has metrics of."""
+    rows = {"before training": select_joint_metrics(run.select_metrics("raw/"))}
+    rows |= {
+        head_label(heads): select_joint_metrics(run.select_metrics(f"{HEADS}/{heads}/")) for heads in run.head_sets
+    }
+    rows["all heads" if run.head_sets else "after training"] = select_joint_metrics(run.metrics)
     return {name: values for name, values in rows.items() if values}
 
 
-def fractions(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of one level or their mean, and the graded ones: no numbers of queries, no step and the like."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if name in GRADED or (name.startswith((LEVEL, f"{MEAN}/")) and not name.endswith(COUNT))
-    }
+def select_joint_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of all heads together: those of a level, of the mean of the levels, and of all levels."""
+    return {name: value for name, value in metrics.items() if is_joint_metric(name, value)}
 
 
-def group_of(metric: str, levels: Sequence[str]) -> str:
-    """What a metric is grouped under: a level, the mean of the levels, or all of them, which graded metrics are of."""
+def name_group(metric: str, levels: Sequence[str]) -> str:
+    """Return the group of a metric in the tables: the name of its level, `MEAN_OF_LEVELS` or `ALL_LEVELS`."""
     prefix = metric.rpartition("/")[0]
     if not prefix:
         return ALL_LEVELS
     return MEAN_OF_LEVELS if prefix == MEAN else levels[int(prefix.removeprefix(LEVEL))]
 
 
-def metric_tables(run: Run) -> list[MetricTable]:
-    """Each level's metrics, and the graded ones, which are of all levels together."""
-    rows = parts(run)
+def make_metric_tables(run: ReportedRun) -> list[MetricTable]:
+    """Make a table of the metrics of each level, and one of the metrics of all levels together, such as H-AP."""
+    rows = metrics_by_part(run)
     names = dict.fromkeys(name for values in rows.values() for name in values)
-    groups = {group: [name for name in names if group_of(name, run.queries.levels) == group] for group in _groups(run)}
-    graded = groups.pop(ALL_LEVELS)
-    of_levels = list(dict.fromkeys(short(name) for own in groups.values() for name in own))
+    levels = run.queries.levels
+    groups = {
+        group: [name for name in names if name_group(name, levels) == group]
+        for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)
+    }
+    hierarchical = groups.pop(ALL_LEVELS)
+    columns = _select_columns(run, (name for group in groups.values() for name in group))
     tables = []
-    if of_levels:
-        cells = {group: _cells(rows, own, of_levels) for group, own in groups.items() if own}
-        tables.append(MetricTable(of_levels, cells, _left_out(run)))
-    if graded:
-        columns = [short(name) for name in graded]
-        tables.append(MetricTable(columns, {"": _cells(rows, graded, columns)}))
+    if columns:
+        cells = {group: _format_rows(rows, run, metrics, columns) for group, metrics in groups.items() if metrics}
+        tables.append(MetricTable(list(columns), cells, _note_skipped_queries(run)))
+    if hierarchical:
+        columns = _select_columns(run, hierarchical)
+        tables.append(MetricTable(list(columns), {"": _format_rows(rows, run, hierarchical, columns)}))
     return tables
 
 
-def _groups(run: Run) -> list[str]:
-    return [*run.queries.levels, MEAN_OF_LEVELS, ALL_LEVELS]
+def list_labels_not_in_percent(run: ReportedRun) -> list[str]:
+    """Return the labels of the run's metrics whose values are not shown in percent."""
+    columns = _select_columns(run, (name for values in metrics_by_part(run).values() for name in values))
+    return [label for label, metric in columns.items() if not metric.shown_in_percent]
 
 
-def _cells(
-    rows: Mapping[str, Mapping[str, float]], names: Iterable[str], columns: Sequence[str]
+def _select_columns(run: ReportedRun, names: Iterable[str]) -> dict[str, MetricDescription]:
+    """Return {label: metric} of some names in metrics.json; a metric of several levels is one column."""
+    return {metric.label: metric for metric in (describe_metric(name, run.custom_metrics) for name in names)}
+
+
+def _format_rows(
+    rows: Mapping[str, Mapping[str, float]],
+    run: ReportedRun,
+    names: Iterable[str],
+    columns: Mapping[str, MetricDescription],
 ) -> dict[str, list[str]]:
-    """The rows that have any of the metrics, a cell a column."""
-    metric = {short(name): name for name in names}
-    found = {
-        row: {column: values[metric[column]] for column in columns if metric.get(column) in values}
+    """Return the cells of each row that has any of the metrics.
+
+    Args:
+        rows: {name of the row: metrics}.
+        run: run that the metrics belong to.
+        names: names in metrics.json of the metrics of one group, such as those of a level.
+        columns: {label: metric} of all columns.
+    """
+    name_by_label = {describe_metric(name, run.custom_metrics).label: name for name in names}
+    return {
+        row: [format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()]
         for row, values in rows.items()
+        if any(name in values for name in name_by_label.values())
     }
-    return {row: [percent(own.get(column)) for column in columns] for row, own in found.items() if own}
 
 
-def _left_out(run: Run) -> str:
-    """How many queries have no positive."""
-    counts = {level: int(run.metrics.get(f"{LEVEL}{i}/{COUNT}", 0)) for i, level in enumerate(run.queries.levels)}
-    left_out = [f"{count:,} at level {level}" for level, count in counts.items() if count]
-    return f"Queries without a positive, left out of the means: {', '.join(left_out)}." if left_out else ""
+def _note_skipped_queries(run: ReportedRun) -> str:
+    """Return a sentence with the number of queries without a positive at each level; "" if all have one."""
+    counts = {
+        level: int(run.metrics.get(f"{LEVEL}{i}/{QUERIES_WITHOUT_POSITIVES}", 0))
+        for i, level in enumerate(run.queries.levels)
+    }
+    skipped = [f"{count:,} at level {level}" for level, count in counts.items() if count]
+    return f"Queries without a positive, which the means leave out: {', '.join(skipped)}." if skipped else ""
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A metric in large type."""
+    """A metric in large type: its label, its value, and its value before the training."""
 
     name: str
     value: str
     before: str
 
 
-def headlines(run: Run) -> list[Headline]:
-    """The metrics that say most, with what they were before training."""
-    return [
-        Headline(short(name), percent(run.metrics[name]), percent(run.metrics.get(f"raw/{name}")))
-        for name in HEADLINES
-        if name in run.metrics
-    ]
+def choose_headlines(run: ReportedRun) -> list[Headline]:
+    """Return those metrics of `HEADLINES` that the run has."""
+    headlines = []
+    for name in HEADLINES:
+        if name in run.metrics:
+            metric = describe_metric(name, run.custom_metrics)
+            values = (format_metric(run.metrics.get(key), metric) for key in (name, f"raw/{name}"))
+            headlines.append(Headline(metric.label, *values))
+    return headlines

@@ -1,6 +1,7 @@
-"""The pages themselves."""
+"""The HTML pages of the report: one of a run, and one that compares two runs."""
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -9,31 +10,33 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dml.data.images import read_image
-from dml.evaluation.report.confusion import confusions
-from dml.evaluation.report.curves import charts
-from dml.evaluation.report.metrics import headlines, metric_tables
-from dml.evaluation.report.run import Run
-from dml.evaluation.report.scatter import scatter
-from dml.evaluation.report.sheets import score_of, sheets
+from dml.evaluation.report.confusion import find_confusions
+from dml.evaluation.report.curves import make_charts
+from dml.evaluation.report.metrics import choose_headlines, list_labels_not_in_percent, make_metric_tables
+from dml.evaluation.report.reported_run import ReportedRun
+from dml.evaluation.report.scatter import make_map
+from dml.evaluation.report.sheets import make_sheets, score_queries
 from dml.evaluation.report.side_by_side import (
-    aligned,
-    changed,
-    differences,
-    outcomes,
-    part_differences,
-    settings_that_differ,
+    align_queries,
+    choose_changed_queries,
+    compare_metrics,
+    compare_parts,
+    compare_settings,
+    count_outcomes,
 )
 from dml.evaluation.report.tiles import CELL, COLUMNS, ReadPicture, Tiles
+from dml.ops.escaping import printable
 
 ASSETS = "assets"
 
 
-def run_report(run: Run, read: ReadPicture = read_image) -> str:
-    """A run as one HTML file that needs no other: the same run gives the same text.
+def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
+    """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
 
     Args:
-        run: what is shown.
-        read: reads the pictures, of the paths in ``run.queries``.
+        run: run to report on.
+        read: function that reads the picture of a path in ``run.queries``; None reads image files, with the limits
+            that the run had.
 
     Raises:
         InputError: if a picture can't be read.
@@ -41,38 +44,46 @@ def run_report(run: Run, read: ReadPicture = read_image) -> str:
     tiles, table = Tiles(), run.queries
     content = {
         "run": run,
-        "facts": run.facts(),
+        "facts": run.summarize(),
         "classes": len(np.unique(table.labels[:, 0])),
-        "headlines": headlines(run),
-        "tables": metric_tables(run),
-        "charts": charts(run.history, table.levels, run.metrics.get("step")),
-        "score": score_of(table).name,
-        "sheets": sheets(table, tiles),
-        "map": scatter(table, tiles),
-        "confusions": confusions(table, tiles),
+        "headlines": choose_headlines(run),
+        "tables": make_metric_tables(run),
+        "not_in_percent": list_labels_not_in_percent(run),
+        "charts": make_charts(run.history, table.levels, run.metrics.get("step")),
+        "score": score_queries(table).name,
+        "sheets": make_sheets(table, tiles),
+        "map": make_map(table, tiles),
+        "confusions": find_confusions(table, tiles),
     }
-    return _render("run.html.j2", content, tiles, read)
+    return _render("run.html.j2", content, tiles, read or partial(read_image, limits=run.limits))
 
 
-def comparison_report(a: Run, b: Run, read: ReadPicture = read_image) -> str:
-    """Two runs on the same queries side by side, as one HTML file that needs no other.
+def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
+    """Make the report that compares two runs which were tested on the same queries: one HTML file.
+
+    Args:
+        a: first of the two runs, "A" in the report.
+        b: second run, "B" in the report; differences are B - A.
+        read: function that reads pictures, see `run_report`.
 
     Raises:
         InputError: if the queries differ, or a picture can't be read.
     """
-    b, tiles = aligned(a, b), Tiles()
-    facts = [run.facts() for run in (a, b)]
+    b, tiles = align_queries(a, b), Tiles()
+    summaries = [run.summarize() for run in (a, b)]
+    names = dict.fromkeys(name for summary in summaries for name in summary)
     content = {
         "runs": (a, b),
-        "facts": {name: [own.get(name, "–") for own in facts] for name in dict.fromkeys([*facts[0], *facts[1]])},
+        "facts": {name: [summary.get(name, "–") for summary in summaries] for name in names},
         "levels": a.queries.levels,
-        "differences": differences(a, b),
-        "parts": part_differences(a, b),
-        "outcomes": outcomes(a, b),
-        "changed": changed(a, b, tiles),
-        "settings": settings_that_differ(a, b),
+        "differences": compare_metrics(a, b),
+        "not_in_percent": list_labels_not_in_percent(a),
+        "parts": compare_parts(a, b),
+        "outcomes": count_outcomes(a, b),
+        "changed": choose_changed_queries(a, b, tiles),
+        "settings": compare_settings(a, b),
     }
-    return _render("comparison.html.j2", content, tiles, read)
+    return _render("comparison.html.j2", content, tiles, read or partial(read_image, limits=a.limits))
 
 
 def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture) -> str:
@@ -82,8 +93,16 @@ def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadP
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=_make_printable,
     )
     assets = resources.files("dml.evaluation") / ASSETS
     style, script = (Markup((assets / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))  # noqa: S704
-    sheet = {"uri": tiles.sheet(read), "cell": CELL, "columns": COLUMNS, "rows": tiles.rows}
+    sheet = {"uri": tiles.encode_sheet(read), "cell": CELL, "columns": COLUMNS, "rows": tiles.rows}
     return environment.get_template(template).render(content, style=style, script=script, sheet=sheet)
+
+
+def _make_printable(value: Any) -> Any:
+    """Escape what a page can't show in a string: control characters, and bytes that aren't UTF-8."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(map(printable, value.split("\n")))

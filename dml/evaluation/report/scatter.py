@@ -1,4 +1,4 @@
-"""The map of the embeddings: where each picture is, and in which colours."""
+"""The data of the map of the embeddings: the place and the colours of each picture."""
 
 import math
 from typing import Any
@@ -7,20 +7,25 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.evaluation.per_query import QueryTable
-from dml.evaluation.report.sheets import same_class
+from dml.evaluation.report.sheets import compare_classes
 from dml.evaluation.report.tiles import COLUMNS, Tiles
 
-WIDTH = 4096  # places are whole numbers from 0 to this
-FEW = 12  # classes that colours can tell apart
-SHADES = (0.52, 0.72, 0.62, 0.82)  # OKLCH lightness
-GOLDEN = 360 * (2 - (1 + math.sqrt(5)) / 2)  # degrees: hues of successive numbers lie far apart
+WIDTH = 4096
+"""The width of the map: places are whole numbers from 0 to this."""
+FEW = 12
+"""The largest number of classes that colours can tell apart."""
+SHADES = (0.52, 0.72, 0.62, 0.82)
+"""Values of OKLCH's lightness."""
+GOLDEN_ANGLE = 360 * (2 - (1 + math.sqrt(5)) / 2)
+"""Degrees between the hues of successive classes, so that the hues of any few classes lie far apart."""
 
 
-def scatter(table: QueryTable, tiles: Tiles) -> dict[str, Any] | None:
-    """What the page's script draws, None if the table has no places.
+def make_map(table: QueryTable, tiles: Tiles) -> dict[str, Any] | None:
+    """Return the data that the page's script draws the map from; None if the table has no places.
 
-    x, y and tile hold a number a point; a colouring is named, and holds the name and the colour of each of its
-    classes and, a number a point, which is its class. The last one says whether the nearest neighbour is right.
+    "x", "y" and "tile" hold a number for each point: its place, and the number of its picture. Each of "colourings"
+    has a "name", the "class_names" and "colours" of its classes, and "point_classes": the class of each point. The last
+    colouring tells whether the nearest neighbour has the class of the query.
     """
     if table.positions is None:
         return None
@@ -37,61 +42,81 @@ def scatter(table: QueryTable, tiles: Tiles) -> dict[str, Any] | None:
         "x": x,
         "y": y,
         "columns": COLUMNS,
-        "tile": [tiles.index(path) for path in table.paths[rows]],
-        "colourings": [*_levels(table, rows), _hits(table, rows)],
+        "tile": [tiles.number(path) for path in table.paths[rows]],
+        "colourings": [*_colour_levels(table, rows), _colour_hits(table, rows)],
     }
 
 
-def _levels(table: QueryTable, rows: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-    """A colouring a level, coarsest first."""
-    found: list[dict[str, Any]] = []
+def _colour_levels(table: QueryTable, rows: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return a colouring for each level, the coarsest first.
+
+    The classes of a level with many classes have shades of the colours of the next coarser level with few classes.
+    """
+    colourings: list[dict[str, Any]] = []
     families: npt.NDArray[np.int64] | None = None
     for level in reversed(range(len(table.levels))):
-        labels, of = np.unique(table.labels[rows, level], return_inverse=True)
+        labels, classes = np.unique(table.labels[rows, level], return_inverse=True)
         if len(labels) <= FEW:
-            families, colours = of, few_colours(len(labels))
+            families, colours = classes, choose_few_colours(len(labels))
         else:
-            colours = many_colours(_majority(of, families) if families is not None else None, len(labels))
+            class_families = _find_families(classes, families) if families is not None else None
+            colours = choose_many_colours(class_families, len(labels))
         names = [table.class_name(label, level) for label in labels.tolist()]
-        found.append(_colouring(table.levels[level], names, colours, of))
-    return found
+        colourings.append(_make_colouring(table.levels[level], names, colours, classes))
+    return colourings
 
 
-def _hits(table: QueryTable, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _colour_hits(table: QueryTable, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
     finest = table.levels[0]
     names = [f"of another {finest}", f"of the same {finest}"]
-    return _colouring("nearest neighbour", names, ["var(--other)", "var(--same)"], same_class(table)[rows, 0])
+    is_hit = compare_classes(table)[rows, 0]
+    return _make_colouring("nearest neighbour", names, ["var(--other)", "var(--same)"], is_hit)
 
 
-def _colouring(name: str, names: list[str], colours: list[str], of: npt.NDArray[Any]) -> dict[str, Any]:
-    return {"name": name, "classes": names, "colours": colours, "of": of.astype(int).tolist()}
+def _make_colouring(name: str, names: list[str], colours: list[str], classes: npt.NDArray[Any]) -> dict[str, Any]:
+    point_classes = classes.astype(int).tolist()
+    return {"name": name, "class_names": names, "colours": colours, "point_classes": point_classes}
 
 
-def _majority(of: npt.NDArray[np.int64], families: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The family that most of a class's points are in, for each class."""
-    counts = np.zeros((of.max() + 1, families.max() + 1), dtype=np.int64)
-    np.add.at(counts, (of, families), 1)
-    families_of: npt.NDArray[np.int64] = counts.argmax(axis=1)
-    return families_of
+def _find_families(classes: npt.NDArray[np.int64], families: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the family that holds most points of each class.
+
+    Args:
+        classes: (P,) class of each point, from 0 to C - 1.
+        families: (P,) family of each point.
+
+    Returns:
+        The family (C,) of each class.
+    """
+    counts = np.zeros((classes.max() + 1, families.max() + 1), dtype=np.int64)
+    np.add.at(counts, (classes, families), 1)
+    family_by_class: npt.NDArray[np.int64] = counts.argmax(axis=1)
+    return family_by_class
 
 
-def few_colours(count: int) -> list[str]:
-    """Hues evenly apart, light and dark in turn: neighbouring hues differ in lightness, too."""
-    return [_colour(360 * i / count, (0.56, 0.76)[i % 2]) for i in range(count)]
+def choose_few_colours(count: int) -> list[str]:
+    """Return colours with evenly spaced hues; light and dark alternate, so that neighbouring hues differ more."""
+    return [_format_colour(360 * i / count, (0.56, 0.76)[i % 2]) for i in range(count)]
 
 
-def many_colours(families: npt.NDArray[np.int64] | None, count: int) -> list[str]:
-    """Shades of the family's hue, in the order of the classes; without families hues all round."""
+def choose_many_colours(families: npt.NDArray[np.int64] | None, count: int) -> list[str]:
+    """Return a colour for each class: shades of the hue of its family, or all hues if there are no families.
+
+    Args:
+        families: (C,) family of each class; None if the classes have no families.
+        count: number of classes C.
+    """
     if families is None:
-        return [_colour(GOLDEN * i, SHADES[i % len(SHADES)]) for i in range(count)]
+        return [_format_colour(GOLDEN_ANGLE * i, SHADES[i % len(SHADES)]) for i in range(count)]
     hues = int(families.max()) + 1
-    place = [int((families[:i] == family).sum()) for i, family in enumerate(families)]
-    turn = 360 / hues / 4  # to either side: a family keeps to itself half of the way to the next
+    numbers_in_family = [int((families[:i] == family).sum()) for i, family in enumerate(families)]
+    turn = 360 / hues / 4  # a family takes this to either side: half of the way to the next family stays free
     return [
-        _colour(360 * family / hues + turn * (i // len(SHADES) % 3 - 1), SHADES[i % len(SHADES)])
-        for family, i in zip(families.tolist(), place, strict=True)
+        _format_colour(360 * family / hues + turn * (i // len(SHADES) % 3 - 1), SHADES[i % len(SHADES)])
+        for family, i in zip(families.tolist(), numbers_in_family, strict=True)
     ]
 
 
-def _colour(hue: float, lightness: float) -> str:
+def _format_colour(hue: float, lightness: float) -> str:
+    """Return a colour in CSS, from its hue in degrees and its lightness from 0 to 1."""
     return f"oklch({lightness} 0.14 {(hue + 25) % 360:.0f})"

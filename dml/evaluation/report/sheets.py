@@ -1,4 +1,4 @@
-"""Queries and what they found, as the page shows them."""
+"""Queries with their nearest neighbours, as a report shows them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,23 @@ import numpy.typing as npt
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report.tiles import Tile, Tiles
 
-SHOWN = 8  # neighbours of a query
+NEIGHBORS_SHOWN = 8
 SAME, COARSER, OTHER = "same", "coarser", "other"
+"""The relations of a neighbour to its query: it shares the finest level, only a coarser one, or none."""
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image with the name of its class; of a neighbour also how it is related to the query."""
+class CaptionedPicture:
+    """A picture with the name of its class below it.
+
+    Args:
+        tile: position of the picture on the page's sheet of pictures.
+        name: name of the picture's finest class.
+        relation: relation of a neighbour to its query: `SAME`, `COARSER` or `OTHER`; "" for a query.
+        remark: words on a neighbour: which level it shares with the query, and its cosine similarity.
+    """
 
     tile: Tile
     name: str
@@ -26,115 +34,135 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A query and its nearest neighbours: one list, or one for each of several runs."""
+class QueryResult:
+    """A query and its nearest neighbours, in one run or in several.
 
-    query: Picture
-    above: str
+    Args:
+        query: picture of the query.
+        superclasses: names of the query's coarser classes, the coarsest first.
+        remarks: lines of text below the name of the query's class.
+        neighbors: one list of pictures for each run: the nearest neighbours, nearest first.
+    """
+
+    query: CaptionedPicture
+    superclasses: str
     remarks: Sequence[str]
-    neighbors: Sequence[Sequence[Picture]]
+    neighbors: Sequence[Sequence[CaptionedPicture]]
 
 
 @dataclass(frozen=True)
-class Score:
-    """By which number queries are told good from bad.
+class QueryScore:
+    """A score by which queries are ordered from worst to best.
 
     Args:
-        name: its name.
-        values: (Q,), NaN for queries without positives.
+        name: name of the score.
+        values: (Q,) fractions, NaN for queries without positives.
     """
 
     name: str
     values: Floats
 
-    def text(self, row: int) -> str:
-        """A query's score in words."""
+    def describe(self, row: int) -> str:
+        """Return the score of one query in words, such as "AP 50.0 %"."""
         return f"{self.name} {100 * self.values[row]:.1f} %"
 
 
-def score_of(table: QueryTable) -> Score:
-    """AP at the finest level; where it wasn't measured, 1 / rank of the first of the class among the neighbours."""
+def score_queries(table: QueryTable) -> QueryScore:
+    """Score queries by AP at the finest level, or else by 1 / rank of the nearest stored neighbour of their class."""
     if "level0/ap" in table.metrics:
-        return Score("AP", table.metrics["level0/ap"])
-    same = same_class(table)
-    first = np.where(same.any(axis=1), 1 / (1 + same.argmax(axis=1)), 0.0)
-    measured = table.metrics.get("level0/recall@1", first)
-    return Score("reciprocal rank", np.where(np.isnan(measured), np.nan, first))
+        return QueryScore("AP", table.metrics["level0/ap"])
+    is_same = compare_classes(table)
+    reciprocal_ranks = np.where(is_same.any(axis=1), 1 / (1 + is_same.argmax(axis=1)), 0.0)
+    recalls = table.metrics.get("level0/recall@1", reciprocal_ranks)  # NaN tells a query without positives
+    return QueryScore("reciprocal rank", np.where(np.isnan(recalls), np.nan, reciprocal_ranks))
 
 
-def same_class(table: QueryTable) -> npt.NDArray[np.bool_]:
-    """(Q, k): whether the neighbour is of the query's class."""
+def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
+    """Return whether each stored neighbour has the finest class of its query. -> (Q, k)"""
     labels = table.labels[:, :1]
-    found: npt.NDArray[np.bool_] = (table.neighbor_labels[:, :, 0] == labels) & (labels >= 0)
-    return found
+    is_same: npt.NDArray[np.bool_] = (table.neighbor_labels[:, :, 0] == labels) & (labels >= 0)
+    return is_same
 
 
-def choose(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
-    """(Q,), (Q,) -> the `count` rows of the lowest values, at most one a class; NaN is never chosen.
+def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
+    """Choose the rows of the lowest values, at most one of each class. (Q,), (Q,) -> up to ``count`` rows
 
-    Equal values come in a random order by `seed`, not in that of the data set.
+    Args:
+        values: (Q,) values; rows with NaN are never chosen.
+        classes: (Q,) class of each row.
+        count: largest number of rows.
+        seed: seed of the order of equal values, which is random.
     """
     order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
-    chosen: dict[int, int] = {}
+    row_by_class: dict[int, int] = {}
     for row in order[: np.count_nonzero(~np.isnan(values))].tolist():
-        chosen.setdefault(int(classes[row]), row)
-        if len(chosen) == count:
+        row_by_class.setdefault(int(classes[row]), row)
+        if len(row_by_class) == count:
             break
-    return list(chosen.values())
+    return list(row_by_class.values())
 
 
-def sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, list[Found]]:
-    """The worst, the median and the best queries."""
-    score = score_of(table)
+def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, list[QueryResult]]:
+    """Return {"Worst", "Median", "Best": up to ``count`` queries}; an empty dictionary if no query has a score."""
+    score = score_queries(table)
     if np.isnan(score.values).all():
         return {}
-    middle = np.abs(score.values - np.nanmedian(score.values))
-    ranked = {"Worst": score.values, "Median": middle, "Best": -score.values}
+    distances_to_median = np.abs(score.values - np.nanmedian(score.values))
+    orders = {"Worst": score.values, "Median": distances_to_median, "Best": -score.values}
     return {
         title: [
-            found(table, row, tiles, remarks=(score.text(row), first_match(table, row)))
-            for row in choose(values, table.labels[:, 0], count)
+            show_query(table, row, tiles, remarks=(score.describe(row), describe_first_match(table, row)))
+            for row in choose_lowest(values, table.labels[:, 0], count)
         ]
-        for title, values in ranked.items()
+        for title, values in orders.items()
     }
 
 
-def first_match(table: QueryTable, row: int) -> str:
-    """Where the first neighbour of the query's class stands."""
-    same = same_class(table)[row]
-    if same.any():
-        return f"first match at rank {same.argmax() + 1}"
-    return f"no match in the first {len(same)}"
+def describe_first_match(table: QueryTable, row: int) -> str:
+    """Return the rank of a query's nearest stored neighbour of its class, in words."""
+    is_same = compare_classes(table)[row]
+    if is_same.any():
+        return f"first match at rank {is_same.argmax() + 1}"
+    return f"no match in the first {len(is_same)}"
 
 
-def found(
-    table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str], others: Iterable[QueryTable] = ()
-) -> Found:
-    """A query's row, with the neighbours of the same row of other tables below."""
-    coarser = [table.class_name(label, level) for level, label in enumerate(table.labels[row].tolist()) if level]
-    name = table.class_name(int(table.labels[row, 0]))
-    return Found(
-        query=Picture(tiles.at(table.paths[row]), name),
-        above=" › ".join(reversed(coarser)),
+def show_query(
+    table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str], other_runs: Iterable[QueryTable] = ()
+) -> QueryResult:
+    """Return a query with its neighbours.
+
+    Args:
+        table: queries of a run.
+        row: row of the query.
+        tiles: sheet of pictures, to which the shown pictures are added.
+        remarks: lines of text below the name of the query's class.
+        other_runs: queries of other runs in the same order, whose neighbours are shown below.
+    """
+    labels = table.labels[row].tolist()
+    superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
+    return QueryResult(
+        query=CaptionedPicture(tiles.place(table.paths[row]), table.class_name(labels[0])),
+        superclasses=" › ".join(reversed(superclasses)),
         remarks=remarks,
-        neighbors=[_neighbors(each, row, tiles) for each in (table, *others)],
+        neighbors=[_show_neighbors(run, row, tiles) for run in (table, *other_runs)],
     )
 
 
-def _neighbors(table: QueryTable, row: int, tiles: Tiles) -> list[Picture]:
-    shown = zip(
+def _show_neighbors(table: QueryTable, row: int, tiles: Tiles) -> list[CaptionedPicture]:
+    neighbors = zip(
         table.neighbors[row].tolist(), table.neighbor_labels[row], table.similarities[row].tolist(), strict=True
     )
     pictures = []
-    for path, labels, similarity in list(shown)[:SHOWN]:
-        relation, words = _relation(table, table.labels[row], labels)
+    for path, labels, similarity in list(neighbors)[:NEIGHBORS_SHOWN]:
+        relation, words = _relate(table, table.labels[row], labels)
         remark = f"{words}, cosine {similarity:.2f}"
-        pictures.append(Picture(tiles.at(path), table.class_name(int(labels[0])), relation, remark))
+        pictures.append(CaptionedPicture(tiles.place(path), table.class_name(int(labels[0])), relation, remark))
     return pictures
 
 
-def _relation(table: QueryTable, query: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> tuple[str, str]:
-    shared = np.flatnonzero((query == other) & (query >= 0))
-    if not len(shared):
+def _relate(table: QueryTable, query: npt.NDArray[np.int64], neighbor: npt.NDArray[np.int64]) -> tuple[str, str]:
+    """Return the relation of a neighbour to its query, and the relation in words. (L,), (L,) -> relation, words"""
+    shared_levels = np.flatnonzero((query == neighbor) & (query >= 0))
+    if not len(shared_levels):
         return OTHER, f"other {table.levels[-1]}"
-    return (COARSER if shared[0] else SAME), f"same {table.levels[shared[0]]}"
+    return (COARSER if shared_levels[0] else SAME), f"same {table.levels[shared_levels[0]]}"

@@ -1,20 +1,35 @@
-"""Two runs on the same queries."""
+"""The comparison of two runs that were tested on the same queries, as a report shows it."""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from dml.evaluation.comparison import Difference, mean_difference
-from dml.evaluation.metric_names import short
+from dml.evaluation.metric_descriptions import MetricDescription, describe_metric
 from dml.evaluation.per_query import QueryTable, Strings
-from dml.evaluation.report.metrics import ALL_LEVELS, MEAN_OF_LEVELS, fractions, group_of, parts, percent
-from dml.evaluation.report.run import Run
-from dml.evaluation.report.sheets import Found, Score, choose, first_match, found, same_class, score_of
+from dml.evaluation.report.metrics import (
+    ALL_LEVELS,
+    MEAN_OF_LEVELS,
+    MISSING,
+    format_metric,
+    metrics_by_part,
+    name_group,
+    select_joint_metrics,
+)
+from dml.evaluation.report.reported_run import ReportedRun
+from dml.evaluation.report.sheets import (
+    QueryResult,
+    QueryScore,
+    choose_lowest,
+    compare_classes,
+    describe_first_match,
+    score_queries,
+    show_query,
+)
 from dml.evaluation.report.tiles import Tiles
 from dml.ops.errors import InputError
 from dml.ops.nested import flat
@@ -22,20 +37,21 @@ from dml.ops.nested import flat
 RESAMPLES = 2000
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A metric of both runs, and of B less A.
+class ComparedMetric:
+    """A metric of two runs A and B, with the difference B - A.
 
     Args:
-        name: of the metric.
-        values: of A and of B, in percent.
-        difference: B - A in points.
-        interval: its 95 % interval in words; empty where the metric is none of single queries.
+        name: label of the metric.
+        values: values of A and of B; a fraction is in percent.
+        difference: B - A, for a fraction in percent points.
+        interval: 95 % interval of the difference, in words; "" for a metric that has no values of single queries.
         sure: whether the interval leaves out zero.
-        bar: where the interval starts, where it ends and where the difference is, in percent of a width that has
-            zero in its middle; None without an interval.
+        bar: positions of the interval's start, the interval's end and the difference, in percent of the width of a
+            bar with zero in the middle and "B is better" to the right; None without an interval.
     """
 
     name: str
@@ -48,7 +64,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How many queries have a nearest neighbour of their class in both runs, in one alone, in none."""
+    """The numbers of queries whose nearest neighbour has their class in both runs, in one run alone, or in neither."""
 
     both: int
     only_a: int
@@ -56,157 +72,196 @@ class Outcomes:
     neither: int
 
 
-def aligned(a: Run, b: Run) -> Run:
-    """B with its rows in A's order, and its images where A has them.
+def align_queries(a: ReportedRun, b: ReportedRun) -> ReportedRun:
+    """Return run B with the rows of its queries in the order of run A, and with the paths of run A.
 
-    Images are the same if their paths below the folder that holds all queries are: two copies of a data set may
-    lie in different places.
+    Images are the same if they have the same path below the folder that holds all queries, because copies of a data
+    set may lie in different folders.
 
     Raises:
         InputError: if the runs were tested on different queries.
     """
-    ours, theirs = a.queries, b.queries
-    both = f"{a.name} and {b.name}"
-    if len(ours) != len(theirs):
-        raise InputError(f"{both}: different queries, {len(ours):,} and {len(theirs):,}")
-    (root, keys), (other_root, other_keys) = _below(ours.paths), _below(theirs.paths)
-    rows = {key: row for row, key in enumerate(other_keys)}
-    order = np.array([rows.get(key, -1) for key in keys])
+    queries_a, queries_b = a.queries, b.queries
+    runs = f"{a.name} and {b.name}"
+    if len(queries_a) != len(queries_b):
+        raise InputError(f"{runs}: different queries, {len(queries_a):,} and {len(queries_b):,}")
+    (root_a, keys_a), (root_b, keys_b) = _split_root(queries_a.paths), _split_root(queries_b.paths)
+    row_by_key = {key: row for row, key in enumerate(keys_b)}
+    order = np.array([row_by_key.get(key, -1) for key in keys_a])
     if (order < 0).any():
-        raise InputError(f"{both}: different queries, {ours.paths[int(np.argmin(order))]} is one of the first alone")
-    if ours.levels != theirs.levels or not np.array_equal(ours.labels, theirs.labels[order]):
-        raise InputError(f"{both}: different labels of the same queries")
-    moved = {
-        path: root + path.removeprefix(other_root) if path.startswith(other_root) else path
-        for path in theirs.neighbors.ravel().tolist()
+        raise InputError(f"{runs}: different queries, {queries_a.paths[int(np.argmin(order))]} is in the first alone")
+    if queries_a.levels != queries_b.levels or not np.array_equal(queries_a.labels, queries_b.labels[order]):
+        raise InputError(f"{runs}: different labels of the same queries")
+    moved_paths = {
+        path: root_a + path.removeprefix(root_b) if path.startswith(root_b) else path
+        for path in queries_b.neighbors.ravel().tolist()
     }
-    table = replace(
-        theirs,
-        paths=ours.paths,
-        labels=ours.labels,
-        metrics={name: values[order] for name, values in theirs.metrics.items()},
-        neighbors=np.vectorize(moved.__getitem__, otypes=[object])(theirs.neighbors[order]),
-        neighbor_labels=theirs.neighbor_labels[order],
-        similarities=theirs.similarities[order],
+    aligned = replace(
+        queries_b,
+        paths=queries_a.paths,
+        labels=queries_a.labels,
+        metrics={name: values[order] for name, values in queries_b.metrics.items()},
+        neighbors=np.vectorize(moved_paths.__getitem__, otypes=[object])(queries_b.neighbors[order]),
+        neighbor_labels=queries_b.neighbor_labels[order],
+        similarities=queries_b.similarities[order],
         positions=None,
     )
-    return replace(b, queries=table)
+    return replace(b, queries=aligned)
 
 
-def _below(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
-    """The folder that holds all, and of each its path below it and how many came before with the same path."""
+def _split_root(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
+    """Return the folder that holds all paths, and a key for each path.
+
+    The key is the path below the folder, and how often the same path came before: a query of several lists has several
+    rows.
+    """
     listed = paths.tolist()
     root = os.path.join(os.path.commonpath([os.path.dirname(path) for path in listed]), "")
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     keys = []
     for path in listed:
-        keys.append((path.removeprefix(root), seen[path]))
-        seen[path] += 1
+        keys.append((path.removeprefix(root), counts[path]))
+        counts[path] += 1
     return root, keys
 
 
-def differences(a: Run, b: Run) -> dict[str, list[Compared]]:
-    """{level, "mean of the levels" or "all levels": its metrics}, those that both runs have, with intervals."""
-    ours, theirs = a.queries.metrics, b.queries.metrics
+def compare_metrics(a: ReportedRun, b: ReportedRun) -> dict[str, list[ComparedMetric]]:
+    """Compare the metrics that both runs have, with intervals where there are values of single queries.
+
+    Returns:
+        {name of a level, "mean of the levels" or "all levels": compared metrics}.
+    """
+    values_a, values_b = a.queries.metrics, b.queries.metrics
     intervals = {
-        name: mean_difference(values, theirs[name], resamples=RESAMPLES)
-        for name, values in ours.items()
-        if name in theirs and not np.isnan(values).all()
+        name: mean_difference(values, values_b[name], resamples=RESAMPLES)
+        for name, values in values_a.items()
+        if name in values_b and not np.isnan(values).all()
     }
-    return _grouped(fractions(a.metrics), fractions(b.metrics), a.queries.levels, intervals)
+    return _compare_by_group(a, select_joint_metrics(a.metrics), select_joint_metrics(b.metrics), intervals)
 
 
-def part_differences(a: Run, b: Run) -> dict[str, dict[str, list[Compared]]]:
-    """For what was measured beside all heads together (before training, each head alone): as `differences`."""
-    ours, theirs = parts(a), parts(b)
-    names = [name for name in ours if name in theirs and name.startswith(("before", "head "))]
-    return {name: _grouped(ours[name], theirs[name], a.queries.levels, {}) for name in names}
+def compare_parts(a: ReportedRun, b: ReportedRun) -> dict[str, dict[str, list[ComparedMetric]]]:
+    """Compare the metrics from before the training and those of single heads, see `compare_metrics`."""
+    parts_a, parts_b = metrics_by_part(a), metrics_by_part(b)
+    names = [name for name in parts_a if name in parts_b and name.startswith(("before", "head "))]
+    return {name: _compare_by_group(a, parts_a[name], parts_b[name], {}) for name in names}
 
 
-def _grouped(
-    ours: Mapping[str, float],
-    theirs: Mapping[str, float],
-    levels: Sequence[str],
-    intervals: Mapping[str, Difference],
-) -> dict[str, list[Compared]]:
-    shared = [name for name in ours if name in theirs]
-    bounds = [bound for name in shared if name in intervals for bound in intervals[name][2:]]
-    widest = max(map(abs, bounds), default=0.0) or 1.0
-    groups: dict[str, list[Compared]] = {group: [] for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)}
-    for name in shared:
-        compared = _compared(name, ours[name], theirs[name], intervals.get(name), widest)
-        groups[group_of(name, levels)].append(compared)
+def _compare_by_group(
+    a: ReportedRun, metrics_a: Mapping[str, float], metrics_b: Mapping[str, float], intervals: Mapping[str, Difference]
+) -> dict[str, list[ComparedMetric]]:
+    levels = a.queries.levels
+    described = {name: describe_metric(name, a.custom_metrics) for name in metrics_a if name in metrics_b}
+    widths = _measure_widths(described, intervals)
+    groups: dict[str, list[ComparedMetric]] = {group: [] for group in (*levels, MEAN_OF_LEVELS, ALL_LEVELS)}
+    for name, metric in described.items():
+        compared = _compare(metric, metrics_a[name], metrics_b[name])
+        if name in intervals:
+            compared = _add_interval(compared, metric, intervals[name], widths[_choose_scale(metric)])
+        groups[name_group(name, levels)].append(compared)
     return {group: rows for group, rows in groups.items() if rows}
 
 
-def _compared(name: str, ours: float, theirs: float, interval: Difference | None, widest: float) -> Compared:
-    values, difference = (percent(ours), percent(theirs)), _points(theirs - ours)
-    if interval is None:
-        return Compared(short(name), values, difference)
-    _, mean, low, high = interval
-    return Compared(
-        name=short(name),
-        values=values,
-        difference=difference,
-        interval=f"{_points(low)} to {_points(high)}",
-        sure=low > 0 or high < 0,
-        bar=(_share(low, widest), _share(high, widest), _share(mean, widest)),
-    )
+def _choose_scale(metric: MetricDescription) -> str:
+    """Return the metrics that share the scale of their bars: all fractions do, any other metric has its own scale."""
+    return "fractions" if metric.shown_in_percent else metric.label
 
 
-def _share(difference: float, widest: float) -> float:
-    """Percent of a width that has zero in its middle and ``widest`` at its end."""
-    return round(50 + 50 * difference / widest, 2)
+def _measure_widths(
+    described: Mapping[str, MetricDescription], intervals: Mapping[str, Difference]
+) -> dict[str, float]:
+    """Return for each scale the largest difference in its intervals."""
+    widths: dict[str, float] = {}
+    for name, metric in described.items():
+        if name in intervals:
+            scale = _choose_scale(metric)
+            widths[scale] = max(widths.get(scale, 0.0), *map(abs, intervals[name][2:]))
+    return {scale: width or 1.0 for scale, width in widths.items()}
 
 
-def _points(difference: float) -> str:
-    """0.0123 -> +1.2, with the typographic minus."""
-    text = f"{100 * difference:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+def _compare(metric: MetricDescription, value_a: float, value_b: float) -> ComparedMetric:
+    values = (format_metric(value_a, metric), format_metric(value_b, metric))
+    return ComparedMetric(metric.label, values, _format_difference(value_b - value_a, metric))
 
 
-def hits(table: QueryTable) -> npt.NDArray[np.bool_]:
-    """(Q,): whether the nearest neighbour is of the query's class."""
-    return same_class(table)[:, 0]
+def _add_interval(
+    compared: ComparedMetric, metric: MetricDescription, difference: Difference, width: float
+) -> ComparedMetric:
+    _, mean, low, high = difference
+    ends = f"{_format_difference(low, metric)} to {_format_difference(high, metric)}"
+    if metric.higher_is_better:
+        bar = (_place(low, width), _place(high, width), _place(mean, width))
+    else:
+        bar = (_place(-high, width), _place(-low, width), _place(-mean, width))
+    return replace(compared, interval=ends, sure=low > 0 or high < 0, bar=bar)
 
 
-def outcomes(a: Run, b: Run) -> Outcomes:
-    """Counts the queries that have a positive."""
-    scored = ~np.isnan(score_of(a.queries).values)
-    ours, theirs = hits(a.queries)[scored], hits(b.queries)[scored]
-    return Outcomes(*(int(which.sum()) for which in (ours & theirs, ours & ~theirs, theirs & ~ours, ~ours & ~theirs)))
+def _place(difference: float, width: float) -> float:
+    """Return the position of a difference in percent of a bar that goes from -``width`` to ``width``."""
+    return round(50 + 50 * difference / width, 2)
 
 
-def changed(a: Run, b: Run, tiles: Tiles, count: int = 8) -> dict[str, list[Found]]:
-    """Queries that A gets right and B wrong, and the reverse: those whose score changed most first, one a class."""
-    ours, theirs = score_of(a.queries), score_of(b.queries)
-    gain = theirs.values - ours.values
-    right = hits(a.queries), hits(b.queries)
-    lists = {
-        "Right in A, wrong in B": np.where(right[0] & ~right[1], gain, np.nan),
-        "Wrong in A, right in B": np.where(right[1] & ~right[0], -gain, np.nan),
+def _format_difference(difference: float, metric: MetricDescription) -> str:
+    """Format a difference with its sign, which is the typographic minus: 0.0123 -> "+1.2"."""
+    text = format_metric(abs(difference), metric)
+    if text == MISSING or not float(text):
+        return text
+    return f"{'−' if difference < 0 else '+'}{text}"
+
+
+def find_hits(table: QueryTable) -> Bools:
+    """Return whether the nearest neighbour of each query has the class of the query. -> (Q,)"""
+    return compare_classes(table)[:, 0]
+
+
+def count_outcomes(a: ReportedRun, b: ReportedRun) -> Outcomes:
+    """Count the queries that have a positive by the runs in which their nearest neighbour has their class."""
+    has_positive = ~np.isnan(score_queries(a.queries).values)
+    hits_a, hits_b = (find_hits(run.queries)[has_positive] for run in (a, b))
+    selections = (hits_a & hits_b, hits_a & ~hits_b, hits_b & ~hits_a, ~hits_a & ~hits_b)
+    return Outcomes(*(int(selected.sum()) for selected in selections))
+
+
+def choose_changed_queries(
+    a: ReportedRun, b: ReportedRun, tiles: Tiles, count: int = 8
+) -> dict[str, list[QueryResult]]:
+    """Choose queries that one run gets right and the other wrong, at most one of each class.
+
+    Args:
+        a: first of the two runs, "A" in the report.
+        b: second run, "B" in the report, with the queries in the order of the first.
+        tiles: sheet of pictures, to which those of the queries and their neighbours are added.
+        count: largest number of queries in each direction; those whose score changes most come first.
+    """
+    scores = score_queries(a.queries), score_queries(b.queries)
+    gains = scores[1].values - scores[0].values
+    hits_a, hits_b = find_hits(a.queries), find_hits(b.queries)
+    values_by_title = {
+        "Right in A, wrong in B": np.where(hits_a & ~hits_b, gains, np.nan),
+        "Wrong in A, right in B": np.where(hits_b & ~hits_a, -gains, np.nan),
     }
     return {
         title: [
-            found(a.queries, row, tiles, _remarks(row, (a, b), (ours, theirs)), [b.queries])
-            for row in choose(values, a.queries.labels[:, 0], count)
+            show_query(a.queries, row, tiles, _remark(row, (a, b), scores), [b.queries])
+            for row in choose_lowest(values, a.queries.labels[:, 0], count)
         ]
-        for title, values in lists.items()
+        for title, values in values_by_title.items()
     }
 
 
-def _remarks(row: int, runs: Iterable[Run], scores: Iterable[Score]) -> list[str]:
+def _remark(row: int, runs: Iterable[ReportedRun], scores: Iterable[QueryScore]) -> list[str]:
+    """Return a line for each run: the score of a query, and the rank of its nearest neighbour of its class."""
     return [
-        f"{letter}: {score.text(row)}, {first_match(run.queries, row)}"
+        f"{letter}: {score.describe(row)}, {describe_first_match(run.queries, row)}"
         for letter, run, score in zip("AB", runs, scores, strict=True)
     ]
 
 
-def settings_that_differ(a: Run, b: Run) -> list[tuple[str, str, str]]:
-    """(dotted key, A's value, B's value); a dash where a run has no such key."""
-    ours, theirs = ({key: str(value) for key, value in flat(yaml.safe_load(run.config)).items()} for run in (a, b))
+def compare_settings(a: ReportedRun, b: ReportedRun) -> list[tuple[str, str, str]]:
+    """Return (dotted key, value in A, value in B) of the settings that differ; a dash where a run has no such key."""
+    settings_a, settings_b = ({key: str(value) for key, value in flat(run.settings).items()} for run in (a, b))
     return [
-        (key, ours.get(key, "–"), theirs.get(key, "–"))
-        for key in dict.fromkeys([*ours, *theirs])
-        if ours.get(key) != theirs.get(key)
+        (key, settings_a.get(key, "–"), settings_b.get(key, "–"))
+        for key in dict.fromkeys([*settings_a, *settings_b])
+        if settings_a.get(key) != settings_b.get(key)
     ]

@@ -1,3 +1,5 @@
+"""The small pictures of a page, on one sheet."""
+
 from base64 import b64encode
 from collections.abc import Callable
 from io import BytesIO
@@ -7,46 +9,48 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 ReadPicture = Callable[[str], Tensor]
-"""Path -> (3, H, W) uint8, as `dml.data.images.read_image`."""
+"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.images.read_image`."""
 
-INNER, EDGE = 64, 1  # pixels; a browser that scales a tile blends its edge with the next tile's
+INNER, EDGE = 64, 1
+"""Pixels of a picture's side and of the margin around it: browsers blend the edges of neighbouring scaled tiles."""
 CELL = INNER + 2 * EDGE
-COLUMNS = 64  # WebP ends at 16,383 pixels: 248 rows, 15,872 pictures
+COLUMNS = 64
+"""Pictures in a row. WebP images have at most 16,383 pixels a side: 248 rows, 15,872 pictures."""
 PAPER = "#FFFFFF"
 QUALITY = 75
 
 
 class Tile(NamedTuple):
-    """A picture's place on the sheet."""
+    """The position of a picture on the sheet."""
 
     column: int
     row: int
 
 
 class Tiles:
-    """The small pictures of a page, each once, on one sheet."""
+    """A sheet of small pictures, which holds each picture once."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}
+        self._number_by_path: dict[str, int] = {}
 
-    def index(self, path: str) -> int:
-        """The number of a picture, which puts it on the sheet."""
-        return self._places.setdefault(path, len(self._places))
+    def number(self, path: str) -> int:
+        """Return the number of a picture on the sheet; a new picture is added."""
+        return self._number_by_path.setdefault(path, len(self._number_by_path))
 
-    def at(self, path: str) -> Tile:
-        """The place of a picture, which puts it on the sheet."""
-        row, column = divmod(self.index(path), COLUMNS)
+    def place(self, path: str) -> Tile:
+        """Return the position of a picture on the sheet; a new picture is added."""
+        row, column = divmod(self.number(path), COLUMNS)
         return Tile(column, row)
 
     @property
     def rows(self) -> int:
-        """How many rows the sheet has; at least two, which CSS's percentages of a background need."""
-        return max(2, -(-len(self._places) // COLUMNS))
+        """The number of rows, at least two: in CSS the position of a background in percent needs two."""
+        return max(2, -(-len(self._number_by_path) // COLUMNS))
 
-    def sheet(self, read: ReadPicture) -> str:
-        """The sheet as a data URI of a WebP image."""
+    def encode_sheet(self, read: ReadPicture) -> str:
+        """Read all pictures, draw the sheet and return it as the data URI of a WebP image."""
         sheet = Image.new("RGB", (COLUMNS * CELL, self.rows * CELL), PAPER)
-        for path, number in self._places.items():
+        for path, number in self._number_by_path.items():
             picture = Image.fromarray(read(path).permute(1, 2, 0).contiguous().numpy())
             fitted = ImageOps.pad(picture, (INNER, INNER), Image.Resampling.LANCZOS, color=PAPER)
             row, column = divmod(number, COLUMNS)

@@ -31,7 +31,7 @@ TREE = Tree(
     },
     faults={
         "no_root": Fault(remove("."), r"no such file; .*the columns path and label .*\(docs/own_data\.md\)"),
-        "no_list": Fault(remove("mine.csv"), r"0 \.csv files in it; give the path of a \.csv file of your own"),
+        "no_list": Fault(remove("mine.csv"), r"no \.csv file in it; give the path of a \.csv file of your own"),
         "broken_line": Fault(
             edit("mine.csv", "^images/3.jpg,wren,birds,train,1$", "images/3.jpg,wren"),
             r"mine\.csv, line 4: 2 cells, the header has 5",
@@ -52,7 +52,7 @@ TREE = Tree(
         ),
         "class_in_both": Fault(
             edit("mine.csv", "wren,birds", "puma,cats"),
-            r"1 level0 classes are in training and test both, such as label 2 \(puma\)",
+            r"1 class is in training and in test, such as label 2 \(puma\)",
         ),
         "missing_image": Fault(remove("images/9.jpg"), r"image .*/images/9\.jpg: no such file"),
         "unreadable_image": Fault(overwrite("images/4, left.jpg"), r"image .*/images/4, left\.jpg: cannot be decoded"),

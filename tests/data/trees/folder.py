@@ -52,7 +52,7 @@ TREE = Tree(
         "in_two_splits": None,  # the splits are folders
         "class_in_both": Fault(
             lambda root: shutil.move(root / "test/cats/puma", root / "test/cats/lynx") and None,
-            r"1 class classes are in training and test both, such as label \d \(cats/lynx\)",
+            r"1 class is in training and in test, such as label \d \(cats/lynx\)",
         ),
         "missing_image": Fault(dangle, r"image .*/test/cats/puma/1\.jpg: no such file"),
         "unreadable_image": Fault(overwrite("test/cats/puma/1.jpg"), r"image .*/puma/1\.jpg: cannot be decoded"),

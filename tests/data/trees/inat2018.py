@@ -82,7 +82,7 @@ LISTS_ALONE = {
     ),
     "class_in_both": Fault(
         edit(LISTS["train"], "Insecta/8/08", "Insecta/7/ff"),
-        r"1 species classes are in training and test both, such as label 7 \(",
+        r"1 class is in training and in test, such as label 7 \(",
     ),
     "missing_image": Fault(remove(listed("test")[-1]), r"image .*/Insecta/7/07\d+\.jpg: no such file"),
     "unreadable_image": Fault(overwrite(listed("train")[0]), r"image .*/Plantae/0/0+\.jpg: cannot be decoded"),

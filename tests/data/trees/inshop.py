@@ -72,7 +72,7 @@ TREE = Tree(
         ),
         "class_in_both": Fault(
             together(*(edit(LIST, f"(id_00000008/{i}.* )id_00000008", r"\1id_00000001") for i in ("01", "02"))),
-            r"1 item classes are in training and test both, such as label 0 \(id_00000001\)",
+            r"1 class is in training and in test, such as label 0 \(id_00000001\)",
         ),
         "missing_image": Fault(
             remove(f"img/{FOLDER}/id_00000009/02_2_front.jpg"), r"image .*/id_00000009/02_2_front\.jpg: no such file"

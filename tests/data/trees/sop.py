@@ -68,7 +68,7 @@ TREE = Tree(
         ),
         "class_in_both": Fault(
             renumber_last_class("1"),
-            r"1 class classes are in training and test both, such as label 0 \(1\)",
+            r"1 class is in training and in test, such as label 0 \(1\)",
         ),
         "missing_image": Fault(
             remove("bicycle_final/111085122801_1.JPG"), r"image .*/bicycle_final/111085122801_1\.JPG: no such file"

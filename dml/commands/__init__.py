@@ -1,0 +1,3 @@
+from dml.commands.hydra_command import COMMANDS, main
+
+__all__ = ["COMMANDS", "main"]

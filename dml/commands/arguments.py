@@ -1,0 +1,65 @@
+"""Paths among the arguments of the command line, which Hydra would read as lists, sweeps and dictionaries."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
+from dml.run.config_folders import quote
+
+UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
+"""Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
+STORED_PATHS = ("dataset.root", "data.cache", "init", "model.backbone.weights")
+"""Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
+PLAIN_TEXT = re.compile(r"null|[\w./-]*/[\w./-]*|")
+"""Text that Hydra takes as it is; without a slash it may look like a number."""
+
+
+def check_encoding(names: Sequence[str]) -> None:
+    """Make sure that arguments, and the paths among them, are UTF-8: the files that a run writes hold them.
+
+    Raises:
+        InputError: if one of them is not.
+    """
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{printable(name)}: not UTF-8, as all that a run writes; rename the file or folder"
+            ) from error
+
+
+def quote_paths(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with each path quoted that Hydra would take for something else.
+
+    Quotes and interpolations of the user's own are left alone. So are commas and parentheses in a sweep, where they
+    stand for several values.
+    """
+    is_sweep = bool({"-m", "--multirun"} & set(arguments))
+    return [argument if is_sweep and set("(,") & set(argument) else _quote_path(argument) for argument in arguments]
+
+
+def _quote_path(argument: str) -> str:
+    key, _, value = argument.partition("=")
+    if key.lstrip("+") not in UNSTORED_PATHS + STORED_PATHS or value[:1] in ("'", '"') or "${" in value:
+        return argument
+    path = str(expand_home(value)) if key in UNSTORED_PATHS and value.startswith("~") else value
+    return argument if PLAIN_TEXT.fullmatch(value) and path == value else f"{key}={quote(path)}"
+
+
+def find_path(arguments: Sequence[str], key: str) -> Path | None:
+    """Return the path behind the last ``key=`` among the arguments, such as "resume="; None without one, or for null.
+
+    Raises:
+        HydraException: if its quotes are never closed.
+    """
+    overrides = [argument for argument in arguments if argument.partition("=")[0] == key]
+    value = overrides[-1].partition("=")[2] if overrides else ""
+    if value[:1] in ("'", '"'):
+        value = str(OverridesParser.create().parse_override(overrides[-1]).value())
+    return expand_home(value) if value not in ("", "null") else None

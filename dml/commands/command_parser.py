@@ -1,0 +1,62 @@
+"""The arguments of the commands that Hydra doesn't compose."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import NoReturn
+
+from dml.ops.errors import InputError, nearest
+from dml.ops.escaping import printable
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser of a command's arguments; a mistake ends with one line and exit code 2.
+
+    Args:
+        command: name of the command, such as "report".
+        description: sentences on what the command does.
+        examples: {command line: what it does}, shown below the list of arguments.
+    """
+
+    def __init__(self, command: str, description: str, examples: Mapping[str, str]) -> None:
+        lines = [f"  {line}\n      {meaning}" for line, meaning in examples.items()]
+        super().__init__(
+            prog=f"dml {command}",
+            description=description,
+            epilog="\n".join(["examples:", *lines]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse the arguments; the line about an unknown option names the nearest ones."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            option = unknown[0].partition("=")[0]
+            advice = nearest(option, self._option_string_actions) if option.startswith("-") else ""
+            self.error(f"{unknown[0]}: no such argument{advice}")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on stderr, and exit with code 2."""
+        sys.stderr.write(f"error: {printable(message.removeprefix('argument '))}; {self.prog} --help lists all\n")
+        sys.exit(2)
+
+
+def positive_number(text: str) -> int:
+    """Read an argument that is a whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
+def check_installed(library: str, extra: str) -> None:
+    """Check that a library of an optional extra is installed.
+
+    Raises:
+        InputError: if it isn't; the line says how to install it.
+    """
+    if find_spec(library) is None:
+        raise InputError(f"{library}: not installed; pip install 'dml[{extra}]'")

@@ -1,0 +1,65 @@
+"""The command ``dml compare``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml.commands.command_parser import CommandParser
+from dml.commands.error_lines import one_line_errors
+from dml.ops.escaping import printable
+from dml.ops.files import write_text
+from dml.ops.text_tables import write_csv
+
+DESCRIPTION = """\
+Print one table of finished runs: the mean of each configuration over its
+seeds, and how sure it is.
+
+Folders are searched for runs at any depth, so a sweep's folder stands for all
+its runs; the unfinished ones are listed on stderr. Runs that differ in the
+seed alone share a row. Runs that a sweep ended early have rows of their own.
+The Markdown table is in percent: mean ± half the 95 % interval (standard
+deviation of one run)."""
+
+EXAMPLES = {
+    "dml compare outputs/emoji/rll/* outputs/emoji/nra/*": "the recall@1 of two losses",
+    "dml compare multirun --metrics level0/recall@1 level0/nmi": "two metrics of all sweeps",
+    "dml compare multirun --csv table.csv": "also writes every metric to table.csv",
+}
+
+
+def compare_runs(arguments: Sequence[str]) -> None:
+    """Print the table of runs that the arguments of ``dml compare`` describe, and write it to files."""
+    options = _parser().parse_args(arguments)
+    from dml.evaluation.run_comparison import (  # it takes seconds
+        compare,
+        csv_lines,
+        find_runs,
+        find_unfinished,
+        markdown,
+    )
+
+    with one_line_errors():
+        rows = compare(find_runs(options.runs))
+        table = markdown(rows, options.metrics)
+        sys.stdout.write(table)
+        for folder in find_unfinished(options.runs):
+            sys.stderr.write(f"unfinished: {printable(folder)}\n")
+        if options.markdown:
+            write_text(options.markdown, table)
+        if options.csv:
+            write_csv(options.csv, csv_lines(rows))
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("compare", DESCRIPTION, EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs or of sweeps")
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        default=["level0/recall@1"],
+        metavar="METRIC",
+        help="columns of the table (default: level0/recall@1)",
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="file to write every metric to, as fractions in full")
+    return parser

@@ -1,0 +1,171 @@
+"""The types of a configuration's values, held against the annotations of what they are passed to."""
+
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pkgutil import resolve_name
+from typing import Any, Literal, Union, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.ops.errors import InputError
+from dml.ops.nested import flat
+from dml.run.stages import TRAINING_ONLY
+
+OWN_KEYS: dict[str, Any] = {
+    "seed": int,
+    "ema": float | None,
+    "gradient_cache": int | None,
+    "debug": bool,
+    "trust": bool,
+    "data.eval_batch_size": int,
+    "data.max_image_bytes": int,
+    "data.max_pixels": int,
+    "data.check_images": int,
+    "data.max_list_bytes": int,
+    "data.on_corrupt": Literal["raise", "skip"],
+    "dataset.disjoint": bool,
+    "dataset.verify": bool,
+    "dataset.folds": int | None,
+    "dataset.fold": int,
+    "transform.size": int,
+    "checkpoints.every_n_steps": int,
+    "checkpoints.mode": Literal["max", "min"],
+    "evaluation.selection": Literal["val", "last", "test"],
+    "scheduler.warmup_steps": int,
+    "scheduler.interval": Literal["step", "epoch"],
+    "stored.every_n_steps": int | None,
+}
+"""Types of the keys that belong to no `_target_`."""
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+Scalar = bool | int | float | str | None
+
+
+def select_used_parts(command: str, config: DictConfig) -> DictConfig:
+    """Return the parts of a configuration that a command builds objects of.
+
+    The targets of other parts are not imported: a test of a checkpoint from somebody else doesn't need them, and
+    `dml.commands.trust` hasn't looked at them.
+
+    Args:
+        command: "train", "evaluate" or "prepare".
+        config: the composed configuration.
+    """
+    if command == "train":
+        return config
+    keys = [str(key) for key in config if str(key) not in (*TRAINING_ONLY, "stages")]
+    used: DictConfig = OmegaConf.masked_copy(config, ["dataset", "data"] if command == "prepare" else keys)
+    return used
+
+
+def check_types(config: DictConfig) -> None:
+    """Refuse the first value whose type doesn't suit the parameter that it is for.
+
+    A ``_target_``'s parameters state their types by annotations; where there is none, by their default value. Only
+    numbers, texts, true, false and null are looked at: what else a parameter may take is for its function to check.
+
+    Args:
+        config: a composed configuration.
+
+    Raises:
+        InputError: naming the key, the value and what would be right.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    values = flat(plain)
+    for key, annotation in OWN_KEYS.items():
+        if values.get(key) is not None and not _is_reference(values[key]):
+            _check(key, values[key], _kinds(annotation))
+    for path, node in _nodes_with_target(plain):
+        _check_node(path, node)
+
+
+def _nodes_with_target(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each node that has a ``_target_``, with its dotted path."""
+    if isinstance(node, dict):
+        if isinstance(node.get("_target_"), str):
+            yield path, node
+        for key, value in node.items():
+            yield from _nodes_with_target(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _nodes_with_target(value, f"{path}[{index}]")
+
+
+def _check_node(path: str, node: dict[str, Any]) -> None:
+    parameters = _parameters(node["_target_"])
+    for name, value in node.items():
+        is_default = path == "trainer" and value is None  # null is Lightning's default there
+        if name in parameters and not _is_reference(value) and not is_default and not isinstance(value, dict | list):
+            _check(f"{path}.{name}", value, parameters[name])
+
+
+def _is_reference(value: Any) -> bool:
+    """Return whether a value is an interpolation, or one that is filled in later."""
+    return isinstance(value, str) and ("${" in value or value == "???")
+
+
+def _parameters(target: str) -> Mapping[str, tuple[Any, ...]]:
+    """Return for each parameter of a function or class the kinds of scalars that it takes, where they are known."""
+    try:
+        function: Any = resolve_name(target)
+    except (ImportError, AttributeError, ValueError):  # building the object tells what is wrong
+        return {}
+    try:
+        signature = inspect.signature(function)
+        hinted = function.__init__ if inspect.isclass(function) else function
+        hints = typing.get_type_hints(hinted)
+    except (TypeError, ValueError, NameError):  # written in C, or annotated with names that only its module has
+        return {}
+    kinds = {}
+    for name, parameter in signature.parameters.items():
+        default = parameter.default
+        if name in hints:
+            allowed = _kinds(hints[name]) + ((type(None),) if default is None else ())
+        elif isinstance(default, bool | int | float | str):
+            allowed = (type(default), *((float,) if isinstance(default, int) and not isinstance(default, bool) else ()))
+        else:
+            continue
+        kinds[name] = allowed
+    return kinds
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """Return the scalar types and `Literal` choices that an annotation admits; `Any` if it admits more than these."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
+    if origin is Literal:
+        return tuple(("choice", choice) for choice in get_args(annotation))
+    if annotation is None:
+        return (type(None),)
+    if annotation in (bool, int, float, str, type(None)):
+        return (annotation,)
+    # a class, a function or a container is made of a node; a text may stand for one (a path, a dtype, an enum)
+    is_container = origin is not None or (inspect.isclass(annotation) and annotation.__module__ == "builtins")
+    return () if is_container else (Any,)
+
+
+def _check(key: str, value: Scalar, kinds: tuple[Any, ...]) -> None:
+    if not kinds or Any in kinds or any(_is_of(value, kind) for kind in kinds):
+        return
+    choices = [str(kind[1]) for kind in kinds if isinstance(kind, tuple)]
+    expected_types = [word for kind, word in WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
+    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if not choices:
+        raise InputError(f"{key}={shown}: must be {' or '.join(expected_types)}")
+    nearest = get_close_matches(shown, choices, n=1, cutoff=0.6)
+    hint = f"; is it {nearest[0]}?" if nearest else ""
+    raise InputError(f"{key}={shown}: must be one of {', '.join([*dict.fromkeys(choices), *expected_types])}{hint}")
+
+
+def _is_of(value: Scalar, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return bool(value == kind[1]) and isinstance(value, bool) == isinstance(kind[1], bool)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)

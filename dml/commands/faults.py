@@ -1,0 +1,65 @@
+"""Failures that are the machine's, not the code's: a disk that refuses a file, a process that was killed."""
+
+import errno
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+
+from dml.ops.errors import InputError
+from dml.ops.files import DISK_ERRORS
+
+GOES_ON = "what was saved is kept, and resume= with the run's folder goes on from it"
+SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes less"
+LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly)"
+)
+PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
+"""Errors that are a path's only if they name one: sockets and signals have them, too."""
+
+
+def explain_fault(error: BaseException) -> str | None:
+    """Return the line about a disk that refuses a file, or a killed process of a loader; None for anything else.
+
+    A user's error that another library has wrapped in its own is told as it is.
+    """
+    for cause in _causes(error):
+        if isinstance(cause, InputError):
+            return " ".join(str(cause).split())
+        if isinstance(cause, ConnectionError | EOFError) and _is_from_loader(cause):
+            return f"a process that loads images died while it sent some: {SHORT_MEMORY}; {GOES_ON}"
+        if isinstance(cause, OSError):
+            return _explain_disk(cause)
+        if isinstance(cause, RuntimeError) and (lost := LOST_WORKER.search(str(cause))):
+            line = f"process {lost[1]}, which loads images, {lost[2]}: {SHORT_MEMORY}; {GOES_ON}"
+            return line.replace("memory", "shared memory (/dev/shm)", 1) if "shared memory" in str(cause) else line
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, the error that it was raised from, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        # OmegaConf drops the cause of what a resolver raised
+        before = cause.__context__ if isinstance(cause, OmegaConfBaseException) else None
+        cause = cause.__cause__ or before
+
+
+def _is_from_loader(error: BaseException) -> bool:
+    """Return whether PyTorch's loader raised the error, and not something else that has connections."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).match("torch/utils/data/dataloader.py") for frame in frames)
+
+
+def _explain_disk(error: OSError) -> str | None:
+    code, path = error.errno, error.filename
+    if code not in DISK_ERRORS or (code in PATH_ERRORS and path is None):
+        return None
+    if code == errno.EEXIST and not Path(os.fsdecode(path)).is_file():  # a folder there is nobody's mistake
+        return None
+    line = f"{'a file' if path is None else os.fsdecode(path)}: {os.strerror(code)}; {DISK_ERRORS[code]}"
+    return line if code in PATH_ERRORS else f"{line}; {GOES_ON}"

@@ -1,0 +1,76 @@
+"""The processes that torchrun or srun started side by side: the first one names the run's folder to the others.
+
+Lightning passes the folder to the processes that it starts itself. Those of a launcher would each compose their own,
+with their own clock in its name.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dml.ops.errors import InputError
+
+WITHIN = timedelta(seconds=120)
+KEY = "dml/folder"
+FOLLOWS = "hydra.output_subdir=null"
+"""What Lightning, and `follow`, put on the command line of all processes of a job but the first."""
+
+_store: Any = None  # it lives in the first process if the launcher keeps none, so it is held until the end
+
+
+def follow(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of the command line; a process that isn't the first gets the first one's folder.
+
+    Raises:
+        InputError: if the first process names none, or for a sweep.
+    """
+    global _store
+    environment = _environment(arguments)
+    if environment is None or environment.world_size() == 1:
+        return list(arguments)
+    if {"-m", "--multirun"} & set(arguments):
+        raise InputError("--multirun: torchrun and srun start the processes of one run")
+    from torch.distributed import DistError
+    from torch.distributed.rendezvous import rendezvous
+
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+    rank = environment.global_rank()
+    _store, _, _ = next(rendezvous("env://", rank, environment.world_size()))
+    if rank == 0:
+        return list(arguments)
+    try:
+        _store.wait([KEY], WITHIN)
+    except DistError as error:
+        raise InputError(f"process {rank}: process 0 named no run folder within {WITHIN.seconds} s") from error
+    folder = _store.get(KEY).decode()
+    # as Lightning does: the folder is the first process's, which writes .hydra/; the log is its own
+    return [*arguments, f'hydra.run.dir="{folder}"', FOLLOWS, f"hydra.job.name=process_{rank}"]
+
+
+def is_follower(hydra_overrides: Sequence[str]) -> bool:
+    """Return whether this process is not the first of its job."""
+    return FOLLOWS in hydra_overrides
+
+
+def announce_folder(folder: Path) -> None:
+    """Tell the folder of the run to the other processes, if there are any."""
+    if _store is not None:
+        _store.set(KEY, str(folder))
+
+
+def _environment(arguments: Sequence[str]) -> Any:
+    """Return Lightning's environment of the launcher; None if Lightning starts the processes, or there is only one.
+
+    Under srun processes that are no job together are common, one of each of many seeds, so trainer=slurm must say it.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+        return TorchElasticEnvironment()
+    if "trainer=slurm" in arguments and "SLURM_PROCID" in os.environ:
+        from dml.training.processes import slurm
+
+        return slurm()
+    return None

@@ -1,0 +1,199 @@
+"""The command line: Hydra composes, a job runs, what the user got wrong is one line and exit code 2."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from dml.commands import follower_processes, trust
+from dml.commands.arguments import check_encoding, find_path, quote_paths
+from dml.commands.config_types import check_types, select_used_parts
+from dml.commands.error_lines import one_line_errors, told_errors
+from dml.commands.log_levels import quiet
+from dml.commands.start_line import announce_start
+from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
+from dml.ops import child_processes, signals
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.overrides import key_of
+from dml.ops.run_folder import RunFolder
+from dml.run import sweeps
+from dml.run.config_folders import CONF, import_from_working_folder, list_overrides, quote
+from dml.run.resolvers import remove_unused_folder
+from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.training.distributed import watch
+
+COMMANDS = ("train", "evaluate", "prepare")
+
+
+def main(command: str, *, is_named: bool = False) -> None:
+    """Run ``train``, ``evaluate`` or ``prepare`` with the overrides of the command line.
+
+    A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
+    its trace, as any other exception does.
+
+    At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.ops.signals`.
+
+    Args:
+        command: one of `COMMANDS`.
+        is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
+    """
+    prefix = [command] if is_named else []
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
+    is_debugged = full_error == "1" or "debug=true" in [argument.lower() for argument in sys.argv]
+    # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
+    # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
+    # Hydra is told to raise: it would print its own shortened trace and exit with 1
+    with (
+        signals.handling(),
+        child_processes.reporting_signals(),
+        one_line_errors(is_debugged),
+        _environment("HYDRA_FULL_ERROR", "1"),
+    ):
+        check_encoding([*sys.argv[1:], os.getcwd()])
+        import_from_working_folder()
+        typed = sys.argv[1 + len(prefix) :]
+        arguments = follower_processes.follow(_with_stored_overrides(typed))
+        sys.argv[1:] = arguments
+        task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
+        with stopping_workers(arguments):
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(task.run)()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A command that Hydra runs with each configuration that it composes: a sweep has many.
+
+    Args:
+        command: one of `COMMANDS`.
+        typed: overrides that the user has typed.
+        arguments: arguments of a process that does the same: stored overrides stand before those that were typed.
+        is_debugged: whether the user asks for the trace of an error.
+        full_error: value of HYDRA_FULL_ERROR in the environment; None if it isn't set.
+        process: id of the process that the user has started.
+    """
+
+    command: str
+    typed: list[str]
+    arguments: list[str]
+    is_debugged: bool
+    full_error: str | None
+    process: int
+
+    def run(self, config: DictConfig) -> Any:
+        """Do the command's job, be it in this process or in a worker of a sweep."""
+        if os.getpid() != self.process and child_processes.is_started_by_dml():
+            return run_in_worker(partial(self._run, config))
+        return self._run(config)
+
+    def _run(self, config: DictConfig) -> Any:
+        quiet()  # before FAISS is imported
+        import_from_working_folder()  # a launcher may have started this process
+        sys.argv[1:] = self.arguments  # Lightning starts the other processes of a run with them
+        hydra_config = HydraConfig.get()
+        folder = RunFolder(hydra_config.runtime.output_dir)
+        overrides = list_overrides(hydra_config)
+        follower_processes.announce_folder(folder.path)
+        in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
+        signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
+        do_job = partial(self._do_job, config, folder, overrides)
+        # user errors end within the job: Hydra would announce its failure first
+        errors = told_errors(folder.path, self.is_debugged) if in_sweep else one_line_errors(self.is_debugged)
+        is_first = self.command != "prepare" and not follower_processes.is_follower(hydra_config.overrides.hydra)
+        # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
+        lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
+        with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
+            if is_first and not in_sweep:
+                announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
+            return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
+
+    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
+        job = _import_job(self.command)
+        quiet()  # Lightning sets its own level when it is imported
+        trust.check_targets(self.command, config, self.typed)
+        check_types(select_used_parts(self.command, config))  # it imports the targets
+        result = job(config, folder, overrides)
+        watch.leave()
+        return result
+
+
+@contextmanager
+def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder; an error before anything is written into the folder removes it."""
+    with folder.hold(wait=wait):
+        try:
+            yield
+        except BaseException:
+            remove_unused_folder(folder)
+            raise
+
+
+def _hint(command: str, folder: RunFolder) -> str:
+    """Return how the work goes on that a signal has stopped."""
+    if command == "train" and (folder.has_configuration or folder.last_checkpoint.exists()):
+        return f"{printable(quote_paths([f'resume={folder.path}'])[0])} goes on"
+    return "" if command == "evaluate" else "the same command starts it again"
+
+
+def _import_job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], Any]:
+    """Import the function of a command, late: --help and --cfg need no torch, preparing no Lightning."""
+    if command == "prepare":
+        from dml.run.prepare_job import prepare
+
+        return prepare
+    if command == "evaluate":
+        from dml.run.evaluate_job import evaluate
+
+        return evaluate
+    from dml.run.jobs import train
+
+    return train
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Set a variable of the environment for a while; None takes it out."""
+    before = os.environ.pop(name, None)
+    try:
+        if value is not None:
+            os.environ[name] = value
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
+    """Put the overrides of the run that ``resume=`` or ``checkpoint=`` names before those of the command line."""
+    arguments = quote_paths(arguments)
+    if folder := find_path(arguments, "resume"):
+        if {"-m", "--multirun"} & set(arguments):
+            raise InputError(f"resume={folder}: goes on with one run, without --multirun")
+        stored = read_stored_configuration(RunFolder(folder))
+        return [*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"]
+    if checkpoint := find_path(arguments, "checkpoint"):
+        return _merge(read_checkpoint_configuration(checkpoint).overrides, arguments)
+    return list(arguments)
+
+
+def _merge(stored: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Return the stored overrides whose keys are not among the arguments, and then the arguments.
+
+    Raises:
+        InputError: if a stored override may do harm, and the arguments don't trust the file.
+    """
+    keys = {key_of(argument) for argument in arguments}
+    remaining = [override for override in stored if key_of(override) not in keys]
+    trust.check_overrides(remaining, arguments)
+    return remaining + list(arguments)

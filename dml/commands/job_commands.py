@@ -1,0 +1,49 @@
+"""The commands whose arguments Hydra composes: ``dml train``, ``dml evaluate`` and ``dml prepare``."""
+
+import sys
+from collections.abc import Sequence
+
+from dml.commands.hydra_command import main
+
+
+def train(arguments: Sequence[str]) -> None:
+    """Train a model, test it once and write the results to the run's folder.
+
+    Args:
+        arguments: overrides and Hydra's options, such as ["loss=rll", "--multirun", "seed=1,2"].
+    """
+    _run("train", arguments)
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Test a checkpoint again.
+
+    Args:
+        arguments: overrides, such as ["checkpoint=outputs/RUN/checkpoints/best.ckpt"].
+    """
+    _run("evaluate", arguments)
+
+
+def prepare(arguments: Sequence[str]) -> None:
+    """Check a data set and, with ``--resize 256``, keep its images decoded for trainings.
+
+    Args:
+        arguments: overrides; ``--resize 256`` stands for ``resize=256``.
+    """
+    _run("prepare", replace_resize_option(arguments))
+
+
+def replace_resize_option(arguments: Sequence[str]) -> list[str]:
+    """Replace ``--resize 256`` or ``--resize=256`` among the arguments by Hydra's ``resize=256``."""
+    overrides: list[str] = []
+    for argument in arguments:
+        if overrides and overrides[-1] == "--resize":
+            overrides[-1] = f"resize={argument}"
+        else:
+            overrides.append(argument.removeprefix("--") if argument.startswith("--resize=") else argument)
+    return overrides
+
+
+def _run(command: str, arguments: Sequence[str]) -> None:
+    sys.argv[1:] = [command, *arguments]  # Hydra, and the processes that Lightning starts, take them from there
+    main(command, is_named=True)

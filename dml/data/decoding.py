@@ -1,0 +1,174 @@
+"""Functions that decode the bytes of image files to upright RGB pixels."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import ExifTags, Image, ImageOps
+from PIL.ImageFile import ImageFile as OpenedImage
+
+Pixels = npt.NDArray[np.uint8]
+
+MAKE_UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: np.rot90(pixels.swapaxes(0, 1), 2),
+    8: np.rot90,
+}
+"""The function that turns the stored pixels upright, for each value of EXIF's orientation but 1."""
+SIDEWAYS = (5, 6, 7, 8)
+"""The values of EXIF's orientation that exchange height and width."""
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+"""The endings of the files that are read if pillow-heif, an extra, is installed."""
+_BITS = (8, 12, 16)
+"""The bits that integer grey values may have."""
+_FLOAT_WHITES = (1, 255, 65535)
+"""The values that may mean white in grey values of floating point."""
+
+_FORMATS = {
+    *("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PCX"),
+    *("PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP"),
+}
+"""The formats that are read.
+
+Pillow can read more formats. For some of them it starts another program (EPS), or learns the size of the image only
+while it decodes it (ICO).
+"""
+_OUT_OF_MEMORY = ("insufficient memory", "out of memory", "cannot allocate memory")
+"""Parts of the messages of libjpeg and of Pillow's decoders that run out of memory without raising MemoryError."""
+
+_header_lock = Lock()
+
+
+class PixelValueError(Exception):
+    """An error for pixel values that don't tell which value is black and which is white."""
+
+
+def read_jpeg_size(content: bytes) -> tuple[int, int] | None:
+    """Return height and width as stored; None if the file isn't a JPEG that simplejpeg can convert to RGB."""
+    if not content.startswith(b"\xff\xd8\xff"):
+        return None
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content)
+    except ValueError:
+        return None
+    return (height, width) if colorspace in ("YCbCr", "Gray", "RGB") else None
+
+
+def read_orientation(jpeg: bytes) -> int:
+    """Return the orientation that EXIF or XMP states, or 1.
+
+    Pillow, which takes 0.1 ms for this, reads only files that have EXIF or XMP data.
+    """
+    head = jpeg[: _find_end_of_head(jpeg)]
+    if b"Exif\0\0" not in head and b"tiff:Orientation" not in head:
+        return 1
+    with _open_with_pillow(jpeg) as image:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in MAKE_UPRIGHT else 1
+
+
+def _find_end_of_head(jpeg: bytes) -> int:
+    """Return the position at which the segments before the pixels end; the file's end if they aren't well-formed."""
+    position = 2
+    while jpeg[position : position + 1] == b"\xff" and jpeg[position + 1 : position + 2] != b"\xda":
+        position += 2 + int.from_bytes(jpeg[position + 2 : position + 4], "big")
+    return position if jpeg[position : position + 2] == b"\xff\xda" else len(jpeg)
+
+
+@cache
+def reads_heif() -> bool:
+    """Tell whether pillow-heif is installed, with which Pillow reads HEIF files."""
+    return find_spec("pillow_heif") is not None
+
+
+@cache
+def _supported_formats() -> list[str]:
+    """Return the `_FORMATS` that the installed Pillow supports, in the order in which Pillow tries them."""
+    Image.init()
+    if reads_heif():
+        import_module("pillow_heif").register_heif_opener()
+    return [name for name in Image.ID if name in _FORMATS]
+
+
+def _open_with_pillow(content: bytes) -> OpenedImage:
+    """Read the header of an image, without Pillow's limit: it warns from 89 million pixels on, and fails at 179.
+
+    The limit is restored, because it is global, and the process may read other images with Pillow.
+    """
+    with _header_lock:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(BytesIO(content), formats=_supported_formats())
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def decode_with_pillow(content: bytes, check_size: Callable[[int, int], None]) -> Pixels:
+    """Decode an image and turn it upright.
+
+    Args:
+        content: the bytes of the image file.
+        check_size: function that is called with height and width as stored, before the image is decoded.
+    """
+    with _open_with_pillow(content) as image:
+        check_size(image.height, image.width)
+        is_wide = ";16" in str(image.tile)  # of the two bytes a channel, Pillow keeps the upper one
+        stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
+        upright: Any = image
+        ImageOps.exif_transpose(image, in_place=True)  # otherwise an image that is upright already would be copied
+        if upright.mode.startswith(("I", "F")):  # Pillow would clip these grey values instead of scaling them
+            upright = Image.fromarray(_scale_to_bytes(np.asarray(upright), stated_bits))
+            is_wide = False
+        elif "transparency" in upright.info:
+            upright = upright.convert("RGBA")  # Pillow would warn about a conversion straight to RGB
+        pixels = np.array(upright.convert("RGB"))
+    if is_wide and pixels.max(initial=0) < 16:
+        raise PixelValueError(
+            "colours of 16 bits, all below 4096, would become black; store them in 8 bits, or from 0 to 65535"
+        )
+    return pixels
+
+
+def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
+    """Scale grey values of more than 8 bits to 8 bits; 0 is black, and the end of the smallest fitting range is white.
+
+    The ranges of integers are those of 8, 12 and 16 bits: 12-bit cameras write 16-bit files, and some programs write
+    8-bit values as 32-bit integers. The ranges of floats end at 1, 255 and 65535. Floats that don't fit into one range
+    and would be darker than 1/16 of white in the next, such as floats up to 1.2, are refused.
+
+    Args:
+        values: (H, W) integers or floats.
+        stated_bits: number of bits of a value, according to the file; only 12 is taken from the file.
+
+    Raises:
+        PixelValueError: if values are negative, not finite, or fit into no range.
+    """
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "f":
+        ranges = "0 to 1, 0 to 255 or 0 to 65535"
+        white = next((white for white in _FLOAT_WHITES if high <= white), np.nan)
+        if low >= 0 and (white == _FLOAT_WHITES[0] or 16 * high >= white):
+            return np.asarray(np.rint(values * (255 / white)), np.uint8)
+    else:
+        ranges = "0 to 255, 0 to 4095 or 0 to 65535"
+        possible_bits = [stated_bits] if stated_bits == 12 else _BITS
+        bits = next((bits for bits in possible_bits if high < 2**bits), 0)
+        if low >= 0 and bits:
+            return np.asarray(values >> (bits - 8), np.uint8)
+    raise PixelValueError(f"grey values from {low:g} to {high:g}; {ranges} could be read")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether a decoder ran out of memory, by the type or the message of its error."""
+    return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _OUT_OF_MEMORY)

@@ -1,0 +1,68 @@
+"""Processes that share work on images, and the way in which a data loader starts its workers."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import parent_process
+from threading import Thread
+from typing import TypeVar
+
+import torch
+
+from dml.ops.errors import InputError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[Result]:
+    """Call ``work`` with each job in parallel processes, and yield each result as soon as it is there.
+
+    Args:
+        work: a function of a module, because another process can import no other function.
+        jobs: arguments of the calls.
+        processes: number of processes, each of one thread. 1 calls ``work`` in this process, in the order of the jobs.
+
+    Raises:
+        InputError: if one of the processes is killed.
+    """
+    if processes == 1:
+        yield from map(work, jobs)
+        return
+    with ProcessPoolExecutor(processes, initializer=_set_up_process) as pool:
+        try:
+            for future in as_completed([pool.submit(work, job) for job in jobs]):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"one of {processes} processes that read images was killed: most often the memory is short, and fewer "
+                "processes take less; what is done is kept, and the same command goes on with it"
+            ) from error
+        finally:  # without this, leaving early would wait until all other jobs are done
+            pool.shutdown(cancel_futures=True)
+
+
+def choose_start_method(num_workers: int) -> str | None:
+    """Return the method by which a data loader has to start its workers; None takes Python's default.
+
+    The processes that ``launcher=joblib`` trains in have joblib's method "loky" as the default, which no data loader
+    can use. Loaders with workers fork there.
+    """
+    is_in_joblib = multiprocessing.get_start_method(allow_none=True) == "loky"
+    return "fork" if num_workers and is_in_joblib else None
+
+
+def _set_up_process() -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives Ctrl-C as well and ends this process
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended: a killed parent can't stop it, and it would wait for ever."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)

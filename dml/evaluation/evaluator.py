@@ -1,0 +1,224 @@
+"""Evaluation of embeddings: of two arrays, or of the rows of an image table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+from torch import Tensor
+
+from dml.data.table import ImageTable
+from dml.evaluation.benchmark_lists import BenchmarkList, benchmark_lists, has_level_lists
+from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
+from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
+from dml.evaluation.ranking.queries import PerQuery, rank_items
+from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.ops.errors import InputError
+from dml.retrieval.kmeans_clusters import kmeans
+from dml.retrieval.rows import Embeddings
+
+Metrics = dict[str, float]
+
+
+def evaluate(
+    query: Embeddings,
+    query_labels: Labels,
+    gallery: Embeddings | None = None,
+    gallery_labels: Labels | None = None,
+    **settings: Any,
+) -> Metrics:
+    """Compute retrieval and clustering metrics of embeddings, at each level. -> {metric: fraction}
+
+    Items are ranked by cosine similarity in float32, whatever the length of their embeddings; a zero embedding has
+    cosine 0 to all. Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries
+    are their own gallery, and each query is excluded from its ranking by its index. At level i the positives of a
+    query are the gallery items with its label in column i; for the hierarchical metrics the level of an item is the
+    number of labels that it shares with the query, whether or not the labels form a tree. A metric is a mean over the
+    queries that have a positive.
+
+    - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
+    - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
+    - sum_wap, only if `metrics` names it: the sum of the levels' AP of each query, weighted by `level_weights`
+      (HAPPIER's weighted sum), computed as the H-AP that it is.
+    - level{i}/queries_without_positives: how many queries have no positive at the level; without "level{i}/", how
+      many share no level with any item.
+    - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
+      the level. All queries count; the gallery does not.
+
+    For recall a search for the nearest neighbours is enough; other metrics need the rankings, which are computed in
+    blocks. Embeddings on a CUDA device are ranked there, those on any other device on CPU.
+
+    >>> import numpy as np
+    >>> metrics = evaluate(np.eye(4)[[0, 0, 1, 1, 2, 2]], np.array([0, 0, 1, 1, 2, 2]), recall_at=(1, 2))
+    >>> metrics["level0/recall@1"], metrics["level0/nmi"]
+    (1.0, 1.0)
+
+    Args:
+        query: embeddings (Q, D).
+        query_labels: (Q,) or (Q, L) integers, column 0 the finest level.
+        gallery: embeddings (G, D) on the device of the queries' embeddings.
+        gallery_labels: (G,) or (G, L) integers.
+        **settings: fields of `dml.evaluation.MetricConfig`, such as metrics=("recall", "nmi"), recall_at=(1, 2, 4, 8),
+            alpha=1.0, clustering=True or seed=0.
+
+    Raises:
+        InputError: if a metric is unknown; lengths, widths or levels differ; labels are not integers; embeddings are
+            not finite; a gallery has no labels, or labels have no gallery; a single item has no gallery; or no query
+            has a positive at some level, because a mean over no query is no result.
+    """
+    config = MetricConfig(**settings)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
+    ranked, cluster_metrics = _rank_and_cluster(queries, items, config)
+    return ranked.compute_means() | cluster_metrics
+
+
+def evaluate_table(embeddings: Embeddings, table: ImageTable, **settings: Any) -> Metrics:
+    """Compute the metrics of embeddings (N, D) of a table of N rows, see `Evaluator`. -> {metric: fraction}
+
+    Args:
+        embeddings: one embedding for each row of the table.
+        table: the rows of one evaluation.
+        **settings: fields of `MetricConfig`.
+
+    Raises:
+        InputError: if `Evaluator.evaluate` raises one for the same arguments.
+    """
+    return Evaluator(table, MetricConfig(**settings))(embeddings)
+
+
+class Evaluation(NamedTuple):
+    """The result of an evaluation.
+
+    Args:
+        lists: metrics and neighbours of the queries of each benchmark list, in rows of the table.
+        metrics: {name: fraction}, the metrics of the whole evaluation.
+    """
+
+    lists: list[PerQuery]
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates embeddings of the rows of a table.
+
+    - Rows of one split are their own gallery.
+    - Rows of "query" search those of "gallery". A query excludes the gallery's copies of its image, which are rows of
+      the same content under other names (`ImageTable.content`).
+    - Rows that are evaluated at level b alone (`ImageTable.benchmark`) are a separate list, in which an item is a
+      positive or not. All metrics of the list are named level{b}/..., the hierarchical ones too, and mean/... is the
+      mean of each metric over the levels (HAPPIER's protocol for DyML). Rows of every level are in each of these lists.
+
+    On several processes, each of which has all embeddings, each process ranks a share of the queries, and the first
+    one alone clusters; every process gets the result that a single process would have.
+
+    Args:
+        table: the rows of one evaluation.
+        config: metrics to compute.
+    """
+
+    table: ImageTable
+    config: MetricConfig = field(default_factory=MetricConfig)
+
+    def __call__(self, embeddings: Embeddings | UnitEmbeddings, rows: Tensor | None = None) -> Metrics:
+        """Return the metrics alone, see `evaluate`."""
+        return self.evaluate(embeddings, rows).metrics
+
+    @cached_property
+    def benchmark_lists(self) -> list[BenchmarkList]:
+        """The lists of the table: which queries search which gallery."""
+        return list(benchmark_lists(self.table))
+
+    def evaluate(
+        self, embeddings: Embeddings | UnitEmbeddings, rows: Tensor | None = None, *, neighbors: int = 0
+    ) -> Evaluation:
+        """Rank and cluster embeddings.
+
+        Args:
+            embeddings: (N, D) embeddings of any real type, or embeddings that were normalised before.
+            rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
+            neighbors: number of nearest items to return for each query.
+
+        Raises:
+            InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, or
+                `dml.evaluation.evaluate` raises one for such embeddings and labels.
+        """
+        if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
+            evaluator = replace(self, table=self.table.take(rows.numpy()))
+            return evaluator.evaluate(embeddings, neighbors=neighbors)
+        if len(embeddings) != len(self.table):
+            raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
+        items = Items(UnitEmbeddings.normalize(embeddings).rows, self.table.labels)
+        share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+        lists: list[PerQuery] = []
+        ranking_metrics: Metrics = {}
+        cluster_metrics: Metrics = {}
+        for part in self.benchmark_lists:
+            queries = items.take(part.queries, part.level)
+            gallery = None if part.gallery is None else items.take(part.gallery, part.level)
+            ranked, clusters = _rank_and_cluster(
+                queries, gallery, self.config, neighbors=neighbors, share=share, excluded=part.excluded
+            )
+            ranked = replace(
+                ranked,
+                queries=part.queries[ranked.queries],
+                values={part.metric_name(name): values for name, values in ranked.values.items()},
+                neighbors=part.searched[ranked.neighbors],
+            )
+            lists.append(ranked)
+            ranking_metrics |= ranked.compute_means()
+            cluster_metrics |= {part.metric_name(name): value for name, value in clusters.items()}
+        metrics = ranking_metrics | cluster_metrics
+        return Evaluation(lists, metrics | _level_means(metrics) if has_level_lists(self.table) else metrics)
+
+
+def _rank_and_cluster(
+    queries: Items,
+    gallery: Items | None,
+    config: MetricConfig,
+    *,
+    neighbors: int = 0,
+    share: tuple[int, int] = (0, 1),
+    excluded: npt.NDArray[np.int64] | None = None,
+) -> tuple[PerQuery, Metrics]:
+    """Rank a gallery for queries, and cluster the queries into as many clusters as they have labels, at each level.
+
+    Of several processes, each ranks a share of the queries, and the first one alone clusters; all get the whole result.
+
+    Args:
+        queries: items to rank the gallery for, and to cluster.
+        gallery: items that are ranked; None if the queries are their own gallery.
+        config: metrics to compute.
+        neighbors: number of nearest items to return for each query.
+        share: (rank, world) of this process.
+        excluded: (Q, M) the gallery items that each query excludes, see `rank_queries`.
+
+    Returns:
+        The rankings of all queries, and the metrics of the clusters by name.
+    """
+    ranked = rank_items(queries, gallery, config, neighbors=neighbors, share=share, excluded=excluded)
+    rank, world = share
+    clusters: Metrics = {}
+    metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
+    for level, labels in enumerate(queries.labels.T if metrics else ()):
+        assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
+        for metric in metrics:
+            clusters[f"level{level}/{metric.name}"] = metric.function(assignment, labels, config)
+    if world > 1:
+        shares: list[Any] = [None] * world
+        dist.all_gather_object(shares, (ranked, clusters))
+        ranked, clusters = PerQuery.join([part for part, _ in shares]), shares[0][1]
+    return ranked, clusters
+
+
+def _level_means(metrics: Mapping[str, float]) -> Metrics:
+    """Return the mean of each metric over the levels, without the counts: level0/ap, level1/ap, ... -> mean/ap."""
+    values_by_name: dict[str, list[float]] = {}
+    for metric, value in metrics.items():
+        name = metric.rpartition("/")[2]
+        if name != QUERIES_WITHOUT_POSITIVES:
+            values_by_name.setdefault(name, []).append(value)
+    return {f"mean/{name}": float(np.mean(values)) for name, values in values_by_name.items()}

@@ -1,0 +1,229 @@
+"""The one table of metrics, and the configuration of an evaluation."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
+from dml.metrics.clustering import Average, ami, nmi, pair_f1
+from dml.metrics.graded import asi, h_ap, ndcg
+from dml.ops.errors import InputError
+from dml.ops.relevance import power_relevance, weighted_ap_relevance
+
+QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
+"""The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
+
+
+class Kind(StrEnum):
+    """The input of a metric, which decides the arguments of its function."""
+
+    AT_K = "at_k"
+    """One value for each level and each k of ``recall_at``: ``function(ranks, k)`` -> (Q,).
+
+    Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbours
+    finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
+    """
+    LEVEL = "level"
+    """One value for each level: ``function(ranks)`` -> (Q,).
+
+    ``ranks`` (Q, P) float64 are the rising ranks of each query's positives, from 1 and padded with infinity.
+    """
+    HIERARCHY = "hierarchy"
+    """One value over all levels: ``function(ranks_by_level, counts, config)`` -> (Q,).
+
+    ``ranks_by_level`` are L tensors of ranks, see `dml.metrics.graded`; ``counts`` (Q, L + 1) float64 is the number of
+    items that share 0, 1, ... L levels with the query, as `dml.ops.relevance` takes it; ``config`` is the
+    `MetricConfig`.
+    """
+    CLUSTERS = "clusters"
+    """One value for each level: ``function(assignment, labels, config)`` -> float.
+
+    ``assignment`` (N,) are the clusters of k-means, ``labels`` (N,) those of the level.
+    """
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: a row of `METRICS`, or a custom one, which a user defines.
+
+    Args:
+        name: name of the metric in ``evaluation.metrics`` and, behind a level and before an @k, in metrics.json.
+        label: name of the metric in tables, reports and comparisons.
+        kind: input of the metric, a `Kind` or its value, such as "level".
+        function: function of the arguments that the kind names; a ranking metric gives one value for each query.
+        higher_is_better: whether a larger value is the better one.
+        is_default: whether an evaluation computes the metric unless ``metrics`` names others.
+        shown_in_percent: whether tables show 0.5 as 50.0; False for values that are no fractions, such as ranks.
+
+    Raises:
+        InputError: if the kind is unknown, or the name could be mistaken for other parts of a name in metrics.json.
+    """
+
+    name: str
+    label: str
+    kind: Kind
+    function: Callable[..., Any]
+    higher_is_better: bool = True
+    is_default: bool = True
+    shown_in_percent: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
+        except ValueError:
+            raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
+        if (
+            not self.name
+            or "/" in self.name
+            or re.search(r"@\d+$", self.name)
+            or self.name == QUERIES_WITHOUT_POSITIVES
+        ):
+            raise InputError(
+                f"metric {self.name!r}: a name must not be empty, hold a /, end in @ and a number, or be "
+                f"{QUERIES_WITHOUT_POSITIVES}"
+            )
+
+
+METRICS = (
+    Metric("recall", "R", Kind.AT_K, recall_at_k),
+    Metric("ap", "AP", Kind.LEVEL, average_precision),
+    Metric("map@r", "MAP@R", Kind.LEVEL, map_at_r),
+    Metric("r_precision", "R-prec.", Kind.LEVEL, r_precision),
+    Metric(
+        "h_ap",
+        "H-AP",
+        Kind.HIERARCHY,
+        lambda ranks, counts, config: h_ap(ranks, power_relevance(counts, config.alpha)),
+    ),
+    Metric("ndcg", "NDCG", Kind.HIERARCHY, lambda ranks, counts, config: ndcg(ranks)),  # noqa: ARG005
+    Metric("asi", "ASI", Kind.HIERARCHY, lambda ranks, counts, config: asi(ranks)),  # noqa: ARG005
+    Metric(
+        "sum_wap",
+        "sum wAP",
+        Kind.HIERARCHY,
+        lambda ranks, counts, config: h_ap(ranks, weighted_ap_relevance(counts, config.level_weights)),
+        is_default=False,
+    ),
+    Metric("nmi", "NMI", Kind.CLUSTERS, lambda assignment, labels, config: nmi(assignment, labels, config.nmi_average)),
+    Metric("ami", "AMI", Kind.CLUSTERS, lambda assignment, labels, config: ami(assignment, labels, config.nmi_average)),
+    Metric("f1", "F1", Kind.CLUSTERS, lambda assignment, labels, config: pair_f1(assignment, labels)),  # noqa: ARG005
+)
+"""The metrics that ship with the package, in the order in which tables show them."""
+
+METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
+
+DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
+
+
+def metric_names_of_kind(*kinds: Kind) -> tuple[str, ...]:
+    """Return the names of the packaged metrics of some kinds."""
+    return tuple(metric.name for metric in METRICS if metric.kind in kinds)
+
+
+@dataclass(frozen=True)
+class MetricConfig:
+    """Which metrics an evaluation computes, and how.
+
+    Args:
+        metrics: names of packaged metrics, see `METRICS`, and `Metric` objects, which are custom metrics.
+        recall_at: every k at which recall@k is computed.
+        alpha: exponent of the weight (level / levels) ** alpha that H-AP gives a level of the hierarchy.
+        count_query: whether H-AP and sum_wap count the query among its positives when the positives of a level share
+            the weight of that level, as HAPPIER's release does; its Eq. 4 counts the positives alone.
+        level_weights: the weight of each level in sum_wap, the finest level first; None weighs all levels alike.
+        exclude_nearest: whether a query excludes its nearest item, whatever that is, instead of itself, as HAPPIER's
+            release does.
+        clustering: False skips the metrics of clusters, even if `metrics` names them.
+        nmi_average: the mean of the two entropies that NMI and AMI divide by: "arithmetic" or "geometric".
+        seed: seed of k-means.
+        memory: bytes that the distances of one block of queries may take. A block has at least 32 queries, or as many
+            as 2^21 distances if the gallery has more than 65,536 items.
+
+    Raises:
+        InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,
+            or a k is below 1.
+    """
+
+    metrics: Sequence[str | Metric] = DEFAULT_METRICS
+    recall_at: Sequence[int] = (1, 2, 4, 8)
+    alpha: float = 1.0
+    count_query: bool = False
+    level_weights: Sequence[float] | None = None
+    exclude_nearest: bool = False
+    clustering: bool = True
+    nmi_average: Average = "arithmetic"
+    seed: int = 0
+    memory: int = 2**29
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.metrics if isinstance(name, str) and name not in METRICS_BY_NAME]
+        if unknown:
+            raise InputError(f"metrics = {unknown[0]!r}: expected some of {', '.join(METRICS_BY_NAME)}")
+        for metric in self.custom:
+            if metric.name in METRICS_BY_NAME:
+                raise InputError(f"metrics: {metric.name} is a packaged metric; give yours another name")
+        names = [metric.name for metric in self.selected]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise InputError(f"metrics: two metrics are named {repeated[0]}")
+        if self.select_kind(Kind.AT_K) and min(self.recall_at, default=1) < 1:
+            raise InputError(f"recall_at = {tuple(self.recall_at)}: every k must be at least 1")
+
+    @property
+    def custom(self) -> tuple[Metric, ...]:
+        """The custom metrics: `Metric` objects that are not packaged."""
+        return tuple(metric for metric in self.metrics if isinstance(metric, Metric) and metric not in METRICS)
+
+    @cached_property
+    def selected(self) -> tuple[Metric, ...]:
+        """The metrics to compute: the packaged ones in the order of `METRICS`, then the custom ones."""
+        packaged = (metric for metric in METRICS if metric.name in self.metrics)
+        metrics = (*packaged, *(metric for metric in self.metrics if isinstance(metric, Metric)))
+        return tuple(metric for metric in metrics if self.clustering or metric.kind != Kind.CLUSTERS)
+
+    def find_metric(self, name: str) -> Metric | None:
+        """Return the packaged or custom metric of a name; None if there is none."""
+        return (METRICS_BY_NAME | {metric.name: metric for metric in self.custom}).get(name)
+
+    def select_kind(self, *kinds: Kind) -> tuple[Metric, ...]:
+        """Return the selected metrics of some kinds."""
+        return tuple(metric for metric in self.selected if metric.kind in kinds)
+
+    @cached_property
+    def nearest_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """{"recall@4": function of ranks (Q, P), ...}: the metrics at k, which are computed at each level."""
+        return {
+            f"{metric.name}@{k}": _bind_k(metric.function, k)
+            for metric in self.select_kind(Kind.AT_K)
+            for k in self.recall_at
+        }
+
+    @cached_property
+    def level_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """{name: function of ranks (Q, P)}: all ranking metrics that are computed at each level."""
+        return self.nearest_functions | {metric.name: metric.function for metric in self.select_kind(Kind.LEVEL)}
+
+    @property
+    def needs_only_nearest(self) -> bool:
+        """Whether a search for the nearest neighbours is enough for all ranking metrics."""
+        return not self.select_kind(Kind.LEVEL, Kind.HIERARCHY)
+
+    @property
+    def largest_k(self) -> int:
+        """The largest k of the metrics at k; 0 without such a metric."""
+        return max(self.recall_at, default=0) if self.select_kind(Kind.AT_K) else 0
+
+    def ranking_names(self, levels: int) -> Iterator[str]:
+        """Yield the names in metrics.json of all ranking metrics, for labels (N, L) with ``levels`` = L."""
+        for level in range(levels):
+            yield from (f"level{level}/{name}" for name in self.level_functions)
+        yield from (metric.name for metric in self.select_kind(Kind.HIERARCHY))
+
+
+def _bind_k(function: Callable[[Tensor, int], Tensor], k: int) -> Callable[[Tensor], Tensor]:
+    """Return a function of ranks alone; k is a positional argument, as custom functions may name it differently."""
+    return lambda ranks: function(ranks, k)

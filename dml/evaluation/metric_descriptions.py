@@ -1,0 +1,90 @@
+"""What tables, reports and comparisons need to know of a metric: its label, its direction and its unit."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dml.evaluation.metric_config import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Metric
+from dml.evaluation.metric_names import MetricName
+
+
+class MetricDescription(NamedTuple):
+    """A metric without its function, as a finished run names it.
+
+    Args:
+        name: name of the metric in ``evaluation.metrics``, such as "recall".
+        label: label of the metric in tables, such as "R".
+        higher_is_better: whether a larger value is the better one.
+        shown_in_percent: whether tables show 0.5 as 50.0.
+    """
+
+    name: str
+    label: str
+    higher_is_better: bool = True
+    shown_in_percent: bool = True
+
+
+COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
+"""The ends of the names of numbers in metrics.json that are no metrics."""
+
+
+def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> MetricDescription:
+    """Describe a metric, or a count, by its name in metrics.json.
+
+    >>> describe_metric("heads/L/level0/recall@4").label
+    'R@4'
+
+    Args:
+        name: name in metrics.json, such as "level0/recall@1" or "raw/h_ap"; the last part of an unknown name is its
+            label.
+        custom: metrics that are known beside the packaged ones.
+    """
+    parsed = MetricName.parse(name)
+    metric = {metric.name: metric for metric in custom}.get(parsed.family) or METRICS_BY_NAME.get(parsed.family)
+    if metric is None:
+        is_count = parsed.family in COUNTS
+        label = name.rpartition("/")[2]
+        return MetricDescription(label, label, higher_is_better=not is_count, shown_in_percent=not is_count)
+    label = metric.label if parsed.k is None else f"{metric.label}@{parsed.k}"
+    return MetricDescription(metric.name, label, metric.higher_is_better, metric.shown_in_percent)
+
+
+def metric_label(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> str:
+    """Return the label of a metric in tables: level0/recall@1 -> R@1; see `describe_metric`."""
+    return describe_metric(name, custom).label
+
+
+def format_value(value: float, metric: MetricDescription, decimals: int = 1) -> str:
+    """Format a value of a metric: a fraction in percent, without the sign, any other with four significant digits.
+
+    >>> format_value(0.6584, describe_metric("h_ap")), format_value(12.0, describe_metric("images_skipped"))
+    ('65.8', '12')
+
+    Args:
+        value: value in metrics.json.
+        metric: description of the metric.
+        decimals: digits behind the decimal point of a percentage.
+    """
+    if metric.shown_in_percent:
+        return f"{100 * value:.{decimals}f}"
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+
+
+def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescription, ...]:
+    """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run.
+
+    Args:
+        config: configuration of a run; a metric of ``evaluation.metrics`` without a name is passed over.
+    """
+    evaluation = config.get("evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+    stored = [metric for metric in metrics if isinstance(metric, Mapping)] if isinstance(metrics, list) else []
+    return tuple(
+        MetricDescription(
+            str(metric["name"]),
+            str(metric.get("label", metric["name"])),
+            higher_is_better=metric.get("higher_is_better", True) is not False,
+            shown_in_percent=metric.get("shown_in_percent", True) is not False,
+        )
+        for metric in stored
+        if "name" in metric
+    )

@@ -1,0 +1,94 @@
+"""Checked embeddings and labels: the input of every evaluation."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.ops.errors import InputError
+from dml.retrieval.rows import Embeddings
+
+Labels = Tensor | npt.NDArray[Any]
+
+
+class Items(NamedTuple):
+    """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level.
+
+    The embeddings are those of `UnitEmbeddings`.
+    """
+
+    embeddings: Tensor
+    labels: npt.NDArray[Any]
+
+    def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
+        """Return the items of some rows, with the labels of one level or of all levels."""
+        if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
+            return self  # without a copy of the embeddings
+        labels = self.labels[rows] if level is None else self.labels[rows, level, None]
+        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels)
+
+
+def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
+    """Check embeddings and labels, and scale the embeddings to unit length.
+
+    Args:
+        embeddings: (N, D) embeddings of any real type.
+        labels: (N,) or (N, L) integers.
+        name: name of the embeddings in error messages.
+
+    Raises:
+        InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
+    """
+    unit, columns = UnitEmbeddings.normalize(embeddings, name), check_labels(labels, name)
+    if len(unit) != len(columns):
+        raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
+    return Items(unit.rows, columns)
+
+
+def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
+    """Check labels. (N,) or (N, L) -> (N, L)
+
+    Args:
+        labels: (N,) or (N, L) integers, column 0 the finest level.
+        name: name of the embeddings that the labels belong to, for error messages.
+
+    Raises:
+        InputError: if the labels have another shape, or are not integers.
+    """
+    columns = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if columns.ndim == 1:
+        columns = columns[:, None]
+    if columns.ndim != 2 or not columns.shape[1]:
+        raise InputError(f"{name}_labels: shape {tuple(columns.shape)}, expected (N,) or (N, L) with L >= 1")
+    if columns.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
+        raise InputError(f"{name}_labels: {columns.dtype}, expected integers")
+    return columns
+
+
+def check_query_and_gallery(
+    query: Embeddings, query_labels: Labels, gallery: Embeddings | None, gallery_labels: Labels | None
+) -> tuple[Items, Items | None]:
+    """Check queries and a gallery; without a gallery the queries are their own.
+
+    Raises:
+        InputError: if `check_items` raises one, widths, levels or devices differ, or only one of the gallery and the
+            gallery's labels is there.
+    """
+    queries = check_items(query, query_labels, "query")
+    if gallery is None and gallery_labels is None:
+        return queries, None
+    if gallery is None or gallery_labels is None:
+        present, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
+        raise InputError(f"{present} is given without {missing}: a gallery needs both")
+    items = check_items(gallery, gallery_labels, "gallery")
+    for property_name, in_queries, in_gallery in (
+        ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
+        ("label levels", queries.labels.shape[1], items.labels.shape[1]),
+        ("device", queries.embeddings.device, items.embeddings.device),
+    ):
+        if in_queries != in_gallery:
+            raise InputError(f"query and gallery differ in {property_name}: {in_queries} and {in_gallery}")
+    return queries, items

@@ -1,0 +1,144 @@
+"""A run as reports show it, read from its folder."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dml.data.limits import ImageLimits
+from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics
+from dml.evaluation.metric_names import head_sets_in
+from dml.evaluation.per_query import QueryTable, read_queries
+from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
+
+SELECTIONS = {
+    "val": "the best on the validation split",
+    "test": "the best on the test split",
+    "last": "the last one",
+}
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run that has been tested, with everything that a report shows of it.
+
+    Args:
+        name: last two parts of the path of the run's folder.
+        metrics: contents of metrics.json: metrics by name, and the step, the split and the like.
+        queries: contents of per_query.parquet.
+        config: configuration of the run, as YAML.
+        history: rows of metrics.csv, each a dictionary with the key "step".
+        choices: choice of each configuration group, {"loss": "rll", ...}.
+    """
+
+    name: str
+    metrics: Mapping[str, Any]
+    queries: QueryTable
+    config: str
+    history: Sequence[Mapping[str, float]] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def head_sets(self) -> list[str]:
+        """The names of the heads, and of the sets of heads, that were tested besides all heads together."""
+        return head_sets_in(self.metrics)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as nested dictionaries."""
+        settings: dict[str, Any] = yaml.safe_load(self.config)
+        return settings
+
+    @cached_property
+    def custom_metrics(self) -> tuple[MetricDescription, ...]:
+        """The metrics that the user has defined."""
+        return describe_stored_metrics(self.settings)
+
+    @property
+    def title(self) -> str:
+        """The loss and the data set of the run."""
+        loss = self.choices.get("loss") or _last_part(self.settings.get("loss", {}).get("_target_"))
+        return f"{loss} on {self.settings.get('dataset', {}).get('name')}"
+
+    @property
+    def limits(self) -> ImageLimits:
+        """The largest image files that the run was allowed to read."""
+        return ImageLimits.from_settings(self.settings.get("data") or {})
+
+    def select_metrics(self, prefix: str) -> dict[str, float]:
+        """Return the metrics whose names start with a prefix, named without the prefix."""
+        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
+
+    def summarize(self) -> dict[str, str]:
+        """Return the data set, the loss, the model and other facts, which the head of a report lists by name."""
+        loss, model = self.settings.get("loss", {}), self.settings.get("model", {})
+        facts = {
+            "data set": self.settings.get("dataset", {}).get("name"),
+            "split": self.metrics.get("split"),
+            "loss": _name_choice(self.choices.get("loss"), _last_part(loss.get("_target_"))),
+            "model": _name_choice(self.choices.get("model"), model.get("backbone", {}).get("name")),
+            "heads": ", ".join(model.get("heads", [])),
+            "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
+            "seed": self.settings.get("seed"),
+            "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
+        }
+        return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _last_part(dotted_name: str | None) -> str | None:
+    return dotted_name.rpartition(".")[2] if dotted_name else None
+
+
+def _name_choice(choice: str | None, name: str | None) -> str | None:
+    """Return a choice with the name of what was chosen: rll, RankedListLoss -> "rll (RankedListLoss)"."""
+    if choice and name and choice != name:
+        return f"{choice} ({name})"
+    return choice or name
+
+
+def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:
+    """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml and, if there is one, metrics.csv.
+
+    Args:
+        path: folder of the run.
+        metrics: future contents of metrics.json, for a report that is made before the file is written; None reads it.
+
+    Raises:
+        InputError: if one of the files is missing, or is not the one that the run wrote.
+    """
+    folder = RunFolder(path)
+    needed = [*([folder.metrics_file] if metrics is None else []), folder.queries_file, folder.config_file]
+    if missing := [str(file.relative_to(path)) for file in needed if not file.is_file()]:
+        raise InputError(f"{path}: {', '.join(missing)} missing; a report needs what a run writes when it is tested")
+    if metrics is None:
+        folder.check_files()
+    metrics = folder.metrics() if metrics is None else metrics
+    if "split" not in metrics:
+        raise InputError(f"{folder.metrics_file}: names no split that was tested; another test writes it anew")
+    return ReportedRun(
+        name="/".join(path.resolve().parts[-2:]),
+        metrics=metrics,
+        queries=read_queries(folder.queries_file),
+        config=folder.config_text,
+        history=[{name: float(value) for name, value in row.items()} for row in folder.history()],
+        choices={group: choice for group, choice in folder.choices.items() if choice},
+    )
+
+
+def collect_versions() -> dict[str, str]:
+    """Return the versions of the libraries that compute embeddings and metrics, and the platform."""
+    faiss = packages_distributions()["faiss"][0]  # faiss-cpu, or another build of FAISS
+    return {
+        "dml": version("dml"),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "faiss": f"{version(faiss)} ({faiss})",
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,226 @@
+"""Finished runs compared: one result for each configuration, with the metrics over its seeds."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dml.evaluation.intervals import Interval, mean_interval
+from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, describe_stored_metrics, format_value
+from dml.evaluation.metric_names import MetricName
+from dml.ops.errors import InputError, nearest
+from dml.ops.escaping import printable
+from dml.ops.nested import flat, is_below
+from dml.ops.overrides import key_of
+from dml.ops.run_folder import RUN_KEYS, RunFolder, folders_below
+from dml.ops.text_tables import markdown_table
+
+SEED = "seed"
+NOT_METRICS = ("epoch", "step", "pruned")
+"""Names of numbers in metrics.json that are no results."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run.
+
+    Args:
+        folder: folder of the run.
+        config: configuration by dotted key, with unresolved interpolations, so that values that follow from the seed
+            are equal for all seeds. The configuration of a run that a sweep has ended early has the key "pruned",
+            because the results of a shorter training are not those of the configuration.
+        named: choices of the configuration groups, and overridden values, by key: the words in which users tell
+            configurations apart.
+        metrics: numbers in metrics.json.
+        custom_metrics: metrics that the user has defined.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    named: dict[str, Any]
+    metrics: dict[str, float]
+    custom_metrics: tuple[MetricDescription, ...] = ()
+
+    @property
+    def configuration(self) -> str:
+        """The configuration without the seed, as text."""
+        return json.dumps({key: value for key, value in self.config.items() if key != SEED}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class ConfigurationResult:
+    """The metrics of one configuration over its seeds.
+
+    Args:
+        name: settings that tell the configuration from the others, such as "loss=rll".
+        metrics: {name in metrics.json: mean and confidence interval over the seeds}.
+        custom_metrics: metrics that the user has defined.
+    """
+
+    name: str
+    metrics: dict[str, Interval]
+    custom_metrics: tuple[MetricDescription, ...] = ()
+
+
+def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
+    """Read the finished runs in some folders, at any depth.
+
+    Args:
+        folders: folders of runs, or folders that hold those of runs, such as a sweep's.
+
+    Raises:
+        InputError: if a folder holds no finished run.
+    """
+    finished = []
+    for folder in folders:
+        runs = [run for run in _list_runs(folder) if run.is_finished]
+        if not runs:
+            raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
+        finished += [_read(run) for run in runs]
+    return finished
+
+
+def find_unfinished(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of the runs, at any depth, that are running, have failed or were interrupted."""
+    return [run.path for folder in folders for run in _list_runs(folder) if not run.is_finished]
+
+
+def _list_runs(folder: Path) -> list[RunFolder]:
+    """Return the runs in a folder, without evaluations of their checkpoints, unless the folder itself is of one."""
+    return [run for run in folders_below(folder) if run.path == folder or not run.is_evaluation]
+
+
+def _read(folder: RunFolder) -> FinishedRun:
+    values = flat(folder.config)
+    choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
+    overridden = {key_of(override) for override in folder.overrides}
+    metrics = folder.metrics()
+    pruned = {"pruned": True} if metrics.get("pruned") else {}
+    overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
+    return FinishedRun(
+        folder.path,
+        config=values | pruned,
+        named=choices | overrides | pruned,
+        metrics={
+            name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
+        },
+        custom_metrics=describe_stored_metrics(folder.config),
+    )
+
+
+def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
+    """Return a result for each configuration: runs that differ in nothing but the seed are one configuration.
+
+    Raises:
+        InputError: if two runs have the same configuration and seed: they are no independent measurements.
+    """
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.configuration, []).append(run)
+    names = _name_configurations([group[0] for group in groups.values()])
+    for group in groups.values():
+        _check_seeds(group)
+    return [
+        ConfigurationResult(name, _average_over_seeds(group), group[0].custom_metrics)
+        for name, group in zip(names, groups.values(), strict=True)
+    ]
+
+
+def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
+    shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
+    return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
+
+
+def _check_seeds(group: Sequence[FinishedRun]) -> None:
+    folder_by_seed: dict[Any, Path] = {}
+    for run in group:
+        seed = run.config.get(SEED)
+        if seed in folder_by_seed:
+            raise InputError(
+                f"{run.folder}: the same configuration and seed={seed} as {folder_by_seed[seed]}; give one of them"
+            )
+        folder_by_seed[seed] = run.folder
+
+
+def _name_configurations(runs: Sequence[FinishedRun]) -> list[str]:
+    """Name the configuration of each run by those choices and overridden values that are not the same in all runs."""
+    keys = dict.fromkeys(key for run in runs for key in run.named if key != SEED)
+    values = [{key: str(run.named.get(key, run.config.get(key, ""))) for key in keys} for run in runs]
+    differing = [key for key in keys if len({value[key] for value in values}) > 1] or ["dataset", "loss"]
+    # A configuration may lack a key, such as a parameter of another loss.
+    names = [", ".join(f"{key}={value[key]}" for key in differing if value[key]) for value in values]
+    # Configurations with equal names differ in something else, such as conf/ itself; their folders tell them apart.
+    return [
+        name if names.count(name) == 1 else f"{name} ({printable(run.folder)})"
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str:
+    """Format a Markdown table of some metrics, the best configuration by the first metric on top.
+
+    Fractions are in percent, counts and other values as they are. A cell is the mean over the seeds ± half the 95 %
+    interval (standard deviation of one run).
+
+    Args:
+        rows: results of the configurations.
+        metrics: names of the metrics in metrics.json.
+
+    Raises:
+        InputError: if no configuration has one of the metrics.
+    """
+    for metric in metrics:
+        if not any(metric in row.metrics for row in rows):
+            known = {name for row in rows for name in row.metrics}
+            raise InputError(f"metric {metric}: no run has it{nearest(metric, known)}")
+    custom = [metric for row in rows for metric in row.custom_metrics]
+    described = [describe_metric(name, custom) for name in metrics]
+    lines = []
+    for row in _sort(rows, metrics[0], described[0]):
+        cells = [_format_cell(row.metrics.get(name), metric) for name, metric in zip(metrics, described, strict=True)]
+        lines.append([_escape(row.name), str(max(value.runs for value in row.metrics.values())), *cells])
+    heads = [_escape(_name_column(name, custom)) for name in metrics]
+    return markdown_table(["run", "seeds", *heads], lines, right=range(1, 2 + len(metrics))) + "\n"
+
+
+def _sort(rows: Sequence[ConfigurationResult], name: str, metric: MetricDescription) -> list[ConfigurationResult]:
+    """Sort results by a metric, the best first and those without the metric last."""
+    sign = -1 if metric.higher_is_better else 1
+    with_metric = [row for row in rows if name in row.metrics]
+    without_metric = [row for row in rows if name not in row.metrics]
+    return sorted(with_metric, key=lambda row: sign * row.metrics[name].mean) + without_metric
+
+
+def _name_column(name: str, custom: Sequence[MetricDescription]) -> str:
+    """Return the name of a metric in metrics.json, in which a custom metric is called by its label."""
+    if MetricName.parse(name).family not in {metric.name for metric in custom}:
+        return name
+    scope, slash, _ = name.rpartition("/")
+    return f"{scope}{slash}{describe_metric(name, custom).label}"
+
+
+def _escape(name: str) -> str:
+    """Escape a name for Markdown: nothing in it is read as code or HTML."""
+    text = re.sub(r"\\(?=[!-/:-@[-`{-~])", r"\\\\", printable(name))
+    return re.sub(r"[`<]", r"\\\g<0>", text)
+
+
+def _format_cell(value: Interval | None, metric: MetricDescription) -> str:
+    if value is None:
+        return "–"
+    mean, half_width, deviation = (
+        format_value(part, metric) for part in (value.mean, value.half_width, value.deviation)
+    )
+    return mean if value.runs == 1 else f"{mean} ± {half_width} ({deviation})"
+
+
+def csv_lines(rows: Sequence[ConfigurationResult]) -> list[list[Any]]:
+    """Return the header and the lines of a CSV file: one line for each metric of each configuration, unrounded."""
+    header = ["run", "metric", "runs", "mean", "standard_deviation", "low_95", "high_95"]
+    return [header] + [
+        [row.name, metric, *value[:3], value.mean - value.half_width, value.mean + value.half_width]
+        for row in rows
+        for metric, value in row.metrics.items()
+    ]

@@ -1,0 +1,53 @@
+"""Embeddings that were checked and L2-normalised once, for everything that follows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dml.retrieval.rows import Embeddings, unit_rows
+
+
+def ranking_device(device: torch.device) -> torch.device:
+    """Return the device that embeddings on a device are ranked on: a CUDA device itself, for any other the CPU.
+
+    Metrics are float64, which Apple's MPS lacks; and what CUDA does not compute, numpy and FAISS do.
+    """
+    return device if device.type == "cuda" else torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class UnitEmbeddings:
+    """Embeddings of unit length, which every function of this package takes as they are.
+
+    A test evaluates, maps and compares the same embeddings: `UnitEmbeddings.normalize` checks and scales them once.
+
+    Args:
+        rows: (N, D) float32 embeddings of unit length, or of length 0, on their `ranking_device`.
+    """
+
+    rows: Tensor
+
+    @classmethod
+    def normalize(cls, embeddings: "Embeddings | UnitEmbeddings", name: str = "embeddings") -> "UnitEmbeddings":
+        """Check embeddings and scale them to unit length; return embeddings that are normalised already as they are.
+
+        Args:
+            embeddings: (N, D) embeddings of any real type, on any device.
+            name: name of the embeddings in error messages.
+
+        Raises:
+            InputError: if the embeddings have another shape, or hold values that are not finite.
+        """
+        if isinstance(embeddings, UnitEmbeddings):
+            return embeddings
+        return cls(unit_rows(embeddings, name))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> "UnitEmbeddings":
+        """Return the embeddings of some rows."""
+        return UnitEmbeddings(self.rows[torch.from_numpy(indices).to(self.rows.device)])

@@ -1,0 +1,51 @@
+"""Tables as text: Markdown for a page, CSV for another program."""
+
+import csv
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from dml.ops.files import replacing
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
+    r"""Format a Markdown table; its last line has no line break.
+
+    >>> print(markdown_table(["loss", "recall@1"], [["a|b", "61.2"]], right=[1]))
+    | loss | recall@1 |
+    | --- | ---: |
+    | a\|b | 61.2 |
+
+    Args:
+        header: heads of the columns.
+        rows: cells of each row, as many as there are columns.
+        right: indices of the columns that are aligned to the right, such as columns of numbers.
+
+    Raises:
+        ValueError: if a row has more or fewer cells than the header.
+    """
+    rule = ["---:" if column in right else "---" for column in range(len(header))]
+    lines = [_line(cell.replace("|", r"\|") for cell in cells) for cells in (header, *_same_width(rows, len(header)))]
+    return "\n".join([lines[0], _line(rule), *lines[1:]])
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows, the header first, to a CSV file in one step: the file is never seen half written.
+
+    Args:
+        path: file to write or to replace; a missing folder is made.
+        rows: cells of each row, in the order of the columns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _same_width(rows: Iterable[Sequence[str]], width: int) -> Iterable[Sequence[str]]:
+    for row in rows:
+        if len(row) != width:
+            raise ValueError(f"a row of {len(row)} cells in a table of {width} columns: {list(row)}")
+        yield row

@@ -1,0 +1,88 @@
+"""The runs that test the claims: the alternatives to choose from, and then the arms with what was chosen."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml.commands.error_lines import say
+from dml.ops.run_folder import RunFolder
+from dml.papers.claims.definitions import Claims
+from dml.papers.claims.tuning import Candidate, Tuning, group_by_seed, validation_command, validation_folder
+from dml.papers.plans import PlannedRun, format_command, list_commands, run_forks, train_runs
+
+NO_DATA = Path()
+"""The claims need no folder of data sets: they are tested on the embedded data."""
+
+
+def train_missing_runs(claims: Claims, tuning: Tuning, jobs: int) -> bool:
+    """Train and validate the missing alternatives, then train the arms, seed after seed.
+
+    Args:
+        claims: claims to test.
+        tuning: alternatives of the arms, and the chosen ones.
+        jobs: number of runs at a time.
+
+    Returns:
+        Whether a run failed.
+    """
+    has_failed = False
+    while open_runs := _list_runs_to_validate(claims, tuning):
+        missing = [run for run in open_runs if not run.is_finished]
+        say(f"choosing on the validation classes: {len(open_runs)} alternatives, {len(missing)} of them to be trained")
+        has_failed |= train_runs(missing, NO_DATA, say, jobs, run_forks)
+        has_failed |= run_forks([validation_command(run) for run in open_runs if run.is_finished], say, jobs)
+        if has_failed:
+            break  # the arms whose alternatives are all validated are trained nevertheless
+    _delete_checkpoints([candidate.run for candidate in _list_candidates(claims, tuning) if candidate.is_validated])
+    runs, untuned = _list_runs_to_train(claims, tuning)
+    for runs_of_seed in group_by_seed(runs):
+        missing = [run for run in runs_of_seed if not run.is_finished]
+        finished = len(runs_of_seed) - len(missing)
+        say(f"seed {runs_of_seed[0].seed}: {len(runs_of_seed)} runs, {finished} of them done")
+        has_failed |= train_runs(missing, NO_DATA, say, jobs, run_forks)
+        _delete_checkpoints(runs_of_seed)
+    if untuned:
+        sys.stderr.write(f"error: not trained, as an alternative failed: {', '.join(untuned)}\n")
+    return has_failed or bool(untuned)
+
+
+def print_commands(claims: Claims, tuning: Tuning) -> None:
+    """Print the commands of the alternatives that are open, or of the arms' missing runs once all are chosen."""
+    open_runs = _list_runs_to_validate(claims, tuning)
+    runs_by_seed = [] if open_runs else group_by_seed(_list_runs_to_train(claims, tuning)[0])
+    for run in [*open_runs, *(run for runs in runs_by_seed for run in runs)]:
+        for command in list_commands([run], NO_DATA):
+            say(command)
+        if run in open_runs and not RunFolder(validation_folder(run)).is_finished:
+            say(format_command(validation_command(run)))
+
+
+def _list_candidates(claims: Claims, tuning: Tuning) -> list[Candidate]:
+    arms = tuning.order_by_parent(claims.used_arms)
+    return [candidate for arm in arms for candidate in tuning.list_candidates(arm)]
+
+
+def _list_runs_to_validate(claims: Claims, tuning: Tuning) -> list[PlannedRun]:
+    """List the alternatives to train or to validate before anything more can be chosen, each once."""
+    open_candidates = [candidate for candidate in _list_candidates(claims, tuning) if not candidate.is_validated]
+    return list({candidate.run.folder: candidate.run for candidate in open_candidates}.values())
+
+
+def _list_runs_to_train(claims: Claims, tuning: Tuning) -> tuple[list[PlannedRun], list[str]]:
+    """Return the runs of all seeds of the arms that are tuned, and the names of the other arms."""
+    all_runs, untuned = [], []
+    for arm in claims.used_arms:
+        runs = tuning.list_runs(arm)
+        if runs is None:
+            untuned.append(arm.name)
+        else:
+            all_runs += runs
+    return all_runs, untuned
+
+
+def _delete_checkpoints(runs: Sequence[PlannedRun]) -> None:
+    """Delete the checkpoints of finished runs, which take gigabytes and nothing reads again."""
+    for run in runs:
+        if run.is_finished:
+            shutil.rmtree(RunFolder(run.folder).last_checkpoint.parent, ignore_errors=True)

@@ -1,0 +1,196 @@
+"""The papers' claims at desk scale: what is trained for them, and which differences decide them."""
+
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dml.evaluation.metric_config import METRICS_BY_NAME
+from dml.ops.errors import InputError
+from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Training
+
+METRIC_LABELS = {name: METRICS_BY_NAME[name].label for name in HIERARCHICAL_METRICS}
+"""Labels of the metrics on the page, where a label isn't the name."""
+
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of comparisons: a training, which is run with several seeds.
+
+    Args:
+        name: name of the arm in reference/claims.yaml.
+        training: the training without the overrides that tuning selects.
+        prefix: prefix of the arm's metrics in metrics.json, such as "heads/H"; "" for the whole embedding.
+        alternatives: overrides from which tuning selects the best on the validation classes.
+        tuning_metric: the metric that tuning maximizes, such as "recall@1"; "" without alternatives.
+        parent: name of the arm whose selected overrides this arm takes before its own; "" for none.
+    """
+
+    name: str
+    training: Training
+    prefix: str = ""
+    alternatives: tuple[Overrides, ...] = ()
+    tuning_metric: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: an arm's metric, or the standard deviation over the metrics of several arms."""
+
+    name: str
+    arms: tuple[Arm, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The claim that one side is better than another.
+
+    Args:
+        better, worse: the two sides.
+        metric: name of the compared metric: "h_ap", or "recall@1" for that of the finest level.
+        margin: percent points by which the better side may fall behind: the margin of non-inferiority.
+    """
+
+    better: Side
+    worse: Side
+    metric: str
+    margin: float = 0.0
+
+    def __str__(self) -> str:
+        margin = f" (within {self.margin:g})" if self.margin else ""
+        return f"{self.better.name} – {self.worse.name}, {METRIC_LABELS.get(self.metric, self.metric)}{margin}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper.
+
+    Args:
+        number: number of the claim on the page.
+        paper: key of the paper: rll, nra, lns or happier.
+        tables: names of the paper's tables that print the claim's numbers.
+        dataset: data set of the printed numbers.
+        rows: row of the tables for each side's name.
+        source: place of the claim in the paper, as the page prints it.
+        statement: the claim in a sentence.
+        comparisons: comparisons that decide the claim.
+        remark: remark on the outcome, in Markdown.
+    """
+
+    number: int
+    paper: str
+    tables: tuple[str, ...]
+    dataset: str
+    rows: Mapping[str, str]
+    source: str
+    statement: str
+    comparisons: tuple[Comparison, ...]
+    remark: str
+
+    @property
+    def arms(self) -> list[Arm]:
+        """The arms of the claim's comparisons, each once."""
+        sides = (side for comparison in self.comparisons for side in (comparison.better, comparison.worse))
+        return list({arm.name: arm for side in sides for arm in side.arms}.values())
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The claims in their order, all arms by name, and a paragraph on how the runs were made."""
+
+    setting: str
+    arms: Mapping[str, Arm]
+    claims: tuple[Claim, ...]
+
+    def select(self, numbers: Iterable[int] | None) -> "Claims":
+        """Return the claims with some numbers; None selects all.
+
+        Raises:
+            InputError: if no claim has one of the numbers.
+        """
+        if numbers is None:
+            return self
+        claims = {claim.number: claim for claim in self.claims}
+        if missing := [number for number in numbers if number not in claims]:
+            raise InputError(f"claim {missing[0]}: there is none; there are {', '.join(map(str, claims))}")
+        return replace(self, claims=tuple(claims[number] for number in numbers))
+
+    @property
+    def used_arms(self) -> list[Arm]:
+        """The arms of the claims, each once."""
+        return list({arm.name: arm for claim in self.claims for arm in claim.arms}.values())
+
+
+def full_metric_name(metric: str) -> str:
+    """Return the name of a metric in metrics.json: "recall@1" -> "level0/recall@1", "h_ap" -> "h_ap"."""
+    return metric if metric in HIERARCHICAL_METRICS else f"level0/{metric}"
+
+
+def read_claims(path: Path = REFERENCE / "claims.yaml") -> Claims:
+    """Read arms and claims from a file; the head of claims.yaml describes its entries.
+
+    Raises:
+        InputError: if a name in the file stands for nothing, or a value is missing.
+    """
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        arms = {name: _read_arm(name, entry) for name, entry in content["arms"].items()}
+        claims = tuple(_read_claim(number, entry, arms) for number, entry in content["claims"].items())
+    except KeyError as error:
+        raise InputError(f"{path}: no {error.args[0]}") from error
+    for arm in arms.values():
+        if arm.parent and arm.parent not in arms:
+            raise InputError(f"{path}: arm {arm.name}: like: {arm.parent} is no arm")
+        if bool(arm.alternatives) != bool(arm.tuning_metric):
+            raise InputError(f"{path}: arm {arm.name}: tune and by go together")
+    return Claims(content["setting"].strip(), arms, claims)
+
+
+def _read_arm(name: str, entry: str | Mapping[str, Any]) -> Arm:
+    settings: Mapping[str, Any] = {"run": entry} if isinstance(entry, str) else entry
+    return Arm(
+        name,
+        Training.parse(f"claims/{settings['run']}"),
+        prefix=settings.get("part", ""),
+        alternatives=tuple(tuple(shlex.split(overrides)) for overrides in settings.get("tune", ())),
+        tuning_metric=settings.get("by", ""),
+        parent=settings.get("like", ""),
+    )
+
+
+def _read_claim(number: int, entry: Mapping[str, Any], arms: Mapping[str, Arm]) -> Claim:
+    spreads = entry.get("spreads", {})
+
+    def make_side(name: str) -> Side:
+        arm_names = spreads.get(name, [name])
+        if unknown := [arm_name for arm_name in arm_names if arm_name not in arms]:
+            raise InputError(f"claim {number}: {unknown[0]} is no arm")
+        return Side(name, tuple(arms[arm_name] for arm_name in arm_names))
+
+    comparisons = [
+        Comparison(make_side(compared["better"]), make_side(worse), metric, float(compared.get("within", 0)))
+        for compared in entry["comparisons"]
+        for metric, worse in itertools.product(_as_list(compared["metric"]), _as_list(compared["worse"]))
+    ]
+    return Claim(
+        number=int(number),
+        paper=entry["paper"],
+        tables=tuple(entry["tables"]),
+        dataset=entry["dataset"],
+        rows=entry["rows"],
+        source=entry["source"],
+        statement=entry["statement"].strip(),
+        comparisons=tuple(comparisons),
+        remark=entry["remark"].strip(),
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,90 @@
+"""An estimate of what a training costs; it is not measured."""
+
+from omegaconf import DictConfig
+
+from dml.run.stages import list_stages
+from dml.samplers.base import AUTO, AUTO_CLASSES
+
+GMACS = {
+    "bn_inception": 2.0,
+    "googlenet": 1.5,
+    "resnet18": 1.8,
+    "resnet34": 3.7,
+    "resnet50": 4.1,
+    "tf_efficientnet_lite0": 0.4,
+}
+"""Billions of multiplications and additions of one image of 224 x 224 through a backbone."""
+
+GMACS_PER_SECOND = 4700
+"""Speed of one V100 in float32: 380 images of ResNet-50 trained a second, each at the price of three passes."""
+
+DYML_IMAGES = {"dyml_vehicle": (343_100, 5_900), "dyml_animal": (407_800, 12_500), "dyml_product": (747_100, 1_500)}
+"""Training and test images of the data sets whose YAML doesn't count them, as their paper rounds the numbers."""
+
+
+def estimate_gpu_hours(config: DictConfig) -> float:
+    """Estimate the hours of a run on one V100 that loading keeps up with.
+
+    The run consists of the training, the validations, and the tests before and after it.
+    """
+    passes = 2 * _count_test_images(config)
+    for stage in list_stages(config):
+        steps, interval = count_steps(stage.config), _validation_interval(stage.config)
+        passes += 3 * steps * _batch_size(stage.config)  # a backward pass costs two forward ones
+        passes += steps // interval * _count_validation_images(stage.config) if interval else 0
+    gmacs = GMACS[_backbone_name(config)] * (config.transform.size / 224) ** 2
+    return float(passes * gmacs / GMACS_PER_SECOND / 3600)
+
+
+def count_steps(config: DictConfig) -> int:
+    """Count the steps of a training; the length of an epoch follows from the published number of images."""
+    trainer = config.trainer
+    if trainer.max_epochs is None:
+        return int(trainer.max_steps)
+    return int(trainer.max_epochs * _batches_per_epoch(config) // trainer.accumulate_grad_batches)
+
+
+def _validation_interval(config: DictConfig) -> int:
+    """Return the steps between two validations, 0 without validations."""
+    if config.trainer.check_val_every_n_epoch is not None:
+        return int(config.trainer.check_val_every_n_epoch * _batches_per_epoch(config))
+    return int(config.trainer.val_check_interval or 0)
+
+
+def _batch_size(config: DictConfig) -> int:
+    sampler = config.sampler
+    if "batch_size" in sampler:
+        return int(sampler.batch_size)
+    classes = AUTO_CLASSES if sampler.classes_per_batch == AUTO else sampler.classes_per_batch
+    return int(classes * sampler.images_per_class)
+
+
+def _batches_per_epoch(config: DictConfig) -> int:
+    sampler = config.sampler
+    if "batches_per_pair" in sampler:
+        class_counts = [count for level, count in config.dataset.counts.train.items() if level != "images"]
+        super_classes = class_counts[sampler.super_level]
+        return int(super_classes * (super_classes - 1) // 2 * sampler.batches_per_pair)
+    return int(sampler.get("batches_per_epoch") or -(-_count_training_images(config) // _batch_size(config)))
+
+
+def _count_training_images(config: DictConfig) -> int:
+    dataset = config.dataset
+    images = dataset.counts.train.get("images") or DYML_IMAGES[dataset.name][0]
+    return int(images - images // dataset.folds if dataset.folds else images)
+
+
+def _count_validation_images(config: DictConfig) -> int:
+    if config.evaluation.selection == "test":
+        return _count_test_images(config)
+    return _count_training_images(config) // (config.dataset.folds - 1) if config.dataset.folds else 0
+
+
+def _count_test_images(config: DictConfig) -> int:
+    counts = [split.images for split in map(config.dataset.counts.get, ("test", "query", "gallery")) if split]
+    return int(sum(counts) or DYML_IMAGES[config.dataset.name][1])
+
+
+def _backbone_name(config: DictConfig) -> str:
+    backbone = config.model.backbone
+    return str(backbone.get("name") or backbone._target_.rpartition(".")[2])

@@ -1,0 +1,83 @@
+"""The command ``dml figures``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml.commands.command_parser import CommandParser, check_installed, positive_number
+from dml.commands.error_lines import one_line_errors
+
+DESCRIPTION = """\
+Train what figures of the papers take and draw them: nra_3, nra_4 and
+happier_4, which are NRA's Fig. 3 and 4 and HAPPIER's Fig. 4. Runs that are
+finished are not made again.
+
+Without --data the sweeps run on the embedded data, and the map of digits on
+the digits that come with scikit-learn."""
+
+EXAMPLES = {
+    "dml figures": "trains what is missing, draws docs/images/figures/*.png",
+    "dml figures nra_4": "the same for one figure",
+    "dml figures --data /data": "the same on the papers' data sets; /data holds a folder for each",
+    "dml figures --commands": "prints the commands, to run them elsewhere",
+    "dml figures --show": "draws the finished runs",
+}
+
+
+def run_figures(arguments: Sequence[str]) -> None:
+    """Run ``dml figures``: reproduce figures or print commands.
+
+    Args:
+        arguments: arguments of the command line.
+    """
+    options = _parser().parse_args(arguments)
+    from dml.papers.figures.figure_reproduction import print_commands, reproduce_figures  # it takes seconds
+    from dml.papers.figures.sweep_figures import find_figures
+    from dml.papers.plans import Plan
+
+    plan = Plan(options.outputs, options.seeds, overrides=tuple(options.set))
+    data = options.data and options.data.expanduser()
+    with one_line_errors():
+        figures = find_figures(options.figures, data)
+        if options.commands:
+            print_commands(figures, plan, data or Path())
+        else:
+            check_installed("matplotlib", extra="figures")
+            jobs = 0 if options.show else options.jobs
+            reproduce_figures(figures, plan, data, jobs=jobs, images=options.images)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("figures", DESCRIPTION, EXAMPLES)
+    parser.add_argument("figures", nargs="*", metavar="NAME", help="nra_3, happier_4 or nra_4 (default: all of them)")
+    parser.add_argument(
+        "--seeds", type=positive_number, default=2, metavar="N", help="runs of each training (default: %(default)s)"
+    )
+    parser.add_argument("--data", type=Path, help="folder with the data sets' folders")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override of all trainings, such as trainer.max_steps=100; may be repeated",
+    )
+    parser.add_argument(
+        "--jobs", type=positive_number, default=1, metavar="N", help="runs at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--outputs",
+        type=Path,
+        default=Path("outputs/figures"),
+        metavar="FOLDER",
+        help="folder for runs and numbers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--images",
+        type=Path,
+        default=Path("docs/images/figures"),
+        metavar="FOLDER",
+        help="folder for the figures (default: %(default)s)",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--commands", action="store_true", help="print the commands, and run nothing")
+    action.add_argument("--show", action="store_true", help="draw the finished runs, and run nothing")
+    return parser

@@ -1,0 +1,80 @@
+"""Reproduces tables: lists them, prints the commands of their runs, or makes the runs and prints the tables."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml.commands.error_lines import say
+from dml.ops.errors import InputError
+from dml.ops.files import write_text
+from dml.ops.text_tables import write_csv
+from dml.papers.cost import estimate_gpu_hours
+from dml.papers.experiments import compose
+from dml.papers.plans import Plan, check_data, list_commands, train_runs
+from dml.papers.tables.paper_tables import PAPERS, Table
+from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
+
+
+def list_tables(tables: Sequence[Table], plan: Plan) -> None:
+    """Print each table with the numbers of its cells, runs and finished runs, and the estimated cost."""
+    say(f"{'':18}{'cells':>6}{'runs':>6}{'done':>6}{'GPU hours':>11}")
+    for table in tables:
+        runs = plan.list_table_runs(table)
+        hours = sum(estimate_gpu_hours(compose(run.training)) for run in runs)
+        finished = sum(run.is_finished for run in runs)
+        say(f"{f'table-{table}':18}{len(table.cells):6}{len(runs):6}{finished:6}{hours:11.1f}")
+    say(f"With {plan.seeds} seeds. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
+
+
+def print_commands(tables: Sequence[Table], plan: Plan, data: Path) -> None:
+    """Print the command line of each run that isn't finished.
+
+    Args:
+        tables: tables that the runs belong to.
+        plan: plan of the runs.
+        data: folder that holds the folders of the data sets, which the command lines name.
+    """
+    runs = [run for table in tables for run in plan.list_table_runs(table)]
+    for command in list_commands(runs, data):
+        say(command)
+
+
+def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, trains: bool) -> None:
+    """Train and write table after table; a table that can't be trained doesn't keep the next one from it.
+
+    The exit code is 2 if a run failed.
+
+    Args:
+        tables: tables to reproduce.
+        plan: plan of their runs.
+        data: folder that holds the folders of the data sets; None if the user gave none.
+        trains: whether the missing runs are made before a table is printed.
+
+    Raises:
+        InputError: if the user gave no folder, and a table needs one.
+    """
+    has_failed = False
+    for table in tables:
+        missing = [run for run in plan.list_table_runs(table) if not run.is_finished]
+        try:
+            if trains:
+                check_data(f"table {table}", missing, data)
+                has_failed |= train_runs(missing, data or Path(), say)
+            _write_table(table, plan)
+        except InputError as error:
+            if data is None:
+                raise
+            sys.stderr.write(f"error: {error}\n")
+            has_failed = True
+    if has_failed:
+        sys.exit(2)
+
+
+def _write_table(table: Table, plan: Plan) -> None:
+    """Print a table with the results of the finished runs, and write it to files."""
+    results = collect_results(table, plan)
+    title = f"{PAPERS[table.paper]}, Table {table.name}"
+    page = format_markdown(results, f"{title} (smoke: not the paper's training)" if plan.is_small else title)
+    say(page)
+    write_csv(plan.outputs / f"{table}.csv", csv_rows(results))
+    write_text(plan.outputs / f"{table}.md", page)

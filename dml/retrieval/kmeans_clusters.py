@@ -1,0 +1,56 @@
+from typing import Any
+
+import faiss
+import torch
+from torch import Tensor
+
+from dml.ops.errors import InputError
+from dml.retrieval.lloyd import lloyd_clusters
+from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
+
+
+def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = 20) -> Tensor:
+    """Cluster embeddings with Lloyd's algorithm, by FAISS on CPU or by torch on a CUDA device.
+
+    The algorithm runs once, from random rows as centroids. A cluster that becomes empty is refilled by splitting a
+    large one, but the last round may leave clusters empty. All rows are used: FAISS's default of at most 256 rows a
+    cluster is switched off, and so is its warning below 39 rows. The same seed gives the same clusters on the same
+    machine. CPU and CUDA give the same clusters except where rounding decides.
+
+    >>> assignment = kmeans(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), clusters=2)
+    >>> bool(assignment[0] == assignment[1]), bool(assignment[1] == assignment[2])
+    (True, False)
+
+    Args:
+        embeddings: (N, D) embeddings; on a CUDA device they are clustered there.
+        clusters: number of clusters, 1 to N.
+        seed: seed of the initial centroids, 0 to 2^31 - 1.
+        iterations: number of rounds, at least 1.
+
+    Returns:
+        Cluster of each row (N,) int64 on CPU, from 0 to clusters - 1.
+
+    Raises:
+        InputError: if an argument is out of range, or an embedding isn't finite.
+    """
+    rows = float32_rows(embeddings, "embeddings")
+    if not 1 <= clusters <= len(rows):
+        raise InputError(f"clusters = {clusters}: expected 1 to {len(rows)}, the number of embeddings")
+    if iterations < 1:
+        raise InputError(f"iterations = {iterations}: expected at least 1")
+    if not 0 <= seed < 2**31:  # FAISS stores the seed as a C int
+        raise InputError(f"seed = {seed}: expected 0 to 2^31 - 1")
+    if is_on_cuda(rows):
+        return lloyd_clusters(rows, clusters, seed, iterations).cpu()
+    algorithm: Any = faiss.Kmeans(
+        rows.shape[1],
+        clusters,
+        niter=iterations,
+        seed=seed,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(rows),
+    )
+    rows_on_cpu = rows.numpy()
+    algorithm.train(rows_on_cpu)
+    _, assignment = algorithm.assign(rows_on_cpu)
+    return torch.from_numpy(assignment)

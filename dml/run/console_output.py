@@ -1,0 +1,123 @@
+"""What a run prints: the trained model and data, the speed of the training, and the final metrics."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+
+from dml.data.copies import count_queries_in_gallery
+from dml.data.table import ImageTable
+from dml.evaluation.metric_config import Metric
+from dml.evaluation.metric_table import choose_first_metric, summary_table
+from dml.ops.console import console
+from dml.ops.escaping import in_markup
+from dml.run import builders
+from dml.training.data import DataModule
+from dml.training.embedders import AnyModel
+from dml.training.run_length import describe_late_milestones
+
+
+@rank_zero_only
+def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path, stage: str = "") -> None:
+    """Print what is going to be trained, on which images, and the folder of the results."""
+    if stage:
+        console.print(f"[bold]stage[/]    {in_markup(stage)}")
+    if config.quick:
+        console.print("[bold red]quick[/]    a short run on a part of the data; its metrics say nothing about a method")
+    heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    console.print(f"[bold]data[/]     {in_markup(f'{config.dataset.name}: {_describe_splits(images.table)}')}")
+    in_gallery, queries = count_queries_in_gallery(images.table)
+    if in_gallery:
+        console.print(
+            f"[bold]queries[/]  {in_gallery:,} of {queries:,} are in their gallery as files of the same content, which "
+            "are excluded from their rankings"
+        )
+    console.print(f"[bold]model[/]    {parameters / 1e6:.1f} M trainable parameters; heads {in_markup(heads)}")
+    loss = in_markup(config.loss._target_.rpartition(".")[2])
+    console.print(f"[bold]loss[/]     {loss}, {config.trainer.max_steps:,} steps")
+    pace = builders.build_pace(config, len(images.sampler))
+    if late := describe_late_milestones(config.scheduler.schedule or {}, pace, config.trainer.max_steps):
+        console.print(f"[bold red]schedule[/] {in_markup(late)}")
+    console.print(f"[bold]folder[/]   {in_markup(folder)}")
+
+
+def _describe_splits(table: ImageTable) -> str:
+    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573"."""
+    numbers = {split: (counts["images"], counts[table.levels[0]]) for split, counts in table.counts().items()}
+    parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
+    first, (images, classes) = next(iter(numbers.items()))
+    parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
+    return ", ".join(parts)
+
+
+@rank_zero_only
+def print_raw_test() -> None:
+    """Print that the backbone is tested before the training, which may take minutes."""
+    console.print("[bold]before[/]   testing the backbone as it is ... (evaluation.raw=false goes without)")
+
+
+@rank_zero_only
+def print_raw_metrics(metrics: dict[str, float]) -> None:
+    """Print the first metric of the backbone's features before the training."""
+    if name := choose_first_metric(metrics):
+        value = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
+        console.print(f"[bold]before[/]   {value} (the backbone's own features)")
+
+
+@rank_zero_only
+def print_training(trainer: Trainer, images: DataModule, seconds: float) -> None:
+    """Print how long the training took, and how long a step waited for its images."""
+    waited = images.stream.wait_seconds / max(1, images.stream.waits)
+    console.print(
+        f"[bold]trained[/]  to step {trainer.global_step:,} in {seconds:,.0f} s, of which a step waited "
+        f"{1000 * waited:.1f} ms for its images"
+    )
+
+
+@rank_zero_only
+def print_result(
+    metrics: dict[str, Any],
+    table: ImageTable,
+    model: AnyModel,
+    folder: Path,
+    *,
+    selection: str,
+    custom: Sequence[Metric] = (),
+) -> None:
+    """Print the table of the final metrics, how the tested checkpoint was chosen, and the files in the run folder.
+
+    Args:
+        metrics: contents of metrics.json.
+        table: the data set.
+        model: the tested model.
+        folder: folder of the run.
+        selection: value of ``evaluation.selection``.
+        custom: the user's own metrics.
+    """
+    console.print(summary_table(metrics, table.levels, list(model.embed_dims), custom))
+    _print_loss_of_recall(metrics)
+    chosen = {
+        "test": " [bold red]chosen on the test split itself, as the papers do[/]",
+        "last": ", the last one",
+        "val": ", the best on the validation split",
+    }.get(metrics.get("selection", ""), "")
+    if metrics.get("selection") == "last" and selection != "last":
+        chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
+    console.print(f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}")
+    files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
+    console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
+
+
+def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
+    """Print a hint if the trained model finds less than the backbone's features did before the training."""
+    name = "level0/recall@1"
+    before, after = metrics.get(f"raw/{name}"), metrics.get(name)
+    if before is not None and after is not None and after < before:
+        console.print(
+            f"[bold red]worse[/]    recall@1 was {before:.1%} before training and is {after:.1%} now; a smaller "
+            'optimizer.lr or another loss may help, see "If training makes it worse" in docs/own_data.md'
+        )

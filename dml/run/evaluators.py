@@ -1,0 +1,93 @@
+"""The metrics that a configuration describes, and the check of what it evaluates."""
+
+from dataclasses import fields
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from dml.data.table import TEST_SPLITS, ImageTable
+from dml.evaluation.head_sets import list_evaluated_heads
+from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.monitor import check_monitor
+from dml.evaluation.query_check import check_queries
+from dml.ops.errors import InputError
+
+
+def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
+    """Build the configuration of a test's metrics from those options of ``evaluation`` that are its fields.
+
+    Raises:
+        InputError: if an option of ``evaluation`` can't be used, such as an unknown metric.
+    """
+    settings = config.evaluation
+    weights = settings.level_weights
+    if weights is not None and len(weights) != len(part.levels):
+        raise InputError(
+            f"evaluation.level_weights={list(weights)}: {len(weights)} weights for the {len(part.levels)} levels "
+            f"{', '.join(part.levels)}"
+        )
+    if settings.exclude not in (None, "nearest"):
+        raise InputError(f"evaluation.exclude={settings.exclude}: must be nearest or null")
+    has_gallery = bool(len(part.rows("gallery")))
+    chosen = {field.name: settings[field.name] for field in fields(MetricConfig) if field.name in settings}
+    values = {
+        name: instantiate(value, _convert_="all") if OmegaConf.is_config(value) else value
+        for name, value in chosen.items()
+    }
+    # a gallery that doesn't hold the queries keeps all its items
+    excludes = bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery")))
+    return MetricConfig(**values, exclude_nearest=excludes)
+
+
+def choose_final_split(table: ImageTable) -> str:
+    """Return the split that a run is tested on at its end: "test", or "val" where no class is held out for a test.
+
+    Raises:
+        InputError: if the table has neither.
+    """
+    if len(table.rows(*TEST_SPLITS)):
+        return "test"
+    if len(table.rows("val")):
+        return "val"
+    raise InputError(
+        f"{table.source}: no class is left for a test or a validation; a dataset.reader.val_fraction such as 0.2 holds "
+        "classes out"
+    )
+
+
+def choose_selection(config: DictConfig, table: ImageTable) -> str:
+    """Return what chooses the checkpoint that is tested: "val", the "last" one, or "test" itself.
+
+    Without a validation split the last checkpoint stands in for the best of it.
+
+    Raises:
+        InputError: if ``evaluation.selection`` is none of these.
+    """
+    selection: str = config.evaluation.selection
+    if selection not in ("val", "last", "test"):
+        raise InputError(f"evaluation.selection={selection}: val, last or test")
+    if selection == "test" and not len(table.rows(*TEST_SPLITS)):
+        raise InputError("evaluation.selection=test: no class is held out for a test; val or last")
+    return "last" if selection == "val" and not len(table.rows("val")) else selection
+
+
+def check_evaluation(config: DictConfig, table: ImageTable) -> None:
+    """Make sure, before any training, that every metric of the configuration can be computed.
+
+    Args:
+        config: configuration of a run, or of one of its stages.
+        table: the data set with all its splits.
+
+    Raises:
+        InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, or no query
+            has a positive.
+    """
+    metrics, heads = build_metric_config(config, table), list(config.model.heads)
+    check_queries(table.select_evaluated("test"))
+    evaluated_heads = list_evaluated_heads(heads, config.evaluation)
+    validated = table.select_evaluated("test" if choose_selection(config, table) == "test" else "val")
+    if len(validated):  # without a validation nothing is monitored
+        monitor, mode = config.checkpoints.monitor, config.checkpoints.mode
+        if config.trainer.val_check_interval is not None or config.trainer.check_val_every_n_epoch is not None:
+            check_queries(validated)
+        check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)

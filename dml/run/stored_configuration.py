@@ -1,0 +1,122 @@
+"""The overrides and the configuration that a run stores, with which it is resumed or tested again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from dml.ops.errors import InputError
+from dml.ops.nested import flat, is_below
+from dml.ops.overrides import key_of
+from dml.ops.run_folder import RUN_KEYS, RunFolder, without_run_keys
+from dml.run.config_folders import CONF
+
+
+@dataclass(frozen=True)
+class StoredConfiguration:
+    """The overrides that a run was started with, and the configuration, unresolved, that they gave."""
+
+    overrides: list[str]
+    config: dict[str, Any]
+
+
+def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
+    """Read the overrides and configuration that the run in a folder was last started with.
+
+    Raises:
+        InputError: if there is no run in the folder.
+    """
+    if folder.has_configuration:
+        return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
+    if folder.last_checkpoint.exists():
+        return read_checkpoint_configuration(folder.last_checkpoint)
+    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/")
+
+
+def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
+    """Read the overrides and configuration in a checkpoint."""
+    from dml.training.checkpoints import read_checkpoint
+
+    return extract_configuration(read_checkpoint(path, lazily=True))
+
+
+def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
+    """Return the overrides and configuration among the contents of a checkpoint."""
+    run = checkpoint["run"]
+    return StoredConfiguration(_task_overrides(run["overrides"]), run["config"])
+
+
+def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
+    """Write `.hydra/` of a run, as Hydra does; without the groups' choices if Hydra didn't start the job."""
+    hydra: Any = HydraConfig.instance().cfg
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    written = _without_default_callbacks(plain)
+    folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
+
+
+def _task_overrides(overrides: Any) -> list[str]:
+    return [str(override) for override in overrides if key_of(str(override)).split(".")[0] not in RUN_KEYS]
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain values, without `RUN_KEYS` and the default callbacks.
+
+    Interpolations stay unresolved.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return without_run_keys(_without_default_callbacks(plain))
+
+
+def _without_default_callbacks(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove the entries of ``callbacks`` that are those of ``conf/callbacks/default.yaml``.
+
+    They only pass on keys that are stored anyway. Without them a run has the identity that it had before the callbacks
+    were configured: sweeps and tables find their finished runs.
+    """
+    default = _default_callbacks()
+    entries = config.get("callbacks", default)
+    changed = {name: entry for name, entry in entries.items() if name not in default or entry != default[name]}
+    missing = {name: None for name in default if name not in entries}
+    return {name: value for name, value in config.items() if name != "callbacks"} | (
+        {"callbacks": changed | missing} if changed or missing else {}
+    )
+
+
+@cache
+def _default_callbacks() -> dict[str, Any]:
+    entries: Any = OmegaConf.to_container(OmegaConf.load(CONF / "callbacks" / "default.yaml"), resolve=False)
+    return dict(entries)
+
+
+def check_unchanged(
+    config: DictConfig, overrides: list[str], stored: StoredConfiguration, parts: tuple[str, ...] = ()
+) -> None:
+    """Make sure that the stored overrides still compose to the stored configuration.
+
+    Args:
+        config: configuration composed of the stored overrides and the new ones.
+        overrides: the stored overrides and the new ones.
+        stored: overrides and configuration that the run stored.
+        parts: top-level keys to compare; none means all.
+
+    Raises:
+        InputError: if a value differs that no new override names, because ``conf/`` has changed since.
+    """
+    latest = {key_of(override): override for override in stored.overrides}  # of several the last one counts
+    new = [override for override in overrides if override != latest.get(key_of(override))]
+    new_keys = [key_of(override) for override in new]
+    may_change_all = "experiment" in new_keys
+    now, then = flat(plain_config(config)), flat(stored.config)
+    # an override may be stored with the value that an interpolation had, while the configuration has the interpolation
+    resolved = {key for key in latest if "${" in str(then.get(key))}
+    for key in sorted(now.keys() | then.keys()):
+        is_compared = (not parts or key.split(".")[0] in parts) and key not in resolved
+        if is_compared and now.get(key) != then.get(key) and not (may_change_all or is_below(key, new_keys)):
+            raise InputError(
+                f"{key}={now.get(key)}: the run was made with {then.get(key)}, and conf/ has changed since; "
+                f"give {key}={then.get(key)} to keep it"
+            )

@@ -1,0 +1,96 @@
+from itertools import chain
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from dml.ops.errors import InputError
+
+
+def make_averaging(decay: float | None) -> "Averaging | None":
+    """Make the callback of ``ema``; return None if there is no decay."""
+    return None if decay is None else Averaging(decay)
+
+
+class Averaging(WeightAveraging):
+    """Computes an exponential moving average of the weights, which validations and tests use in place of the weights.
+
+    After every optimizer step ``average <- d average + (1 - d) weights`` (Polyak and Juditsky, 1992, with weights that
+    decay). The average equals the weights after the first step. After the n-th step
+
+        d = min(decay, n / (9 + n))
+
+    as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``. So the weights of the first steps soon lose
+    their share; with a fixed decay of 0.999 they would dominate the average of a run of a few hundred steps. Buffers of
+    real numbers, such as running statistics, are averaged as well; other buffers are copied.
+
+    Checkpoints hold the average as their ``state_dict``, so that loading a model loads the average. They hold the
+    weights too, with which a resumed training continues.
+
+    Args:
+        decay: d after many steps, between 0 and 1.
+    """
+
+    def __init__(self, decay: float) -> None:
+        if not isinstance(decay, float) or not 0 < decay < 1:
+            raise InputError(f"ema={decay}: a decay between 0 and 1, such as 0.999, or null")
+        super().__init__()
+        self.decay = decay
+        self._updates = 0  # `AveragedModel.n_averaged` has the same value, but to read it from the GPU would wait.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make the average."""
+        self._device = trainer.strategy.root_device  # ``pl_module.device`` is still the CPU here.
+        super().setup(trainer, pl_module, stage)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Update the average after an optimizer step."""
+        if trainer.global_step > self._latest_update_step:
+            self._update(pl_module)
+            self._latest_update_step = trainer.global_step
+
+    @torch.no_grad()
+    def _update(self, module: LightningModule) -> None:
+        """Update the average as `AveragedModel.update_parameters` does, without waiting for the GPU."""
+        assert self._average_model is not None
+        pairs = list(zip(_tensors(self._average_model.module), _tensors(module), strict=True))
+        moving = [pair for pair in pairs if self._updates and pair[0].is_floating_point()]
+        for average, current in pairs:
+            if not self._updates or not average.is_floating_point():
+                average.copy_(current)
+        if moving:
+            averages, weights = zip(*moving, strict=True)
+            decay = min(self.decay, (self._updates + 1) / (self._updates + 10))
+            # The interpolation of torch leaves a constant weight exactly as it is.
+            move: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            move(list(averages), list(weights), self._updates)
+        self._average_model.n_averaged += 1
+        self._updates += 1
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restore the average of a checkpoint."""
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+        if self._average_model is not None:
+            self._updates = int(self._average_model.n_averaged)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the average in the module, whose hook of this name comes after this one and may still embed images."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights back into the module before the checkpoints are written."""
+        super().on_validation_epoch_end(trainer, pl_module)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """List the parameters and buffers of a module, without their graphs."""
+    return [tensor.detach() for tensor in chain(module.parameters(), module.buffers())]

@@ -1,0 +1,36 @@
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from dml.losses.proxies import begin_at_class_means, proxy_sets
+from dml.training.callbacks.embedding_bank_updates import embed_training_images, get_training_data
+from dml.training.module import MetricLearner
+
+
+def make_class_mean_proxies(proxies: str | None) -> "ProxiesAtClassMeans | None":
+    """Make the callback of ``proxies``; return None if the losses draw their proxies themselves.
+
+    Args:
+        proxies: "class_means" or None, as `dml.losses.proxies.check_beginning` makes sure.
+    """
+    return ProxiesAtClassMeans() if proxies else None
+
+
+class ProxiesAtClassMeans(Callback):
+    """Sets the proxies of the losses to the mean embeddings of their classes before the first step.
+
+    See `dml.losses.proxies.begin_at_class_means`. The embeddings are computed from the network before training, in
+    evaluation mode and with the transform of a test. A resumed run uses the proxies of its checkpoint.
+    """
+
+    @torch.no_grad()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Embed the training images and set the proxies, unless the run was resumed."""
+        assert isinstance(pl_module, MetricLearner)
+        if trainer.global_step:
+            return
+        embedded = embed_training_images(trainer, pl_module, pl_module.embed_for_loss)
+        labels = torch.from_numpy(get_training_data(trainer).train_table.labels)[embedded.rows]
+        for head, loss in pl_module.losses.items():
+            begin_at_class_means(loss, embedded.embeddings[head], labels)
+            for _, proxies in proxy_sets(loss):  # The sums may be rounded differently in each process.
+                proxies.copy_(trainer.strategy.broadcast(proxies))

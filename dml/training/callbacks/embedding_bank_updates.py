@@ -1,0 +1,156 @@
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from dml.ops.errors import InputError
+from dml.ops.training_protocols import UsesEmbeddingBank
+from dml.samplers.local_neighborhood import hard_shares
+from dml.training.data import DataModule
+from dml.training.distributed.collectives import gather_batch
+from dml.training.embedders import Embedded, EmbeddedBatch
+from dml.training.head_bank import HeadBank, find_neighbors
+from dml.training.module import MetricLearner
+
+
+class EmbeddingBankUpdates(Callback):
+    """Recomputes the embedding bank and passes it to the sampler, the losses and the models that use it.
+
+    Each object that implements `UsesEmbeddingBank` gets the bank before the first step, and again every n steps. It can
+    be the sampler, the learner, or a part of the model or of a loss. Without such an object this callback does nothing.
+    The images are embedded with the transform of a test and the network in evaluation mode. Checkpoints hold the bank,
+    and a resumed run uses it.
+
+    While the bank has neighbours, the shares of hard negatives and positives in a batch (`hard_shares`) are logged as
+    ``batch/...``.
+
+    Args:
+        every_n_steps: number of optimizer steps between two updates; None computes the bank once. A sampler takes up a
+            new bank with its next epoch, so an epoch must end at each update.
+    """
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise InputError(f"stored.every_n_steps={every_n_steps}: at least 1, or null")
+        self.every_n_steps = every_n_steps
+        self.bank: HeadBank | None = None
+
+    @property
+    def state_key(self) -> str:
+        """The key of the state in checkpoints: the name that this class had when the first runs wrote it."""
+        return "StoredEmbeddings"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Refuse an interval that ends within an epoch of the sampler, and keep the loader from going beyond its end.
+
+        Raises:
+            InputError: if the sampler uses the bank, and an update falls within one of its epochs.
+        """
+        sampler = get_training_data(trainer).sampler
+        if self.every_n_steps and isinstance(sampler, UsesEmbeddingBank):
+            batches = self.every_n_steps * trainer.accumulate_grad_batches
+            if batches % len(sampler):
+                raise InputError(
+                    f"stored.every_n_steps={self.every_n_steps}: the sampler takes new neighbours up with its next "
+                    f"epoch, and has {len(sampler)} batches an epoch; sampler.batches_per_epoch={batches} would do"
+                )
+            get_training_data(trainer).batches_between_bank_updates = batches
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compute the bank, unless the run was resumed with it, and pass it on."""
+        assert isinstance(pl_module, MetricLearner)
+        if self._users(trainer, pl_module):
+            if self.bank is None:
+                self._compute_bank(trainer, pl_module)
+            self._set_bank(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Log the shares of hard negatives and positives in the batch."""
+        assert isinstance(pl_module, MetricLearner)
+        is_logged = (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if self.bank is None or not self.bank.neighbors.numel() or not is_logged:
+            return
+        rows = gather_batch(pl_module, batch[2]).cpu()
+        shares = hard_shares(get_training_data(trainer).train_table.labels, self.bank.neighbors, rows)
+        for name, value in shares._asdict().items():
+            pl_module.log(f"batch/{name}", value)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ARG002
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,
+    ) -> None:
+        """Update the bank if an update is due."""
+        assert isinstance(pl_module, MetricLearner)
+        steps = (batch_idx + 1) // trainer.accumulate_grad_batches
+        is_whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        is_due = self.every_n_steps and is_whole_step and steps % self.every_n_steps == 0 and steps < trainer.max_steps
+        if is_due and self.bank is not None:
+            self._compute_bank(trainer, pl_module)
+            self._set_bank(trainer, pl_module)
+
+    def _users(self, trainer: Trainer, module: MetricLearner) -> list[tuple[UsesEmbeddingBank, str | None]]:
+        """Find everything that uses the bank: pairs of a user and, if it is a part of a loss, the head of the loss."""
+        candidates: Iterator[tuple[Any, str | None]] = chain(
+            ((candidate, None) for candidate in (get_training_data(trainer).sampler, module, *module.model.modules())),
+            ((part, head) for head, loss in module.losses.items() for part in loss.modules()),
+        )
+        return [(candidate, head) for candidate, head in candidates if isinstance(candidate, UsesEmbeddingBank)]
+
+    def _compute_bank(self, trainer: Trainer, module: MetricLearner) -> None:
+        embedded = embed_training_images(trainer, module, lambda images, **_: module.embed_for_bank(images))
+        count = len(get_training_data(trainer).train_table)
+        embeddings = {head: rows.new_zeros(count, rows.shape[1]) for head, rows in embedded.embeddings.items()}
+        for head, rows in embedded.embeddings.items():
+            # An image that can't be read stays at 0, where it is the nearest neighbour of no other image.
+            embeddings[head][embedded.rows] = rows
+        num_neighbors = max(user.num_bank_neighbors for user, _ in self._users(trainer, module))
+        bank = find_neighbors(module.model, embeddings, num_neighbors)
+        # Neighbours at nearly equal distances may come in another order on another machine.
+        self.bank = HeadBank(embeddings, trainer.strategy.broadcast(bank.neighbors))
+
+    def _set_bank(self, trainer: Trainer, module: MetricLearner) -> None:
+        assert self.bank is not None
+        bank = self.bank.for_all_heads(module.model)
+        for user, head in self._users(trainer, module):
+            user.set_embedding_bank(bank if head is None else self.bank.for_head(head))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the bank for the checkpoint."""
+        return dict(vars(self.bank)) if self.bank else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.bank = HeadBank(**state_dict) if state_dict else None
+
+
+@torch.no_grad()
+def embed_training_images(trainer: Trainer, module: MetricLearner, embed: Callable[..., dict[str, Tensor]]) -> Embedded:
+    """Embed the training images with the transform of a test, in evaluation mode.
+
+    Args:
+        trainer: trainer of the run.
+        module: learner of the run, which gathers the embeddings of all processes.
+        embed: function that embeds a batch, called as ``embed(images, rows=rows)`` -> embeddings (B, D) by name.
+    """
+    training = module.training
+    batches: list[EmbeddedBatch] = []
+    module.eval()
+    for batch in get_training_data(trainer).training_images():
+        images, _, rows = trainer.strategy.batch_to_device(batch)
+        if len(rows):
+            with trainer.precision_plugin.forward_context():
+                batches.append((embed(images, rows=rows), rows))
+    module.train(training)
+    return module.gather_split(batches)
+
+
+def get_training_data(trainer: Trainer) -> DataModule:
+    """Return the data that a trainer trains on."""
+    return cast(DataModule, trainer.datamodule)  # type: ignore[attr-defined]

@@ -1,0 +1,71 @@
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from dml.ops.errors import InputError
+
+
+def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | None":
+    """Make the callback of ``scheduler.loss``; return None if there is no schedule.
+
+    Args:
+        schedule: arguments of `LossSchedule`.
+    """
+    return LossSchedule(**schedule) if schedule else None
+
+
+class LossSchedule(Callback):
+    """Changes an attribute of the losses linearly over the run, such as the dynamic temperature of RLL (Eq. 15).
+
+    At step t of n the value is ``start - t (start - end) / n``. It doesn't depend on earlier values, so a resumed run
+    needs no state.
+
+    Args:
+        attribute: name of the attribute, such as "negative_temperature", or "terms.rll.negative_temperature" for an
+            attribute of a term of the loss.
+        start: value of the first step.
+        end: value that the step after the last would have.
+    """
+
+    def __init__(self, attribute: str, start: float, end: float) -> None:
+        self.attribute = attribute
+        self.start = start
+        self.end = end
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Check that the losses have the attribute.
+
+        Raises:
+            InputError: if the attribute of a loss doesn't exist or is no number.
+        """
+        for loss in self._losses(pl_module):
+            try:
+                value = attrgetter(self.attribute)(loss)
+            except AttributeError as error:
+                numbers = sorted(name for name, number in vars(loss).items() if isinstance(number, float))
+                raise InputError(
+                    f"scheduler.loss.attribute={self.attribute}: {type(loss).__name__} has none; "
+                    f"its numbers are {', '.join(numbers)}"
+                ) from error
+            if not isinstance(value, float | int):
+                raise InputError(f"scheduler.loss.attribute={self.attribute}: is {value!r}, not a number")
+
+    def on_train_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Set the value for the step."""
+        value = self.start - trainer.global_step * (self.start - self.end) / trainer.max_steps
+        owner, _, name = self.attribute.rpartition(".")
+        for loss in self._losses(pl_module):
+            setattr(attrgetter(owner)(loss) if owner else loss, name, value)
+
+    @staticmethod
+    def _losses(pl_module: LightningModule) -> list[Any]:
+        losses: Any = pl_module.losses
+        return list(losses.values())

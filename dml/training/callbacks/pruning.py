@@ -1,0 +1,108 @@
+"""Early ends of the runs of a sweep whose metrics are behind those of the others: ``sweep.pruner``."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.trainer.states import TrainerFn
+
+from dml.ops.console import console
+from dml.ops.escaping import in_markup
+from dml.ops.run_folder import RunFolder, RunState, folders_below
+from dml.training.callbacks.last_checkpoint import RunEnder
+from dml.training.history import History
+
+
+class Pruning(RunEnder):
+    """Ends a training after a validation, if an Optuna pruner decides so.
+
+    The runs of a sweep may be on several machines, and Hydra's sweepers pass no Optuna trial to them. So the pruner
+    gets a study that is made from the histories of the finished runs in the folder of the sweep, without the pruned
+    ones. A resumed run is compared with them again when it begins, so that it ends where it would have ended.
+
+    Args:
+        pruner: object of a class in `optuna.pruners`.
+        metric: name of the validated metric in metrics.csv.
+        direction: "maximize" if larger values of the metric are better, "minimize" if smaller ones are.
+        folder: folder of the run.
+        sweep: folder of the sweep.
+    """
+
+    def __init__(self, pruner: Any, metric: str, direction: str, folder: RunFolder, sweep: Path) -> None:
+        self.pruner = pruner
+        self.metric = metric
+        self.direction = direction
+        self.folder = folder
+        self.sweep = sweep
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Compare a resumed run with the finished runs."""
+        if trainer.global_step:
+            self._compare(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Compare the run with the finished runs."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._compare(trainer)
+
+    def _compare(self, trainer: Trainer) -> None:
+        if trainer.global_step < trainer.max_steps:  # At the last step the run ends anyway.
+            stop = trainer.is_global_zero and self._is_behind(trainer)
+            self.has_ended_run = trainer.should_stop = trainer.strategy.broadcast(stop)
+
+    def _is_behind(self, trainer: Trainer) -> bool:
+        for logger in trainer.loggers:
+            if isinstance(logger, History):
+                logger.save()
+        values = self.folder.values(self.metric)
+        finished_runs = [
+            _read_finished_values(folder, self.metric)
+            for folder in folders_below(self.sweep)
+            if folder.is_finished and not folder.is_pruned
+        ]
+        stop = is_behind(values, finished_runs, self.pruner, self.direction)
+        if stop:
+            step = max(values)
+            console.print(
+                f"[bold]pruned[/]   at step {step:,}: {in_markup(self.metric)} {values[step]:.3f} is behind the "
+                f"sweep's {len(finished_runs)} finished runs"
+            )
+        return stop
+
+
+def _read_finished_values(folder: RunFolder, metric: str) -> dict[int, float]:
+    """Return {step: value} of a metric in the history of a finished run."""
+    if folder.state == RunState.FINISHED:  # A run that is being resumed still writes its files.
+        folder.check_files()
+    return folder.values(metric)
+
+
+def is_behind(
+    values: Mapping[int, float], finished_runs: Iterable[Mapping[int, float]], pruner: Any, direction: str
+) -> bool:
+    """Return whether an Optuna pruner ends a run.
+
+    Args:
+        values: {step: validated value} of the run.
+        finished_runs: {step: validated value} of each finished run.
+        pruner: object of a class in `optuna.pruners`.
+        direction: "maximize" if larger values are better, "minimize" if smaller ones are.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(logging.WARNING)  # Otherwise Optuna prints a line for every study.
+    study = optuna.create_study(direction=direction, pruner=pruner)
+    for finished_values in filter(None, finished_runs):
+        trial = _report_values(study, finished_values)
+        study.tell(trial, finished_values[max(finished_values)])
+    return bool(_report_values(study, values).should_prune())
+
+
+def _report_values(study: Any, values: Mapping[int, float]) -> Any:
+    """Report {step: value} to a new trial of a study, and return the trial."""
+    trial = study.ask()
+    for step, value in values.items():
+        trial.report(value, step)
+    return trial

@@ -1,0 +1,174 @@
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from pytorch_lightning import LightningModule
+from torch import Tensor
+
+from dml.data.dataset import Batch
+from dml.evaluation.metric_names import HEADS, heads_of
+from dml.evaluation.unit_embeddings import ranking_device
+from dml.models.embedding import EmbeddingModel
+from dml.models.recurrent import RecurrentModel
+from dml.ops.errors import InputError
+from dml.training.crops import embed_views
+from dml.training.distributed.collectives import gather_rows
+
+Metrics = dict[str, float]
+Evaluate = Callable[[Tensor, Tensor], Metrics]
+"""Function of embeddings (N, D) and their rows (N,) of the evaluated table -> metrics by name."""
+
+AnyModel = EmbeddingModel | RecurrentModel
+
+EmbeddedBatch = tuple[dict[str, Tensor], Tensor]
+"""Embeddings (B, D) of a batch by name, and the rows (B,) of its images in the table."""
+
+ALL_HEADS = "all"
+
+
+@dataclass
+class Embedded:
+    """The embeddings of a split, on CPU.
+
+    Args:
+        embeddings: embeddings (N, D) by name, in the order of the table.
+        rows: (N,) rows of the images in the table.
+    """
+
+    embeddings: dict[str, Tensor]
+    rows: Tensor
+
+
+class Embedder(LightningModule):
+    """Embeds a split in Lightning's evaluation loops, on any number of processes.
+
+    A subclass says what to compute from a batch of images, `embed_images`, and from all of a split, `finalize`.
+
+    Attributes:
+        embedded: the last split that was tested; every process has all of it.
+    """
+
+    embedded: Embedded
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: list[EmbeddedBatch] = []
+
+    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
+        """Embed images (B, 3, H, W) -> embeddings (B, D) by name, from which `finalize` computes those of the split."""
+        raise NotImplementedError
+
+    def finalize(self, split: Embedded) -> Embedded:
+        """Compute the embeddings of a split, L2-normalised, from what `embed_images` returned for all its images."""
+        raise NotImplementedError
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        """Embed a batch; the embeddings of several views of an image become one."""
+        images, _, rows = batch
+        if len(rows):
+            has_views = images.ndim > 4
+            embeddings = embed_views(self.embed_images, images) if has_views else self.embed_images(images)
+            self._batches.append((embeddings, rows))
+
+    def on_test_epoch_end(self) -> None:
+        """Compute `embedded` from the batches of the test."""
+        self.embedded = self.finalize(self.gather_split(self._batches))
+        self._batches = []
+
+    def gather_split(self, batches: Sequence[EmbeddedBatch]) -> Embedded:
+        """Join the batches of all processes to one split, each row once and in the order of the table.
+
+        Args:
+            batches: batches that this process embedded; there may be none if another process has some.
+
+        Raises:
+            InputError: if no process has an image.
+        """
+        sizes = {name: part.shape[1] for name, part in batches[0][0].items()} if batches else {}
+        if self.trainer.world_size > 1:  # A process without any image has to take part too.
+            sizes = self._find_sizes(sizes)
+        if not sizes:
+            raise InputError("evaluation: not one image of the split could be read")
+        rows = torch.cat([torch.empty(0, dtype=torch.long, device=self.device), *(part for _, part in batches)])
+        parts = {
+            name: torch.cat(
+                [torch.empty(0, size, device=self.device), *(embeddings[name] for embeddings, _ in batches)]
+            )
+            for name, size in sizes.items()
+        }
+        rows, parts = gather_rows(self, rows), {name: gather_rows(self, part) for name, part in parts.items()}
+        order = rows.argsort()
+        return Embedded({name: part[order].cpu() for name, part in parts.items()}, rows[order].cpu())
+
+    def _find_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
+        """Return the sizes of the embeddings by name, taken from a process that has embedded an image."""
+        sizes_of_all: list[Any] = [sizes] * self.trainer.world_size
+        dist.all_gather_object(sizes_of_all, sizes)
+        return max(sizes_of_all, key=len)
+
+
+class RawFeatures(Embedder):
+    """Embeds a split with the pooled features of the backbone, without any head."""
+
+    def __init__(self, model: AnyModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
+        """Compute the features (B, F) of images (B, 3, H, W), by the name "raw"."""
+        return {"raw": self.model.raw_features(images)}
+
+    def finalize(self, split: Embedded) -> Embedded:
+        """L2-normalise the features."""
+        return Embedded({"raw": F.normalize(split.embeddings["raw"], dim=1)}, split.rows)
+
+
+class ModelEmbedder(Embedder):
+    """Embeds a split with an embedding model.
+
+    Args:
+        model: network with an embedding for each head.
+        head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
+    """
+
+    def __init__(self, model: AnyModel, head_sets: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self.head_sets = head_sets
+
+    def embed_for_bank(self, images: Tensor) -> dict[str, Tensor]:
+        """Embed images (B, 3, H, W) for the embedding bank -> embeddings (B, D) by head."""
+        return self.embed_images(images)
+
+    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
+        """Embed images (B, 3, H, W) -> embeddings (B, D) by head."""
+        embeddings: dict[str, Tensor] = self.model(images)
+        return embeddings
+
+    def finalize(self, split: Embedded) -> Embedded:
+        """Compute L2-normalised embeddings of "all" heads concatenated, of each of `head_sets`, and of each head."""
+        embeddings = {ALL_HEADS: self.model.concatenate(split.embeddings)}
+        for name in self.head_sets:
+            embeddings[name] = self.model.concatenate({head: split.embeddings[head] for head in heads_of(name)})
+        for head, rows in split.embeddings.items():
+            embeddings[head] = F.normalize(rows, dim=1)
+        return Embedded(embeddings, split.rows)
+
+
+def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:
+    """Compute the metrics of all heads together, under their own names, and of other heads as ``heads/NAME/...``.
+
+    Args:
+        embedded: the embeddings of a split.
+        names: names of the embeddings to evaluate: `ALL_HEADS`, a head "H" or a set of heads "L+M".
+        evaluate: function that computes the metrics of embeddings.
+        device: device of the model; `ranking_device` chooses from it the device that ranks the embeddings.
+    """
+    metrics: Metrics = {}
+    for heads in names:
+        values = evaluate(embedded.embeddings[heads].to(ranking_device(device)), embedded.rows)
+        metrics |= values if heads == ALL_HEADS else {f"{HEADS}/{heads}/{name}": values[name] for name in values}
+    return metrics

@@ -1,0 +1,88 @@
+"""Choices that depend on the machine: worker processes, pinned memory, deterministic algorithms, compilation."""
+
+import os
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import torch
+
+from dml.ops.errors import InputError
+from dml.training.data import LoaderSettings
+
+MOST_WORKERS = 16
+"""The largest number of workers of a process, as each of them holds batches in memory."""
+
+
+def uses_cuda(accelerator: str) -> bool:
+    """Return whether ``trainer.accelerator`` is, or will turn out to be, an NVIDIA GPU."""
+    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
+    """Return the settings of the data loaders, with a value for each ``auto``.
+
+    Args:
+        data: the values below ``data`` in the configuration.
+        trainer: the values below ``trainer``; the accelerator and the devices decide about ``auto``.
+
+    Raises:
+        InputError: if a value is neither ``auto`` nor of the right type.
+    """
+    settings = {
+        str(key): value for key, value in data.items() if key not in ("cache", "check_images", "max_list_bytes")
+    }
+    workers, pins = settings["num_workers"], settings["pin_memory"]
+    if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
+        raise InputError(f"data.num_workers={workers}: a number of processes, 0 or more, or auto")
+    if pins not in ("auto", True, False):
+        raise InputError(f"data.pin_memory={pins}: true, false or auto")
+    has_gpu = uses_cuda(trainer["accelerator"])
+    if workers == "auto":
+        settings["num_workers"] = _count_workers(trainer["devices"]) if has_gpu else 1  # Training uses the CPU too.
+    if pins == "auto":
+        settings["pin_memory"] = has_gpu
+    return LoaderSettings(**settings)
+
+
+def choose_deterministic(trainer: Mapping[str, Any]) -> Any:
+    """Return ``trainer.deterministic``; null means "warn" on a CPU, where it costs nothing, and false on a GPU."""
+    if trainer["deterministic"] is not None:
+        return trainer["deterministic"]
+    return False if uses_cuda(trainer["accelerator"]) else "warn"
+
+
+def parse_compile(value: Any) -> dict[str, Any] | None:
+    """Return the arguments of torch.compile for a value of the key ``compile``; None for no compilation.
+
+    Raises:
+        InputError: if the value is none of true, false, null and a mapping of arguments.
+    """
+    if value is None or isinstance(value, bool):
+        return {} if value else None
+    known = set(signature(torch.compile).parameters) - {"model"}
+    if not isinstance(value, Mapping) or not value.keys() <= known:
+        raise InputError(f"compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
+    return {str(name): argument for name, argument in value.items()}
+
+
+def _count_workers(devices: Any) -> int:
+    """Return the number of workers of a process with a GPU: one less than its cores."""
+    return min(MOST_WORKERS, max(1, _count_cores(_count_processes(devices)) - 1))
+
+
+def _count_cores(processes: int) -> int:
+    """Return the number of cores for each of the processes on this machine."""
+    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
+        return int(cores)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return allowed // processes
+
+
+def _count_processes(devices: Any) -> int:
+    """Return the number of GPUs of this machine in ``trainer.devices``; each has its process."""
+    if str(devices) in ("auto", "-1"):
+        return torch.cuda.device_count()
+    if isinstance(devices, str) and "," in devices:
+        return len([name for name in devices.split(",") if name.strip()])
+    return int(devices) if isinstance(devices, int | str) else len(devices)

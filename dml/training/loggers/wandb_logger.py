@@ -1,0 +1,133 @@
+"""A run in Weights & Biases: its configuration, its metrics, and pictures of what it retrieves."""
+
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from lightning_fabric.loggers.logger import rank_zero_experiment
+from PIL import Image
+from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.utilities import rank_zero_only
+
+from dml.data.images import LIMITS, read_image
+from dml.data.limits import ImageLimits
+from dml.evaluation.per_query import QueryTable
+from dml.evaluation.report.sheets import choose_lowest, compare_classes, describe_first_match, score_queries
+from dml.ops.files import replacing
+
+ID_FILE = "wandb_id.txt"
+LARGEST_PICTURE = (160, 160)
+"""The largest width and height in pixels of a picture in the table of worst queries."""
+
+
+class RunFolderWandbLogger(WandbLogger):
+    """Logs a run to a W&B run; a resumed run logs to the same W&B run.
+
+    Args:
+        save_dir: the run folder. It keeps the W&B run's id in wandb_id.txt.
+        id: id of the W&B run, in place of the one in wandb_id.txt.
+        worst_queries: number of rows in the table of worst queries.
+        neighbors: number of nearest images in each row of that table.
+        **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
+    """
+
+    def __init__(
+        self,
+        save_dir: str,
+        *,
+        id: str | None = None,  # noqa: A002 (Lightning's name)
+        worst_queries: int = 16,
+        neighbors: int = 5,
+        **settings: Any,
+    ) -> None:
+        super().__init__(save_dir=save_dir, id=id, **settings)
+        if id is None:
+            self._id = self._wandb_init["id"] = _read_or_create_id(Path(save_dir))
+        if self._wandb_init.get("anonymous") is None:
+            self._wandb_init.pop("anonymous", None)  # W&B warns of this argument, even if it is None.
+        self.worst_queries, self.neighbors = worst_queries, neighbors
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The W&B run, which begins when this is first read; an earlier one of this process that is open has failed."""
+        import wandb
+
+        if self._experiment is None and wandb.run is not None:
+            if wandb.run.id == self._id:  # An earlier stage of this run has begun it.
+                self._experiment = wandb.run
+            else:
+                wandb.finish(exit_code=1)
+        return super().experiment
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """End the W&B run of a training that failed; after a training that succeeded the test still logs to it."""
+        super().finalize(status)
+        if status == "failed" and self._experiment is not None:
+            self.close(exit_code=1)
+
+    @rank_zero_only
+    def close(self, exit_code: int = 0) -> None:
+        """End the W&B run, so that the next run of this process begins another one."""
+        self.experiment.finish(exit_code=exit_code)
+        self._experiment = None
+
+    @rank_zero_only
+    def log_retrieval(self, picture: Path | None, queries: QueryTable | None, limits: ImageLimits = LIMITS) -> None:
+        """Log the retrieval picture and the table of worst queries.
+
+        Args:
+            picture: path of the retrieval picture; None if there is none.
+            queries: the test's queries with their metrics and neighbours; None if there are none.
+            limits: the largest sizes that an image may have.
+        """
+        import wandb
+
+        if picture is not None:
+            self.experiment.log({"retrieval": wandb.Image(str(picture))})
+        if queries is not None:
+            self.experiment.log({"worst_queries": self._worst_queries(queries, limits)})
+
+    def _worst_queries(self, queries: QueryTable, limits: ImageLimits) -> Any:
+        """Make the table of the worst queries and their nearest images, with at most one query of each class."""
+        import wandb
+
+        score, same = score_queries(queries), compare_classes(queries)
+        shown = min(self.neighbors, queries.neighbors.shape[1])
+        nearest = [f"neighbor {rank + 1}" for rank in range(shown)]
+        table = wandb.Table(columns=["query", "class", score.name, "first match", *nearest])
+        for row in choose_lowest(score.values, queries.labels[:, 0], self.worst_queries):
+            captions = [
+                f"{queries.class_name(int(labels[0]))} ({'same class' if is_same else 'another class'}, {cosine:.2f})"
+                for labels, is_same, cosine in zip(
+                    queries.neighbor_labels[row, :shown],
+                    same[row, :shown],
+                    queries.similarities[row, :shown],
+                    strict=True,
+                )
+            ]
+            name = queries.class_name(int(queries.labels[row, 0]))
+            pictures = map(partial(_picture, limits=limits), queries.neighbors[row, :shown].tolist(), captions)
+            values = (name, float(score.values[row]), describe_first_match(queries, row))
+            table.add_data(_picture(queries.paths[row], name, limits), *values, *pictures)
+        return table
+
+
+def _picture(path: str, caption: str, limits: ImageLimits) -> Any:
+    import wandb
+
+    picture = Image.fromarray(read_image(path, limits).permute(1, 2, 0).contiguous().numpy())
+    picture.thumbnail(LARGEST_PICTURE)
+    return wandb.Image(picture, caption=caption)
+
+
+@rank_zero_only
+def _read_or_create_id(folder: Path) -> str:
+    """Read the id in the folder's wandb_id.txt, or write a new one if the file doesn't exist."""
+    path = folder / ID_FILE
+    if not path.exists():
+        with replacing(path) as partial:
+            partial.write_text(f"{token_hex(4)}\n")
+    return path.read_text().strip()

@@ -1,0 +1,124 @@
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dml.models.recurrent import RecurrentModel
+from dml.ops.training_protocols import EmbeddingBank
+from dml.retrieval.search import nearest_neighbors
+from dml.training.embedders import Embedded, ModelEmbedder
+from dml.training.head_bank import HeadBank, find_neighbors
+from dml.training.module import MetricLearner
+
+ROWS_PER_BLOCK = 4096
+"""Number of images whose neighbourhoods are read together."""
+BANK_PREFIX = "stored/"
+"""Prefix of a head's name, for the embeddings by the pre-trained network."""
+
+
+class RecurrentEmbedder(ModelEmbedder):
+    """Embeds a split with a `RecurrentModel`: an image's neighbours come from the images of its own split."""
+
+    model: RecurrentModel
+
+    def embed_for_bank(self, images: Tensor) -> dict[str, Tensor]:
+        """Embed images (B, 3, H, W) with the pre-trained network -> embeddings (B, D) by head."""
+        embeddings: dict[str, Tensor] = self.model.pretrained(images)
+        return embeddings
+
+    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
+        """Compute each head's f (B, D) of images (B, 3, H, W), and the pre-trained network's as ``stored/HEAD``."""
+        embeddings: dict[str, Tensor] = self.model.cnn(images)
+        return embeddings | {f"{BANK_PREFIX}{head}": rows for head, rows in self.embed_for_bank(images).items()}
+
+    def finalize(self, split: Embedded) -> Embedded:
+        """Compute L2-normalised g of each head and of all heads; the neighbours of a row are in its own split."""
+        embeddings = {head: torch.empty_like(split.embeddings[head]) for head in self.model.embed_dims}
+        splits = self._splits(split.rows)
+        for name in np.unique(splits):
+            rows = torch.from_numpy(np.flatnonzero(splits == name))
+            parts = {name: part[rows] for name, part in split.embeddings.items()}
+            for head, part in self._read_split(parts).items():
+                embeddings[head][rows] = part
+        return super().finalize(Embedded(embeddings, split.rows))
+
+    def _read_split(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Compute g (N, D) by head of the images of one split from what `embed_images` returned for them."""
+        bank_embeddings = {head: parts[f"{BANK_PREFIX}{head}"] for head in self.model.embed_dims}
+        return read_neighborhoods(self.model, parts, find_neighbors(self.model, bank_embeddings, self.model.neighbors))
+
+    def _splits(self, rows: Tensor) -> Any:
+        """Return the names (N,) of the splits of rows (N,): In-shop's queries and gallery are two splits."""
+        images: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        split = images.tested_on if self.trainer.testing else images.validated_on
+        return images.table.select_evaluated(split).split[rows.numpy()]
+
+
+class RecurrentLearner(RecurrentEmbedder, MetricLearner):
+    """Trains a `RecurrentModel` (chapter 4 of the thesis on local neighbourhood sampling).
+
+    In training the neighbours of an image come from the embedding bank of the training set.
+    """
+
+    model: RecurrentModel
+    bank: HeadBank | None = None
+
+    @property
+    def num_bank_neighbors(self) -> int:
+        """Number of neighbours that the model reads; see `UsesEmbeddingBank`."""
+        return self.model.neighbors
+
+    def set_embedding_bank(self, bank: EmbeddingBank) -> None:
+        """Read neighbours from this bank from now on; see `UsesEmbeddingBank`."""
+        self.bank = HeadBank(dict(bank.by_head), bank.neighbors)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that is trained, whose embeddings the LSTMs read."""
+        return self.model.cnn
+
+    def embed_for_loss(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """Embed images (B, 3, H, W) with rows (B,) in the training table -> g (B, D) by head (Eq. 4.3)."""
+        if self.bank is None:
+            raise RuntimeError("a recurrent model needs an embedding bank, and none was set")
+        generator = torch.Generator().manual_seed(torch.initial_seed())  # `StepSeed` has set the seed of the step.
+        centres = super().embed_for_loss(images, rows)
+        return self.model.read(centres, self.bank.neighbor_embeddings(rows, images.device), generator)
+
+
+@torch.no_grad()
+def read_neighborhoods(model: RecurrentModel, centres: Mapping[str, Tensor], near: HeadBank) -> dict[str, Tensor]:
+    """Compute g (N, D) of images from their f and the embeddings of their neighbours -> g by head, on CPU.
+
+    There is no dropout if the model is in evaluation mode. If the model orders the neighbours randomly, the order comes
+    from seed 0.
+
+    Args:
+        model: model that reads the neighbourhoods.
+        centres: f (N, D) by head.
+        near: the neighbours of the N images, and the embeddings of these neighbours.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for rows in torch.split(torch.arange(len(near.neighbors)), ROWS_PER_BLOCK):
+        block = {head: centres[head][rows].to(device) for head in model.embed_dims}
+        parts.append(model.read(block, near.neighbor_embeddings(rows, device), generator))
+    return {head: torch.cat([part[head].cpu() for part in parts]) for head in model.embed_dims}
+
+
+@torch.no_grad()
+def embed_queries(model: RecurrentModel, images: Tensor, gallery: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Embed images that are not in the gallery by their neighbours in the gallery -> g (B, D) by head, on CPU.
+
+    Args:
+        model: model in evaluation mode.
+        images: images (B, 3, H, W) on the device of the model.
+        gallery: embeddings (N, D) of the gallery by head, from ``model.pretrained``, on CPU.
+    """
+    queries = {head: rows.cpu() for head, rows in model.pretrained(images).items()}
+    neighbors = nearest_neighbors(model.concatenate(queries), model.neighbors, model.concatenate(gallery))[1]
+    centres = {head: rows.cpu() for head, rows in model.cnn(images).items()}
+    return read_neighborhoods(model, centres, HeadBank(dict(gallery), neighbors))

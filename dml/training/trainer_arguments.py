@@ -1,0 +1,41 @@
+"""The arguments of Lightning's Trainer that a configuration may not set."""
+
+from collections.abc import Iterable
+
+from dml.ops.errors import InputError
+
+REFUSED_ARGUMENTS = {
+    "barebones": "checkpoints.every_n_steps, trainer.log_every_n_steps and evaluation.raw=false save time",
+    "default_root_dir": "hydra.run.dir=FOLDER is where a run is written",
+    "enable_autolog_hparams": "the run folder holds the whole configuration",
+    "enable_checkpointing": "checkpoints.* says when checkpoints are written; a run always has its last",
+    "fast_dev_run": "trainer.max_steps=2 trainer.val_check_interval=1 tries a run out",
+    "limit_predict_batches": "nothing is predicted; trainer.limit_test_batches shortens the test",
+    "limit_train_batches": "trainer.max_steps or trainer.max_epochs ends a run",
+    "logger": "logger=csv, tensorboard or wandb chooses the loggers",
+    "min_epochs": "trainer.min_steps counts in steps, as the training loop does",
+    "model_registry": "checkpoints.* says which checkpoints a run folder holds",
+    "num_sanity_val_steps": "evaluation.raw=true tests the backbone before training",
+    "overfit_batches": "a data set of a few images does that, such as dataset=folder dataset.root=FOLDER",
+    "reload_dataloaders_every_n_epochs": "stored.every_n_steps is when a sampler learns from new embeddings",
+    "use_distributed_sampler": "each process gets its share of every batch anyway",
+}
+"""For each argument that dml sets itself, what to use instead of it."""
+
+
+def explain_refusal(argument: str) -> str | None:
+    """Return the error line of an argument that dml sets itself; None for any other argument."""
+    if argument not in REFUSED_ARGUMENTS:
+        return None
+    return f"trainer.{argument}: dml sets it itself; {REFUSED_ARGUMENTS[argument]}"
+
+
+def check_arguments(arguments: Iterable[str]) -> None:
+    """Refuse the arguments that dml sets itself.
+
+    Raises:
+        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`.
+    """
+    for argument in arguments:
+        if line := explain_refusal(argument):
+            raise InputError(line)

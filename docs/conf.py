@@ -1,0 +1,43 @@
+"""Sphinx builds the site of these pages and the API reference: make docs."""
+
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+project = "dml"
+author = "The dml authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = "dml"
+exclude_patterns = ["images"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_use_rtype = False
+suppress_warnings = ["myst.strikethrough"]
+
+DOCS = Path(__file__).parent
+REPOSITORY_LINK = re.compile(r"\[([^]]+)\]\((\.\./[^)#]+)\)")
+"""A link from a page to a file of the repository, which the site does not hold."""
+
+
+def check_repository_links(_app: Sphinx, name: str, source: list[str]) -> None:
+    """Turn links to files of the repository into their paths, and warn of those that lead nowhere."""
+
+    def path_of(link: re.Match[str]) -> str:
+        path = DOCS / Path(name).parent / link[2]
+        if not path.exists():
+            logging.getLogger(__name__).warning("%s: no file %s", name, link[2], location=name)
+        shown = link[2].removeprefix("../")
+        return f"`{shown}`" if link[1] in (shown, Path(shown).name) else f"{link[1]} (`{shown}`)"
+
+    source[0] = REPOSITORY_LINK.sub(path_of, source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Register the check of links with Sphinx."""
+    app.connect("source-read", check_repository_links)

@@ -1,0 +1,93 @@
+import pytest
+from hydra import compose as compose_with_hydra
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from dml.commands.config_types import OWN_KEYS, check_types, select_used_parts
+from dml.ops.errors import InputError
+from dml.run.config_folders import CONF
+
+WRONG = {
+    "loss.margin=abc": "loss.margin=abc: must be a number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "trainer.max_steps=ten": "trainer.max_steps=ten: must be a whole number",
+    "trainer.precision=fp16": "must be one of .*16-mixed.*null; is it bf16",
+    "trainer.gradient_clip_val=a": "trainer.gradient_clip_val=a: must be a number or null",
+    "sampler.images_per_class=2.5": "sampler.images_per_class=2.5: must be a whole number",
+    "seed=true": "seed=true: must be a whole number",
+    "transform.size=big": "transform.size=big: must be a whole number",
+    "data.on_corrupt=skp": "data.on_corrupt=skp: must be one of raise, skip; is it skip",
+    "model.backbone.name=3": "model.backbone.name=3: must be a text",
+}
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """Compose the configuration of a training."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose_with_hydra("train", overrides)
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: str):
+    with pytest.raises(InputError, match=WRONG[override]):
+        check_types(compose([override]))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.precision=16",
+        "trainer.precision=bf16-mixed",
+        "trainer.devices=2",
+        "optimizer.lr=1",
+        "ema=0.99",
+        "ema=null",
+    ],
+)
+def test_what_a_parameter_takes_passes(override: str):
+    check_types(compose([override]))
+
+
+def test_unannotated_parameters_take_the_type_of_their_default():
+    config = OmegaConf.create({"loss": {"_target_": "pytorch_metric_learning.losses.TripletMarginLoss", "margin": "x"}})
+    with pytest.raises(InputError, match=r"loss.margin=x: must be a number"):
+        check_types(config)
+    check_types(OmegaConf.create(OmegaConf.to_container(config) | {"loss": {**config.loss, "margin": 1}}))
+
+
+def test_nodes_in_lists_are_checked():
+    config = OmegaConf.create({"steps": [{"_target_": "dml.losses.rll.RankedListLoss", "margin": "x"}]})
+    with pytest.raises(InputError, match=r"steps\[0\].margin=x: must be a number"):
+        check_types(config)
+
+
+def test_own_keys_are_keys_of_the_configuration():
+    config = compose([])
+    for key in OWN_KEYS:
+        parent, _, name = key.rpartition(".")
+        assert name in (OmegaConf.select(config, parent) if parent else config), key
+
+
+@pytest.mark.parametrize("group", ["dataset", "transform", "model", "loss", "sampler", "optimizer", "scheduler"])
+def test_every_choice_passes(group: str):
+    for path in (CONF / group).glob("*.yaml"):
+        check_types(compose([f"{group}={path.stem}"]))
+
+
+def test_a_test_and_a_preparation_import_only_what_they_build(monkeypatch: pytest.MonkeyPatch):
+    config = compose(["loss._target_=antigravity.Loss", "model._target_=dml.nowhere.Model"])
+    monkeypatch.setattr("dml.commands.config_types.resolve_name", lambda target: imported.append(target) or object)
+    imported: list[str] = []
+    check_types(select_used_parts("evaluate", config))
+    assert "dml.nowhere.Model" in imported
+    assert not {"antigravity.Loss", config.sampler._target_} & {*imported}
+    imported.clear()
+    check_types(select_used_parts("prepare", config))
+    assert imported == [config.dataset.reader._target_]
+    imported.clear()
+    check_types(select_used_parts("train", config))
+    assert "antigravity.Loss" in imported
+
+
+def test_a_target_that_is_not_there_is_left_to_the_builder():
+    check_types(compose(["loss._target_=dml.losses.nowhere.Loss"]))

@@ -1,0 +1,153 @@
+"""The command ``dml``: its list of commands, their help, and what is wrong with a command line in one line."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dml.__main__ import COMMANDS, dispatch, format_help
+from dml.commands.report_command import find_common_folder
+
+HYDRA = {"train", "evaluate", "prepare"}
+"""The commands whose help is Hydra's."""
+
+
+def test_the_list_has_a_line_for_each_command_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        dispatch(arguments)
+        assert capsys.readouterr().out == format_help()
+    lines = format_help().splitlines()
+    assert max(map(len, lines)) < 80
+    for name, command in COMMANDS.items():
+        (line,) = (line for line in lines if line.startswith(f"  {name} "))
+        assert line.endswith(command.summary)
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        dispatch(["trian\x1b", "loss=rll"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: trian\\x1b: no such command; nearest: train; dml --help lists all\n"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - HYDRA))
+def test_help_fits_a_terminal_and_has_examples(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stopped:
+        dispatch([name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: dml {name} ")
+    assert f"\nexamples:\n  dml {name}" in text
+    assert max(map(len, text.splitlines())) < 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "loss=rl"], "loss=rl: no such choice; nearest: rll"),
+        (["evaluate", "checkpoint=/nowhere.ckpt"], "checkpoint=/nowhere.ckpt: no such file"),
+        (["prepare", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
+        (["report"], "the following arguments are required: RUN; dml report --help lists all"),
+        (["report", "/nowhere"], "/nowhere: metrics.json, per_query.parquet, .hydra/config.yaml missing"),
+        (["report", "a", "b", "c"], "c: no such argument; dml report --help lists all"),
+        (["compare", "/nowhere"], "/nowhere: no finished run in it"),
+        (["compare", "/nowhere", "--metrisc=h_ap"], "--metrisc=h_ap: no such argument; nearest: --metrics"),
+        (["tables", "rll-0"], "rll-0: no table of this name; nearest: rll-"),
+        (["tables", "--seeds", "0"], "--seeds: 0 is not a whole number above 0; dml tables --help lists all"),
+        (["tables", "rll-V"], "table rll-V wants Stanford_Online_Products: give --data /data"),
+        (["claims", "--only", "one"], "--only: one is no list of numbers such as 1,2"),
+        (["claims", "--only", "11"], "claim 11: there is none"),
+        (["figures", "nra3"], "nra3: no figure of this name; nearest: nra_3"),
+        (["figures", "--jobs", "-1"], "--jobs: -1 is not a whole number above 0"),
+        (["reproducibility", "a.md", "b.md"], "b.md: no such argument"),
+        (["reproducibility", "file/page.md"], "file: File exists; choose a path where no file stands"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dml", *arguments])
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        dispatch(arguments)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+LOADED = """
+import sys
+from dml.__main__ import COMMANDS, dispatch
+
+dispatch(["--help"])
+assert not {"argparse", "dataclasses", "hydra", "numpy"} & sys.modules.keys()
+for name in COMMANDS:
+    try:
+        dispatch([name, "--help"])
+    except SystemExit as end:
+        assert not end.code
+print("loaded:", *{"faiss", "matplotlib", "pytorch_lightning", "scipy", "timm", "torch"} & sys.modules.keys())
+"""
+
+
+def test_help_loads_nothing_slow(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+SIGNALLED = """
+import builtins, os, sys
+from dml.__main__ import run_command
+
+import_module = builtins.__import__
+
+def import_or_signal(name, *arguments):
+    if name.partition(".")[0] == "torch":
+        os.kill(os.getpid(), {signum})
+    return import_module(name, *arguments)
+
+builtins.__import__ = import_or_signal
+run_command()
+"""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, tmp_path: Path) -> None:
+    needed = {"report": ["run"], "compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
+    arguments = needed.get(name, [])
+    for signum, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        program = [sys.executable, "-c", SIGNALLED.format(signum=int(signum)), name, *arguments]
+        done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+        assert done.returncode == code, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"stopped by {signum.name}")
+
+
+def test_output_that_nobody_reads_ends_a_command_silently(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dml", "train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(timeout=120)
+    assert errors == ""
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("other", "folder"), [("out/b", "out"), ("sweep/0", "."), ("out/a/evaluations/b", "out"), ("out/a", "out")]
+)
+def test_a_report_of_two_runs_is_written_beside_them(tmp_path: Path, other: str, folder: str) -> None:
+    assert find_common_folder(tmp_path / "out" / "a", tmp_path / other) == (tmp_path / folder).resolve()

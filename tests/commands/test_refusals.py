@@ -1,0 +1,46 @@
+"""A library's refusal of an argument is one line; a failure deeper inside keeps its trace."""
+
+import pytest
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from dml.commands.error_lines import explain
+from dml.commands.remedies import explain_grammar, suggest_keys
+
+
+def explain_building(**node: object) -> str | None:
+    """Return the line about an object that can't be built."""
+    with pytest.raises(InstantiationException) as raised:
+        instantiate(OmegaConf.create({"part": node}))
+    return explain(raised.value)
+
+
+def test_a_value_that_a_library_refuses_is_one_line() -> None:
+    line = explain_building(_target_="fractions.Fraction", numerator="a")
+    assert line == "part: fractions.Fraction: Invalid literal for Fraction: 'a'"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"_target_": "statistics.median", "data": 3},  # a TypeError of sorted()
+        {"_target_": "textwrap.wrap", "text": "word", "width": "a"},
+        {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0},
+        {"_target_": "json.loads", "s": "{"},  # raised by C code
+    ],
+)
+def test_any_other_failure_is_a_bug(node: dict[str, object]) -> None:
+    assert explain_building(**node) is None
+
+
+def test_keys_of_the_same_name_come_before_similar_ones() -> None:
+    root = OmegaConf.create({"optimizer": {"lr": 1, "momentum": 0}, "hydra": {"lrs": 1}, "logger": {"a": "${b}"}})
+    assert suggest_keys("lr", ["logger"], root) == "; is it optimizer.lr?"
+    assert suggest_keys("momentun", ["logger"], root) == "; is it optimizer.momentum?"
+    assert suggest_keys("loger", ["logger"], root) == "; nearest: logger"
+
+
+def test_quotes_are_offered_for_texts_alone() -> None:
+    assert explain_grammar("a.b=c d (", "no").endswith("""quote it twice: 'a.b="c d ("'""")
+    assert explain_grammar("a=[1", "no viable alternative") == "a=[1: no viable alternative"

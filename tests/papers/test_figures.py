@@ -1,0 +1,287 @@
+import csv
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dml.commands.log_levels import quiet
+from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
+from dml.papers.experiments import compose
+from dml.papers.figures.drawings import (
+    PlaneEmbeddings,
+    draw_figure,
+    draw_scatter_plots,
+    embed_test_images,
+    euclidean_map,
+)
+from dml.papers.figures.figures_command import run_figures
+from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, csv_rows, find_figures, read_values
+from dml.papers.plans import Plan, check_data
+from dml.papers.tables.paper_tables import Training
+from dml.run import jobs
+
+NAMES = ("nra_3", "happier_4", "nra_4")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Empty folders where the papers' data sets would be."""
+    for name in ("cars196", "inat2018", "mnist"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    return tmp_path / "data"
+
+
+def figure(name: str, data: Path | None = None) -> Figure:
+    (found,) = find_figures([name], data)
+    return found
+
+
+def point(figure: Figure, part: int, name: str) -> dict[str, object]:
+    config = compose(figure.plots[part].points[name])
+    return {"dataset": config.dataset.name, "loss": config.loss, "steps": config.trainer.max_steps, "config": config}
+
+
+def test_the_figures_are_the_papers() -> None:
+    assert tuple(own.name for own in find_figures()) == NAMES
+    assert [float(alpha) for alpha in figure("nra_3").plots[0].points] == [1, 2, 3, 4, 5, 6]
+    alpha, weight = figure("happier_4").plots
+    assert {float(value) for value in alpha.points} >= {1, 3, 5}  # HAPPIER's, HAPPIER_F's
+    assert {float(value) for value in weight.points} >= {0, 0.1, 0.5, 0.9}  # below, at and above what the text names
+    assert len(figure("nra_4").plots[0].points) == 4
+
+
+def test_every_point_sets_what_it_is_called() -> None:
+    for own in find_figures():
+        for part in own.plots:
+            for name, training in part.points.items():
+                loss = compose(training).loss
+                if own.name == "nra_3":
+                    assert loss.alpha == float(name)
+                elif own.name == "nra_4":
+                    assert part.curves == {"mAP": PLANE_MAP}
+                elif part.name == "alpha":
+                    assert loss.terms.h_ap.alpha == float(name)
+                    assert loss.weights == {"h_ap": 0.9, "cluster": 0.1}
+                else:
+                    assert loss.weights == {"h_ap": pytest.approx(1 - float(name)), "cluster": float(name)}
+                    assert loss.terms.h_ap.alpha == 1
+
+
+def test_the_small_settings_are_small(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=2)
+    sweeps = [run for name in ("nra_3", "happier_4") for run in figure(name).list_runs(plan)]
+    assert len({run.folder for run in sweeps}) == len(sweeps) == 30  # alpha = 1 and lambda = 0.1 are one training
+    for run in sweeps:
+        config = compose(run.training)
+        assert (config.dataset.name, config.trainer.max_steps) == ("emoji", 40)
+    for run in figure("nra_4").list_runs(plan):
+        config = compose(run.training)
+        assert (config.dataset.name, config.trainer.max_steps, config.transform.size) == ("digits", 1000, 8)
+        assert config.model.embed_dim == 2
+        assert list(config.model.heads) == ["H"]
+    assert [run.seed for run in figure("nra_3").list_runs(plan)] == [0] * 6 + [1] * 6  # a whole set a seed
+
+
+def test_curves_are_what_the_runs_are_tested_by() -> None:
+    for own in (figure("nra_3"), figure("happier_4")):
+        for part in own.plots:
+            evaluation = compose(next(iter(part.points.values()))).evaluation
+            for metric in part.curves.values():
+                name, _, k = metric.rpartition("/")[2].partition("@")
+                assert name in evaluation.metrics
+                assert not k or int(k) in evaluation.recall_at
+
+
+def test_the_papers_settings(data: Path) -> None:
+    own = point(figure("nra_3", data), 0, "4")
+    assert (own["dataset"], own["steps"]) == ("cars196", 20000)
+    own = point(figure("happier_4", data), 1, "0.1")
+    assert own["dataset"] == "inat_base"
+    own = point(figure("nra_4", data), 0, "NRA")
+    assert (own["dataset"], own["steps"]) == ("mnist", 20000)  # "exactly 20 000 iterations"
+    (run, *_) = figure("nra_4", data).list_runs(Plan(Path("outputs"), seeds=1))
+    assert f"dataset.root={data / 'mnist'}" in run.train_arguments(data)
+    for other in (figure("nra_3", data), figure("happier_4", data)):
+        check_data(other.name, other.list_runs(Plan(Path("outputs"), seeds=1)), data)
+
+
+@pytest.mark.parametrize("folder", ["mnist", "MNIST"])
+def test_digits_stand_in_where_there_is_no_mnist(tmp_path: Path, folder: str) -> None:
+    assert figure("nra_4", tmp_path).dataset == "digits"
+    (tmp_path / folder).mkdir()
+    assert figure("nra_4", tmp_path).dataset == "MNIST"
+
+
+def test_the_four_losses_of_the_map_are_of_embeddings_as_they_are(data: Path) -> None:
+    (part,) = figure("nra_4", data).plots
+    losses = {name: compose(training).loss for name, training in part.points.items()}
+    assert losses["Softmax cross entropy"]._target_ == "dml.losses.softmax.SoftmaxLoss"
+    triplet, lifted = losses["Triplet, semi-hard"], losses["Lifted structured"]
+    assert triplet._target_ == "dml.losses.triplet_semihard.TripletSemihardLoss"  # which doesn't normalise
+    assert (triplet.margin, lifted.loss.neg_margin) == (1, 1)  # "set to 1 for the Triplet and Lifted Structured"
+    assert not lifted.normalize
+    assert not lifted.loss.distance.normalize_embeddings
+    assert losses["NRA"].alpha == 4
+    configs = [compose(training) for training in part.points.values()]
+    for config in configs:  # nothing else tells them apart
+        config.loss = None
+    assert all(config == configs[0] for config in configs)
+
+
+def test_what_is_missing_is_one_line(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(InputError, match=r"^nra_5: no figure of this name; nearest: nra_"):
+        find_figures(["nra_5"])
+    with pytest.raises(InputError, match=r"^--data .*/nowhere: no such folder"):
+        find_figures([], tmp_path / "nowhere")
+    (data / "cars196").rmdir()
+    own = figure("nra_3", data)
+    with pytest.raises(InputError, match=r"^--data .*: no cars196 in it, which figure nra_3 wants"):
+        check_data("figure nra_3", own.list_runs(Plan(tmp_path, seeds=1)), data)
+    check_data("figure nra_3", figure("nra_3").list_runs(Plan(tmp_path, seeds=1)), None)  # small, it needs none
+
+
+def finish(own: Figure, plan: Plan, points: int) -> None:
+    """Writes an invented metrics.json for the first points of each part: rising with the point, and with the seed."""
+    for part in own.plots:
+        for i, training in enumerate([*part.points.values()][:points]):
+            for run in plan.list_runs(training):
+                path = run.folder / "metrics.json"
+                known = json.loads(path.read_text()) if path.exists() else {}
+                run.folder.mkdir(parents=True, exist_ok=True)
+                mine = dict.fromkeys(part.curves.values(), 0.5 + 0.05 * i + 0.01 * run.seed)
+                path.write_text(json.dumps(known | mine))
+
+
+@pytest.mark.parametrize("name", ["nra_3", "happier_4"])
+def test_a_sweep_is_drawn_from_what_is_done(tmp_path: Path, name: str) -> None:
+    own, plan = figure(name), Plan(tmp_path / "runs", seeds=2)
+    nothing = draw_figure(own, plan, tmp_path / "empty")
+    assert nothing == []
+    finish(own, plan, points=2)
+    found = draw_figure(own, plan, tmp_path / "some")
+    expected = {
+        (part.name, p, curve, seed): 0.5 + 0.05 * i + 0.01 * seed
+        for part in own.plots
+        for i, p in enumerate([*part.points][:2])
+        for curve in part.curves
+        for seed in (0, 1)
+    }
+    drawn = {(one.plot, one.point, one.curve, one.seed): one.value for one in found}
+    assert drawn == expected
+    assert len(csv_rows(own, found)) == 1 + len(found)
+    first, second = tmp_path / "some" / f"{name}.png", tmp_path / "again" / f"{name}.png"
+    draw_figure(own, plan, second.parent)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes() != (tmp_path / "empty" / f"{name}.png").read_bytes()
+    with Image.open(first) as image:
+        assert image.size[0] > 900
+        assert not image.info.keys() & {"Software", "Date", "Creation Time"}
+
+
+def test_a_run_without_the_metric_is_named(tmp_path: Path) -> None:
+    own, plan = figure("nra_3"), Plan(tmp_path, seeds=1)
+    (run, *_) = own.list_runs(plan)
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.json").write_text("{}")
+    with pytest.raises(InputError, match=r"metrics\.json: no level0/recall@1, which figure nra_3 wants"):
+        read_values(own, plan)
+
+
+def test_pictures_show_those_that_are_there(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    places, labels = rng.normal(size=(60, 2)), np.arange(60) % 10
+    own = figure("nra_4")
+    draw_scatter_plots(own, {"NRA": PlaneEmbeddings(places, labels, "NRA, mAP 12.3 %")}, tmp_path / "one.png")
+    draw_scatter_plots(own, {"NRA": PlaneEmbeddings(places, labels, "NRA, mAP 12.3 %")}, tmp_path / "two.png")
+    draw_scatter_plots(own, {"NRA": PlaneEmbeddings(places + 1, labels, "NRA, mAP 12.3 %")}, tmp_path / "three.png")
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "three.png").read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_maps_map_is_that_of_the_plane(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    places, labels = rng.integers(-2, 3, (40, 2)).astype(float) + seed, rng.integers(0, 4, 40)  # with ties
+    precisions = []
+    for i in range(40):
+        others = sorted((float(np.hypot(*(places[i] - places[j]))), j) for j in range(40) if j != i)
+        hits, own = 0, []
+        for rank, (_, j) in enumerate(others, 1):
+            if labels[j] == labels[i]:
+                hits += 1
+                own.append(hits / rank)
+        if own:
+            precisions.append(sum(own) / len(own))
+    assert euclidean_map(places, labels) == pytest.approx(sum(precisions) / len(precisions))
+    moved = 3 * places @ np.array([[0.6, -0.8], [0.8, 0.6]]) + 100  # unlike cosines'
+    assert euclidean_map(moved, labels) == pytest.approx(euclidean_map(places, labels), abs=0.05)
+
+
+def test_a_map_of_digits_is_trained_and_drawn(tmp_path: Path) -> None:
+    quiet()
+    own, plan = figure("nra_4"), Plan(tmp_path / "runs", seeds=1, overrides=("trainer.max_steps=2",))
+    own = replace(own, plots=tuple(replace(part, points=rooted(part.points, tmp_path)) for part in own.plots))
+    (part,) = own.plots
+    (run,) = plan.list_runs(part.points["NRA"])
+    run.folder.mkdir(parents=True)
+    jobs.train(compose(run.training), RunFolder(run.folder), list(run.training.overrides))
+    assert run.is_finished
+    places, labels = embed_test_images(run)
+    assert places.shape == (450, 2)
+    assert sorted(set(labels.tolist())) == list(range(10))
+    assert not np.allclose(np.linalg.norm(places, axis=1), 1)
+    found = draw_figure(own, plan, tmp_path)
+    assert [(one.point, one.curve, one.seed) for one in found] == [("NRA", "mAP", 0)]
+    assert found[0].value == euclidean_map(places, labels)
+    assert (tmp_path / "nra_4.png").exists()
+    unit = torch.nn.functional.normalize(torch.from_numpy(places), dim=1).numpy()
+    assert run.metrics["level0/ap"] == pytest.approx(euclidean_map(unit, labels), abs=1e-3)  # cosines are ranked alike
+
+
+def rooted(points: Mapping[str, Training], folder: Path) -> dict[str, Training]:
+    """The same trainings with the archive of digits in a folder of the test's."""
+    return {
+        name: replace(training, overrides=(*training.overrides, f"dataset.root={folder}"))
+        for name, training in points.items()
+    }
+
+
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
+    """printed("--commands") -> what ``dml figures`` prints, run within this process."""
+
+    def printed(*arguments: str) -> str:
+        run_figures(arguments)
+        return capfd.readouterr().out
+
+    return printed
+
+
+def test_the_commands_are_those_of_what_is_missing(printed: Printed, tmp_path: Path) -> None:
+    outputs = str(tmp_path / "runs")
+    lines = printed("--commands", "--outputs", outputs).splitlines()
+    assert len(lines) == 30 + 8
+    assert all(line.startswith("python -m dml train experiment=") for line in lines)
+    finish(figure("nra_3"), Plan(Path(outputs), seeds=2), points=4)
+    assert len(printed("nra_3", "--commands", "--outputs", outputs).splitlines()) == 4
+
+
+def test_showing_draws_and_writes_the_numbers(printed: Printed, tmp_path: Path) -> None:
+    outputs, images = tmp_path / "runs", tmp_path / "images"
+    finish(figure("nra_3"), Plan(outputs, seeds=1), points=6)
+    said = printed("nra_3", "--show", "--seeds", "1", "--outputs", str(outputs), "--images", str(images))
+    assert said == f"{images / 'nra_3.png'}: NRA, Fig. 3 on emoji, 6 of 6 runs are done\n"
+    assert (images / "nra_3.png").exists()
+    with (outputs / "nra_3.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert len(rows) == 6 * 4
+    assert (rows[0]["point"], rows[0]["curve"], float(rows[0]["value"])) == ("1", "recall@1", 0.5)

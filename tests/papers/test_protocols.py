@@ -1,0 +1,140 @@
+"""What the experiments' comments say of the papers' protocols, and the page that is made of them."""
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from omegaconf import OmegaConf
+
+import dml.papers.tables.protocols
+from dml.papers.experiments import compose
+from dml.papers.tables.paper_tables import Training, find_tables, read_tables
+from dml.papers.tables.protocols import (
+    Difference,
+    UnstatedValue,
+    find_differences,
+    find_unstated_values,
+    read_file,
+    read_files,
+)
+from dml.papers.tables.protocols_page import render_protocols_page
+from dml.run.config_folders import CONF
+
+FILE = """# @package _global_
+# RLL, Table I: something. Its head is
+# not stated; ours. About 2 GPU hours.
+# python train.py experiment=one \\
+#     dataset.root=/data
+# differs: the crops are of 227,
+#   as the network's input.
+# differs (nmi, h_ap): the mean is geometric.
+defaults:
+  - /experiment/settings
+  - override /loss: nra # not stated; ours
+  - /sampler@stages.a.sampler: n_pair # 64 pairs
+  - _self_
+
+model:
+  embed_dim: 512 # the release
+  heads: [L, M] # all of them
+  backbone: {freeze_batchnorm: true, weights: null} # not stated; ours
+optimizer: {lr: 1.0e-3} # stated for Table II alone
+"""
+SETTINGS = """# differs: it is another network.
+model: {embed_dim: 64} # not stated; ours
+optimizer: {weight_decay: 0.0} # not stated; ours
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "one.yaml").write_text(FILE)
+    (folder / "settings.yaml").write_text(SETTINGS)
+    monkeypatch.setattr(dml.papers.tables.protocols, "CONF", tmp_path)
+    monkeypatch.setattr(dml.papers.tables.protocols, "read_file", read_file.__wrapped__)
+
+
+@pytest.mark.usefixtures("written")
+def test_a_file_is_read_with_its_comments() -> None:
+    settings, own = read_files("one")
+    assert settings.differences == (Difference("it is another network."),)
+    assert own.differences == (
+        Difference("the crops are of 227, as the network's input."),
+        Difference("the mean is geometric.", ("nmi", "h_ap")),
+    )
+    assert own.keys >= {"loss", "stages.a.sampler", "model.embed_dim", "model.backbone.weights"}
+    assert own.unstated == (
+        UnstatedValue("one.yaml", (), "Its head is not stated; ours."),
+        UnstatedValue("one.yaml", ("loss=nra",), "not stated; ours"),
+        UnstatedValue("one.yaml", ("model.embed_dim=512",), "the release"),
+        UnstatedValue(
+            "one.yaml", ("model.backbone.freeze_batchnorm=true", "model.backbone.weights=null"), "not stated; ours"
+        ),
+        UnstatedValue("one.yaml", ("optimizer.lr=0.001",), "stated for Table II alone"),
+    )
+
+
+@pytest.mark.usefixtures("written")
+def test_a_value_that_is_set_anew_is_no_choice() -> None:
+    values = [
+        value
+        for choice in find_unstated_values(Training("one", ("model.backbone.weights=x",)))
+        for value in choice.overrides
+    ]
+    kept = ["optimizer.weight_decay=0.0", "loss=nra", "model.embed_dim=512", "model.backbone.freeze_batchnorm=true"]
+    assert values == [*kept, "optimizer.lr=0.001"]
+
+
+def test_a_difference_touches_its_metrics_and_a_row_its_own() -> None:
+    (table,) = find_tables("happier-6")
+    texts = {cell.metric: [one.text for one in find_differences(table, cell)] for cell in table.cells}
+    assert len(texts["h_ap"]) == len(texts["sum_wap"]) == 2
+    assert len(texts["ndcg"]) == 1
+    (table,) = find_tables("rll-XIV")
+    rows = {cell.row: [one.text for one in find_differences(table, cell)] for cell in table.cells}
+    assert rows["ck_60x4"][-1].partition(";")[0] == "45 classes x 4 images"
+    assert [line.partition(",")[0] for line in rows["ck_60x3"]] == [
+        "heads L and M begin with random weights below their last layer"
+    ]
+    assert rows["ck_60x4"][:-1] == rows["ck_60x3"]
+
+
+def test_every_choice_is_the_configurations() -> None:
+    for table in read_tables():
+        for training in table.trainings:
+            config = None
+            for choice in find_unstated_values(training):
+                for key, _, value in (override.partition("=") for override in choice.overrides):
+                    config = config or compose(training)
+                    found = OmegaConf.select(config, key)
+                    if not OmegaConf.is_dict(found):  # a group, whose values are its own
+                        shown = OmegaConf.create({"value": OmegaConf.create(f"value: {value}").value})
+                        assert found == shown.value, (training, key)
+
+
+def test_the_page_is_that_of_the_experiments() -> None:
+    assert (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8") == render_protocols_page(), (
+        "make reproducibility"
+    )
+    lines = [line for line in render_protocols_page().splitlines() if line.startswith("| ")]
+    for table in read_tables():
+        (line,) = [line for line in lines if line.lower().startswith(f"| {table.paper} {table.name.lower()} |")]
+        assert f" {len(table.cells)} |" in line
+
+
+def experiments() -> list[str]:
+    names = (path.relative_to(CONF / "experiment") for path in (CONF / "experiment").rglob("*.yaml"))
+    return sorted(str(name.with_suffix("")) for name in names if "settings" not in name.parts)
+
+
+def test_who_repeats_images_of_short_classes_says_so() -> None:
+    for name in experiments():
+        config = compose(Training(name))
+        samplers = {"sampler": config.sampler} | {
+            f"stages.{stage}.sampler": own.sampler for stage, own in config.stages.items() if "sampler" in own
+        }
+        for key, sampler in samplers.items():
+            if sampler.get("short_classes") == "repeat" and name != "claims/base":  # which others begin with
+                assert any(f"{key}.short_classes" in part.keys for part in read_files(name)), name

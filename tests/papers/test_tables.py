@@ -1,0 +1,476 @@
+"""The papers' tables as data, the training behind each of their cells, and the table that comes of finished runs."""
+
+import csv
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from scipy.stats import t as students_t
+
+from dml.evaluation.head_sets import list_evaluated_heads
+from dml.ops.errors import InputError
+from dml.ops.nested import flat
+from dml.ops.run_folder import RunFolder
+from dml.papers.cost import count_steps, estimate_gpu_hours
+from dml.papers.experiments import compose, identify, shrink
+from dml.papers.plans import Plan, check_data
+from dml.papers.tables.paper_tables import Cell, Table, Training, find_tables, read_cells, read_entries, read_tables
+from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
+from dml.papers.tables.tables_command import run_tables
+from dml.run.config_folders import CONF
+from dml.run.stages import Stage, list_stages
+from dml.run.stored_configuration import plain_config
+
+PAPERS = ("rll", "nra", "lns", "happier")
+OWN = {"rll": 15, "nra": 2, "lns": 11, "happier": 6}
+
+
+def test_the_reference_is_whole() -> None:
+    assert len(read_cells()) == 1247
+    assert sum(cell.value is not None for cell in read_cells()) == 1230
+    assert sum(len(table.cells) for table in read_tables()) == 805
+    assert Counter(table.paper for table in read_tables()) == OWN
+    assert [str(table) for table in find_tables("nra")] == ["nra-I", "nra-II"]
+    assert [str(table) for table in find_tables("lns-3.6")] == ["lns-3.6"]
+    assert len({(cell.paper, cell.table, cell.row, cell.dataset, cell.metric) for cell in read_cells()}) == 1247
+    with pytest.raises(InputError, match=r"rl-I: no table of this name; nearest: rll-I"):
+        find_tables("rl-I")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_own_cell_has_an_experiment_that_gives_its_number(paper: str) -> None:
+    faults, composed = [], cache(compose)  # a row's cells share their training
+    for table in find_tables(paper):
+        for cell in table.cells:
+            try:
+                source = table.find_source(cell.row, cell.dataset)
+            except InputError as error:
+                faults.append(f"{error}: {cell.metric}")
+                continue
+            assert source.trainings, cell
+            assert bool(cell.statistic) == (len(source.trainings) > 1), cell
+            for training in source.trainings:
+                if cell.value is not None or source.prefix != "fixed":  # of fixed neighbours it prints dashes too
+                    faults += _faults(cell, composed(training), source.prefix)
+    assert not faults, "\n".join(faults)
+
+
+def _faults(cell: Cell, config: DictConfig, part: str) -> list[str]:
+    named = f"{cell.paper} {cell.table} {cell.row} {cell.dataset} {cell.metric}"
+    dataset = config.evaluation.other_labels.get(part, config.dataset).name
+    found = [] if dataset == cell.dataset else [f"{named}: on {dataset}"]
+    metric, _, k = cell.metric_name.rpartition("/")[2].partition("@")
+    if metric not in config.evaluation.metrics:
+        found.append(f"{named}: evaluation.metrics has no {metric}")
+    if k and int(k) not in config.evaluation.recall_at:
+        found.append(f"{named}: evaluation.recall_at has no {k}")
+    if metric in ("nmi", "ami", "f1") and not config.evaluation.clustering:
+        found.append(f"{named}: evaluation.clustering is off")
+    if part.startswith("heads/") and part.removeprefix("heads/") not in list_evaluated_heads(
+        config.model.heads, config.evaluation
+    ):
+        found.append(f"{named}: {part} isn't tested")
+    if part == "fixed" and (metric != "recall" or config.evaluation.fixed_neighbors != 16):
+        found.append(f"{named}: not among the 16 neighbours")
+    return found
+
+
+def test_an_entry_is_of_a_row_that_there_is() -> None:
+    for paper in PAPERS:
+        known = {table.name: {cell.row for cell in table.cells} for table in find_tables(paper)}
+        for table, rows in read_entries(paper).items():
+            assert not set(rows) - known[table], (paper, table)
+
+
+STATED = {
+    "C": "sampler.classes_per_batch",
+    "K": "sampler.images_per_class",
+    "alpha": "loss.alpha",
+    "margin": "loss.margin",
+    "t_neg": "loss.negative_temperature",
+    "t_pos": "loss.positive_temperature",
+    "eps": "loss.epsilon",
+    "t1": "scheduler.loss.start",
+    "t2": "scheduler.loss.end",
+    "lr": "optimizer.lr",
+    "K_neighbors": "sampler.num_neighbors",
+    "images_per_class": "sampler.images_per_class",
+    "lambda": "loss.weights.drift",
+    "gamma": "loss.weights.norm",
+}
+"""Where a setting that the reference states stands in a configuration of RLL, NRA or LNS; where it can't, it is 0."""
+
+ORDERS = {None: "", "nearest_first": "ordered=yes", "random": "ordered=no"}  # of a recurrent model's neighbours
+READ_OTHERWISE = {("rll", "XIV", "ck_60x4")}  # 60x4 is not the 180 that is printed beside it
+
+
+@pytest.mark.parametrize("paper", ["rll", "nra", "lns"])
+def test_configurations_hold_what_the_papers_state(paper: str) -> None:
+    for table in find_tables(paper):
+        for row, dataset in table.rows:
+            cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            source = table.find_source(row, dataset)
+            if cell.statistic or (paper, table.name, row) in READ_OTHERWISE:
+                continue
+            trained = list_stages(compose(source.trainings[0]))
+            config = trained[-1].config
+            _check_stated(cell, trained)
+            _check_heads(cell, config, source.prefix)
+            plain = "aug=simple" in cell.settings
+            assert plain == ("RandomCrop" in str(config.transform.train) and paper == "rll"), cell
+            if paper == "rll":
+                frozen = "all" if dataset in ("cub200", "cars196") else None
+                assert config.model.backbone.freeze_batchnorm == frozen, cell
+                assert ("version=simpler" in cell.settings) <= (config.loss.alpha is None), cell
+
+
+def _check_heads(cell: Cell, config: DictConfig, part: str) -> None:
+    heads = part.removeprefix("heads/").split("+") if part else list(config.model.heads)
+    if cell.heads:
+        assert cell.heads == "+".join(heads), cell
+    if cell.dim:
+        assert int(cell.dim) == config.model.embed_dim * len(heads), cell
+
+
+def _check_stated(cell: Cell, trained: list[Stage]) -> None:
+    config = trained[-1].config
+    for name, value in (pair.split("=") for pair in cell.settings.split(";") if "=" in pair):
+        if name in STATED:
+            assert float(OmegaConf.select(config, STATED[name], default=0)) == float(value), (cell, name)
+        if name == "iterations":
+            assert sum(count_steps(stage.config) for stage in trained) == int(value), cell
+    order = OmegaConf.select(config, "recurrent.recurrent.order")
+    assert ("rnn=" in cell.settings) == (order is not None), cell
+    assert ORDERS[order] in cell.settings, cell
+
+
+def test_happiers_configurations_hold_what_the_paper_states() -> None:
+    for table in find_tables("happier"):
+        for row, dataset in table.rows:
+            cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            config = compose(table.find_source(row, dataset).trainings[0])
+            assert config.model.backbone.name == cell.backbone, cell
+            from_scratch = dataset in ("dyml_vehicle", "dyml_animal")
+            assert (config.model.backbone.weights is None) == from_scratch, cell
+            assert config.model.backbone.freeze_batchnorm == (None if from_scratch else "statistics"), cell
+            released = "hierarchical.HierarchicalSampler" if dataset == "sop" else "image_balanced.ImageBalancedSampler"
+            assert config.sampler._target_ == f"dml.samplers.{released}", cell
+            stated = dict(pair.split("=") for pair in cell.settings.split(";") if pair)
+            assert ("h_ap" in config.loss.get("terms", {})) == ("lambda" in stated), cell
+            if row == "csl" and dataset == "dyml_product":
+                assert config.optimizer.loss.lr == 0.01  # the release; HAPPIER's own proxies have 0.02
+            if "alpha" in stated:
+                h_ap = config.loss.terms.h_ap if "lambda" in stated else config.loss
+                assert h_ap.alpha == float(stated["alpha"]), cell
+            if "lambda" in stated:
+                cluster = float(stated["lambda"])
+                assert config.loss.weights == {"h_ap": 1 - cluster, "cluster": cluster}, cell
+
+
+VARIANTS = {
+    "happier/2/happier_dyml_animal_release": "happier/2/happier_dyml_animal",
+    "happier/3/happier_f_sop_release": "happier/3/happier_f_sop",
+}
+
+
+@pytest.mark.parametrize(("variant", "experiment"), VARIANTS.items())
+def test_the_releases_lambda_is_a_variant_of_its_own(variant: str, experiment: str) -> None:
+    release, paper = (flat(plain_config(compose(Training(name)))) for name in (variant, experiment))
+    differing = {key: value for key, value in release.items() if paper[key] != value}
+    assert differing == {"loss.weights.h_ap": 0.5, "loss.weights.cluster": 0.5}
+    assert variant not in {one.experiment for table in find_tables("happier") for one in table.trainings}
+
+
+def test_losses_of_the_species_are_trained_once_for_both_data_sets(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=1)
+    of_happier = [cell for cell in read_cells() if cell.paper == "happier"]
+    printed = {(cell.table, cell.row, cell.dataset, cell.metric): cell.value for cell in of_happier}
+    base, full = find_tables("happier-3")[0], find_tables("happier-4")[0]
+    for row in ("tl_sh", "nsm", "nca_pp", "smooth_ap", "roadmap", "csl", "happier"):
+        folders = [
+            plan.list_runs(table.find_source(row, dataset).trainings[0])[0].folder
+            for table, dataset in ((base, "inat_base"), (full, "inat_full"))
+        ]
+        same = all(
+            printed["3", row, "inat_base", one] == printed["4", row, "inat_full", other]
+            for one, other in (("recall@1", "recall@1"), ("ap/fine", "ap/species"))
+        )
+        assert same == (folders[0] == folders[1]), row
+
+
+def test_the_weights_of_the_levels_are_those_that_table_3_implies() -> None:
+    printed = {
+        (cell.table, cell.row, cell.dataset, cell.metric): cell.value
+        for cell in read_cells()
+        if cell.paper == "happier"
+    }
+    (table,) = find_tables("happier-6")
+    for training in table.trainings:
+        config = compose(training)
+        aps = [printed["3", "happier", "inat_base", f"ap/{level}"] or 0.0 for level in ("fine", "coarse")]
+        weighted = sum(weight * ap for weight, ap in zip(config.evaluation.level_weights, aps, strict=True))
+        assert round(weighted, 1) == printed["6", "train_h_ap", "inat_base", "sum_wap"]
+        assert sum(config.evaluation.level_weights) == pytest.approx(1.0)
+    assert config.loss.relevance.weights == config.evaluation.level_weights == [0.94, 0.06]
+
+
+EXPERIMENTS = [
+    (table, experiment)
+    for table in read_tables()
+    if table.name in read_entries(table.paper)
+    for experiment in dict.fromkeys(training.experiment for training in table.trainings)
+    if experiment.startswith(f"{table.paper}/{table.name}/")
+]
+
+
+@pytest.mark.parametrize(("table", "experiment"), EXPERIMENTS, ids=[experiment for _, experiment in EXPERIMENTS])
+def test_an_experiment_is_headed_by_its_claim_and_its_cost(table: Table, experiment: str) -> None:
+    text = (CONF / "experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    assert f"python train.py experiment={experiment}" in header
+    hours = []
+    for row, dataset in table.rows:
+        trainings = table.find_source(row, dataset).trainings
+        if len(trainings) == 1 and trainings[0].experiment == experiment:
+            first = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            assert re.search(rf"(?<![\d.]){re.escape(first.printed)}(?![\d.]*\d)", header), first
+            hours.append(estimate_gpu_hours(compose(trainings[0])))
+    low, high = (f"{value:.1f}" if value < 9.95 else f"{value:.0f}" for value in (min(hours), max(hours)))
+    assert f"About {low if low == high else f'{low} to {high}'} GPU hours" in header
+
+
+def test_hours_are_those_of_the_images_that_pass() -> None:
+    config = compose(Training("rll/I/rll_simpler"))
+    images = 3 * 30_000 * 180 + 15 * 60_502 + 2 * 60_502
+    assert estimate_gpu_hours(config) == pytest.approx(images * 2.0 / 4700 / 3600)
+
+
+SOME = [
+    Training("rll/I/rll_simpler", ("model.embed_dim=64", "model.heads=[L,H]")),
+    Training("nra/I/nra_sop", ("model.embed_dim=512", "loss=rll", "optimizer.lr=1e-3")),
+    shrink(Training("rll/XV/inshop", ("scheduler.loss.start=4",))),
+]
+
+
+@pytest.mark.parametrize("training", SOME, ids=lambda training: training.experiment)
+def test_composing_quickly_is_composing_as_hydra_does(training: Training) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        slowly = hydra_compose("train", [f"experiment={training.experiment}", *training.overrides])
+    assert OmegaConf.to_container(compose(training)) == OmegaConf.to_container(slowly)
+
+
+def test_the_same_training_is_recognised() -> None:
+    base = identify(compose(Training("rll/VIII/alpha", ("loss.alpha=1.2",))))
+    same = [
+        Training("rll/IX/t_n", ("loss.negative_temperature=10",)),
+        Training("rll/XII/batch", ("sampler.classes_per_batch=60", "data.num_workers=3", "logger=tensorboard")),
+        Training("rll/XIII/embed_dim", ("model.embed_dim=512", "seed=7", "dataset.root=/data/sop")),
+    ]
+    other = [Training("rll/IX/t_n", ("loss.negative_temperature=5",)), Training("rll/I/rll_simpler")]
+    assert {identify(compose(training)) for training in same} == {base}
+    assert base not in {identify(compose(training)) for training in other}
+
+
+def test_tables_share_their_runs(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=2)
+    whole = {run.folder for table in find_tables("nra") for run in plan.list_table_runs(table)}
+    assert len(whole) == 2 * 24  # Table II's trainings are Table I's
+    (table,) = find_tables("rll-XV")
+    assert len(plan.list_table_runs(table)) == 2 * 18  # 20 rows, of which T1 = T2 = 12 stands twice for each data set
+    shared = {
+        plan.list_runs(training)[0].folder
+        for name in ("VIII", "IX", "XI")
+        for training in find_tables(f"rll-{name}")[0].trainings
+    }
+    assert len(shared) == 3 + 5 + 14 - 2
+
+
+def test_pairs_of_heads_cost_nothing(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, seeds=1)
+    for pairs, whole in (("rll-VI", "rll-I"), ("rll-VII", "rll-II")):
+        (table,), (trained,) = find_tables(pairs), find_tables(whole)
+        (run,) = plan.list_table_runs(table)  # all seven rows
+        assert run.folder in {other.folder for other in plan.list_table_runs(trained)}
+    parts = [
+        table.find_source(cell.row, cell.dataset).prefix
+        for name in ("VI", "VII")
+        for table in find_tables(f"rll-{name}")
+        for cell in table.cells
+    ]
+    assert sum("+" in part for part in parts) == 27
+
+
+def test_rows_of_a_single_head_choose_their_checkpoint_by_it() -> None:
+    parts_of: dict[Training, set[str]] = {}
+    for table in find_tables("rll"):
+        for source in (table.find_source(row, dataset) for row, dataset in table.rows):
+            for training in source.trainings:
+                parts_of.setdefault(training, set()).add(source.prefix)
+    for training, parts in parts_of.items():
+        monitor = compose(training).checkpoints.monitor
+        assert monitor == ("heads/H/level0/recall@1" if parts == {"heads/H"} else "level0/recall@1"), training
+
+
+def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:
+    training = Training("rll/IX/t_n", ("loss.negative_temperature=5",))
+    run = Plan(tmp_path, seeds=2, overrides=("trainer.precision=bf16-mixed",)).list_runs(training)[1]
+    here = ["dataset.root=/d/Stanford_Online_Products", "model.backbone.weights=/d/weights/bn_inception-52deb4733.pth"]
+    asked = ["experiment=rll/IX/t_n", *training.overrides, "trainer.precision=bf16-mixed", "seed=1"]
+    assert run.train_arguments(Path("/d")) == [*asked, *here, f"hydra.run.dir={run.folder}"]
+    RunFolder(run.folder).write_configuration("seed: 1", "hydra: {}", "- seed=1")
+    assert run.train_arguments(Path("/d")) == [f"resume={run.folder}", *here]
+    (run.folder / "metrics.json").write_text("{}")
+    assert run.is_finished
+    assert not run.is_started
+
+
+def test_missing_data_is_one_line_that_names_it(tmp_path: Path) -> None:
+    (table,) = find_tables("rll-V")
+    runs = Plan(tmp_path / "outputs", seeds=1).list_table_runs(table)
+    with pytest.raises(InputError, match=r"^table rll-V wants Stanford_Online_Products: give --data /data "):
+        check_data(f"table {table}", runs, None)
+    with pytest.raises(InputError, match=r"^--data .*: no Stanford_Online_Products in it, which table rll-V wants$"):
+        check_data(f"table {table}", runs, tmp_path)
+    (tmp_path / "Stanford_Online_Products").mkdir()
+    check_data(f"table {table}", runs, tmp_path)
+    with pytest.raises(InputError, match=r"no weights/bn_inception-52deb4733\.pth in it, which table rll-I wants$"):
+        check_data("table rll-I", Plan(tmp_path, seeds=1).list_table_runs(find_tables("rll-I")[0]), tmp_path)
+
+
+def test_make_shows_the_commands() -> None:
+    done = subprocess.run(
+        ["make", "-n", "table-rll-V", "SEEDS=2", "DATA=/d", f"BIN={Path(sys.executable).parent}"],
+        capture_output=True,
+        text=True,
+        cwd=CONF.parent,
+        check=True,
+    )
+    shown = [line for line in done.stdout.splitlines() if line.startswith("python -m dml train")]
+    (table,) = find_tables("rll-V")
+    runs = Plan(Path("outputs/tables"), seeds=2).list_table_runs(table)
+    assert [shlex.split(line)[4:] for line in shown] == [
+        run.train_arguments(Path("/d")) for run in runs if not run.is_finished
+    ]
+
+
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
+    """printed("rll-V", "--show") -> what ``dml tables`` prints, run within this process."""
+
+    def printed(*arguments: str) -> str:
+        run_tables(arguments)
+        return capfd.readouterr().out
+
+    return printed
+
+
+def test_the_list_names_each_table_with_its_runs_and_cost(printed: Printed, tmp_path: Path) -> None:
+    first, second = printed("nra", "--list", "--seeds", "2", "--outputs", str(tmp_path)).splitlines()[1:3]
+    assert first.split()[:4] == ["table-nra-I", "88", "48", "0"]
+    assert second.split()[:4] == ["table-nra-II", "6", "12", "0"]
+    trainings = find_tables("nra-II")[0].trainings
+    assert float(second.split()[4]) == pytest.approx(
+        2 * sum(estimate_gpu_hours(compose(one)) for one in trainings), abs=0.05
+    )
+
+
+def test_a_table_is_run_and_written_and_then_known(printed: Printed, tmp_path: Path, small_emoji: Path) -> None:
+    tiny = ["dataset.counts=null", "transform.size=32", "evaluation.clustering=false", "sampler.classes_per_batch=4"]
+    own = [f"dataset.root={small_emoji}", *tiny, "trainer.max_steps=2"]
+    asked = ["rll-V", "--preset", "smoke", "--outputs", str(tmp_path), *(f"--set={one}" for one in own)]
+    first = printed(*asked)
+    assert "[1 of 1] python -m dml train experiment=rll/V/rll_simpler" in first
+    table = (tmp_path / "smoke" / "rll-V.md").read_text()
+    assert first.endswith(f"{table}\n")
+    assert table.startswith("# RLL, Table V (smoke: not the paper's training)")
+    assert table.endswith("1 of 1 runs are done.\n")
+    (found,) = [json.loads(path.read_text()) for path in tmp_path.rglob("metrics.json")]
+    recall = 100 * found["level0/recall@10"]
+    assert f"| rll_simpler_128 | sop | recall@10 | 91.1 | {recall:.1f} | {recall - 91.1:+.1f} | 1 of 1 |" in table
+    with (tmp_path / "smoke" / "rll-V.csv").open(newline="") as file:
+        assert [float(row["mean"]) for row in csv.DictReader(file)][1] == pytest.approx(recall)
+    assert printed(*asked) == f"{table}\n"  # nothing is run again
+
+
+def finish(plan: Plan, table: Table, seeds: int, **recalls: float) -> None:
+    """Writes metrics.json for rows of a table, in percent points more for each seed."""
+    for row, recall in recalls.items():
+        source = table.find_source(row, "inshop")
+        for run in plan.list_runs(source.trainings[0])[:seeds]:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            metrics = {f"{source.prefix}/level0/recall@1": (recall + run.seed) / 100, "level0/recall@1": 0.5}
+            (run.folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+def test_the_table_of_finished_runs(tmp_path: Path) -> None:
+    plan, (table,) = Plan(tmp_path, seeds=3), find_tables("rll-XV")
+    recalls = {"early_t1_4_t2_12": 80.0, "early_t1_8_t2_12": 81.0, "early_t1_12_t2_12": 83.0, "early_t1_16_t2_12": 86.0}
+    finish(plan, table, 3, **recalls)
+    finish(plan, table, 2, early_t1_20_t2_12=90.0)
+    found = {(line.cell.row, line.cell.dataset, line.cell.metric): line for line in collect_results(table, plan)}
+
+    line = found["early_t1_4_t2_12", "inshop", "recall@1"]
+    assert line.values == pytest.approx((80.0, 81.0, 82.0))
+    assert line.difference == pytest.approx(81.0 - 86.2)
+    half = students_t.ppf(0.975, 2) * statistics.stdev((80, 81, 82)) / 3**0.5
+    assert line.interval is not None
+    assert line.interval.half_width == pytest.approx(half)
+    # a seed counts once all five of its runs are finished
+    values = [[recall + seed for recall in (*recalls.values(), 90.0)] for seed in (0, 1)]
+    assert found["early_mean", "inshop", "recall@1/mean"].values == pytest.approx([sum(own) / 5 for own in values])
+    variances = [sum((one - sum(own) / 5) ** 2 for one in own) / 4 for own in values]
+    assert found["early_sd", "inshop", "recall@1/sd"].values == pytest.approx(variances)
+    assert found["early_t1_4_t2_12", "cub200", "recall@1"].interval is None
+
+    text = format_markdown(collect_results(table, plan), "RLL, Table XV")
+    assert f"| early_t1_4_t2_12 | inshop | recall@1 | 86.2 | 81.0 ± {half:.1f} | -5.2 | 3 of 3 |" in text
+    assert "| early_t1_4_t2_12 | cub200 | recall@1 | 53.2 |  |  | 0 of 3 |" in text
+    assert "14 of 54 runs are done; missing: early_t1_4_t2_12 on cub200 (seeds 0, 1, 2), " in text
+    assert ", early_t1_20_t2_12 on inshop (seed 2), " in text
+    header, *rows = csv_rows(collect_results(table, plan))
+    assert len(rows) == len(table.cells)
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_a_finished_run_without_the_metric_is_named(tmp_path: Path) -> None:
+    plan, (table,) = Plan(tmp_path, seeds=1), find_tables("rll-V")
+    (run,) = plan.list_table_runs(table)
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.7}))
+    with pytest.raises(InputError, match=r"metrics\.json: no level0/recall@10, which the table wants"):
+        collect_results(table, plan)
+
+
+def test_a_level_that_the_embedded_data_lacks_stays_empty(tmp_path: Path) -> None:
+    (table,) = find_tables("happier-4")
+    plan = Plan(tmp_path, seeds=1, is_small=True)
+    (run,) = plan.list_runs(table.find_source("happier", "inat_full").trainings[0])
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.5}))
+    ours = {line.cell.metric: line.values for line in collect_results(table, plan) if line.cell.row == "happier"}
+    assert ours["recall@1"] == (50.0,)
+    assert ours["ap/kingdom"] == ()
+
+
+def test_the_embedded_data_has_runs_of_its_own(tmp_path: Path) -> None:
+    (table,) = find_tables("rll-V")
+    whole, small = Plan(tmp_path, seeds=1), replace(Plan(tmp_path, seeds=1), is_small=True)
+    assert {run.folder for run in whole.list_table_runs(table)}.isdisjoint(
+        run.folder for run in small.list_table_runs(table)
+    )
+    check_data(f"table {table}", small.list_table_runs(table), None)  # needs none

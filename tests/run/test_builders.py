@@ -1,0 +1,287 @@
+import sys
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from configurations import compose as composed
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ProgressBar, Timer
+from pytorch_lightning.profilers import SimpleProfiler
+
+from dml.data.copies import count_queries_in_gallery
+from dml.data.table import ImageTable
+from dml.evaluation import Evaluator
+from dml.ops.errors import InputError
+from dml.run import builders, loop
+from dml.run.config_folders import CONF
+from dml.run.evaluators import build_metric_config
+from dml.training.callbacks.progress import Progress
+from dml.training.callbacks.seeding import StepSeed
+from dml.training.checkpoints import AtomicCheckpointIO
+from dml.training.float32 import Float32Precision
+from dml.training.run_length import describe_late_milestones
+from dml.training.trainer_arguments import REFUSED_ARGUMENTS
+
+LABELS = np.array([[0, 1], [1, 0], [2, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], (400, 100)),
+        (["trainer.max_epochs=3"], (120, 100)),
+        (["trainer.max_epochs=3", "trainer.accumulate_grad_batches=7"], (18, 100)),
+        (["trainer.check_val_every_n_epoch=2"], (400, 80)),
+        (["trainer.val_check_interval=null"], (400, None)),
+    ],
+)
+def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]) -> None:
+    config = composed(*overrides)
+    builders.count_in_steps(config, batches_per_epoch=40)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ([], 7),
+        (["scheduler.warmup_steps=0", "scheduler.warmup_epochs=5"], 200),
+        (["scheduler.warmup_steps=0", "scheduler.warmup_epochs=5", "trainer.accumulate_grad_batches=8"], 25),
+    ],
+)
+def test_a_warm_up_may_be_given_in_epochs(overrides: list[str], steps: int) -> None:
+    config = composed("scheduler.warmup_steps=7", *overrides)
+    builders.count_in_steps(config, batches_per_epoch=40)
+    assert config.scheduler.warmup_steps == steps
+
+
+def test_a_warm_up_is_given_once() -> None:
+    config = composed("scheduler.warmup_steps=7", "scheduler.warmup_epochs=5")
+    with pytest.raises(InputError, match=r"^scheduler\.warmup_epochs=5 and scheduler\.warmup_steps=7: only one"):
+        builders.count_in_steps(config, batches_per_epoch=40)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 400),
+        (["trainer.max_epochs=2"], 80),
+        (["scheduler.warmup_steps=40"], 360),
+        (["scheduler.interval=epoch"], 10),
+        (["scheduler.interval=epoch", "trainer.max_steps=401"], 11),
+        (["scheduler.interval=epoch", "trainer.max_epochs=2", "trainer.accumulate_grad_batches=3"], 2),
+        (["scheduler.interval=epoch", "trainer.accumulate_grad_batches=3", "scheduler.warmup_steps=40"], 27),
+        (["scheduler.schedule.T_max=100", "scheduler.warmup_steps=40"], 100),
+    ],
+)
+def test_a_cosine_ends_with_the_run(overrides: list[str], expected: int) -> None:
+    config = composed("scheduler=cosine", *overrides)
+    builders.count_in_steps(config, batches_per_epoch=40)
+    schedule = builders.fill_in_schedule(config, builders.build_pace(config, batches_per_epoch=40))
+    assert schedule is not None
+    assert schedule.T_max == expected
+
+
+def test_a_warm_up_that_leaves_nothing_for_the_schedule_is_refused() -> None:
+    config = composed("scheduler=cosine", "scheduler.warmup_steps=400")
+    with pytest.raises(InputError, match=r"scheduler.warmup_steps=400: leaves nothing of the run's 400 steps"):
+        builders.fill_in_schedule(config, builders.build_pace(config, batches_per_epoch=40))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["scheduler=cosine"], ""),
+        (["scheduler=constant"], ""),
+        (["scheduler=step"], "scheduler.schedule.step_size=10000: the run ends before step 10000"),
+        (["scheduler=step", "scheduler.schedule.step_size=399"], ""),
+        (["scheduler=step", "scheduler.schedule.step_size=399", "scheduler.warmup_steps=1"], "before step 399"),
+        (
+            ["scheduler=multistep", "scheduler.schedule.milestones=[9,10]", "scheduler.interval=epoch"],
+            "before epoch 10",
+        ),
+    ],
+)
+def test_a_step_of_the_schedule_beyond_the_runs_end_is_told(overrides: list[str], expected: str) -> None:
+    config = composed(*overrides)
+    builders.count_in_steps(config, batches_per_epoch=40)
+    line = describe_late_milestones(
+        config.scheduler.schedule or {}, builders.build_pace(config, 40), config.trainer.max_steps
+    )
+    assert line.endswith(expected)
+    assert bool(line) == bool(expected)
+
+
+def test_without_validation_there_is_none() -> None:
+    config = composed("trainer.val_check_interval=null", "trainer.accelerator=cpu")
+    builders.count_in_steps(config, batches_per_epoch=40)
+    assert loop.build_trainer(config, logger=False, enable_checkpointing=False).limit_val_batches == 0
+
+
+@pytest.fixture
+def vehicle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A miniature of DyML-Vehicle whose queries are in their galleries too, under other names."""
+    monkeypatch.syspath_prepend(str(CONF.parent / "tests" / "data"))
+    import_module("trees.dyml_vehicle").build(tmp_path)
+    for level in ("fine", "middle", "coarse"):
+        for split in ("query", "gallery"):
+            for path in (tmp_path / f"bmk_{level}" / split).iterdir():
+                path.write_bytes(f"{level} {split} {path.name}".encode())
+    for level, query, item in (("fine", 0, 1), ("fine", 2, 2), ("middle", 0, 1), ("coarse", 0, 1)):
+        content = (tmp_path / f"bmk_{level}" / "query" / f"{query}.jpg").read_bytes()
+        (tmp_path / f"bmk_{level}" / "gallery" / f"{item}.jpg").write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("exclude", "in_gallery", "without", "recall"),
+    [
+        (["evaluation.exclude=null"], 4, 1, 0.5),
+        (["evaluation.exclude=null", "dataset.queries_in_gallery=false"], 0, 0, 1.0),
+        (["evaluation.exclude=nearest"], 0, 2, 1.0),
+    ],
+)
+def test_dymls_queries_are_excluded_from_their_galleries(
+    exclude: list[str], in_gallery: int, without: int, recall: float, vehicle: Path
+) -> None:
+    """Fine queries 100, 200 and 201, gallery 200, 100, 201, 202 and 100: its second and third items are queries.
+
+    Without them no item is of class 201, and the nearest of the first query is of class 202. Without the nearest item
+    of each query classes 200 and 201 have none, and the first query finds the other item of class 100.
+    """
+    config = composed("dataset=dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null", *exclude)
+    part = builders.build_table(config).select_evaluated("test")
+    assert count_queries_in_gallery(part) == (in_gallery, 8)
+    assert (vehicle / ".dml" / "dyml_vehicle" / "digests.parquet").exists() == (in_gallery > 0)
+    angles = torch.rand(len(part), generator=torch.Generator().manual_seed(0))
+    fine = part.benchmark == 0
+    nearest_of_100 = [0.3, 0.2] if "nearest" not in exclude[0] else [0.2, 0.3]
+    angles[fine] = torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0, 2.0, nearest_of_100[1], nearest_of_100[0]])
+    evaluator = Evaluator(part, build_metric_config(config, part))
+    found = evaluator(torch.stack([angles.cos(), angles.sin()], 1))
+    assert found["level0/queries_without_positives"] == without
+    assert found["level0/recall@1"] == recall
+
+
+def test_what_a_ranking_excludes_is_one_of_two_things(vehicle: Path) -> None:
+    config = composed("dataset=dyml_vehicle", f"dataset.root={vehicle}", "evaluation.exclude=first")
+    with pytest.raises(InputError, match=r"^evaluation\.exclude=first: must be nearest or null$"):
+        build_metric_config(config, builders.build_table(composed("dataset=digits")))
+
+
+def test_a_gallery_without_the_queries_keeps_its_nearest_items(vehicle: Path) -> None:
+    overrides = ["dataset=dyml_vehicle", f"dataset.root={vehicle}", "dataset.counts=null", "evaluation.exclude=nearest"]
+    table = builders.build_table(composed(*overrides))
+    for part, of_another_set, expected in (
+        ("test", [], True),
+        ("test", ["~dataset.queries_in_gallery"], False),
+        ("train", [], True),
+    ):
+        metrics = build_metric_config(composed(*overrides, *of_another_set), table.select_evaluated(part))
+        assert metrics.exclude_nearest == expected
+
+
+def built_trainer(*overrides: str, **settings: Any) -> Trainer:
+    config = composed("trainer.accelerator=cpu", *overrides)
+    builders.count_in_steps(config, batches_per_epoch=40)
+    return loop.build_trainer(config, logger=False, enable_checkpointing=False, **settings)
+
+
+def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:
+    known = {str(key) for key in composed().trainer} - {"_target_"}
+    assert known.isdisjoint(REFUSED_ARGUMENTS)
+    assert known | REFUSED_ARGUMENTS.keys() == set(signature(Trainer).parameters)
+
+
+@pytest.mark.parametrize("argument", sorted(REFUSED_ARGUMENTS))
+def test_what_dml_sets_itself_is_refused_with_what_to_use_instead(argument: str) -> None:
+    with pytest.raises(InputError, match=rf"^trainer\.{argument}: dml sets it itself; .{{20}}"):
+        built_trainer(f"+trainer.{argument}=1")
+
+
+def test_arguments_reach_lightnings_trainer() -> None:
+    trainer = built_trainer(
+        "trainer.gradient_clip_val=2",
+        "trainer.gradient_clip_algorithm=norm",
+        "trainer.max_time={hours: 2}",
+        "trainer.min_steps=3",
+        "trainer.inference_mode=false",
+        "trainer.limit_test_batches=5",
+        "trainer.profiler=simple",
+        "trainer.plugins=[{_target_: dml.training.checkpoints.AtomicCheckpointIO}]",
+    )
+    assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (2, "norm")
+    assert (trainer.min_steps, trainer.max_steps) == (3, 400)
+    assert (trainer.limit_test_batches, trainer.limit_val_batches) == (5, 1.0)
+    assert isinstance(trainer.profiler, SimpleProfiler)
+    assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)
+    assert any(isinstance(callback, Timer) for callback in trainer.callbacks)
+
+
+def test_benchmark_reaches_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    built_trainer("trainer.benchmark=true", "trainer.deterministic=false")
+    assert torch.backends.cudnn.benchmark
+
+
+def test_callbacks_of_the_users_own_join_those_of_a_training() -> None:
+    own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}]"
+    trainer = built_trainer(own, callbacks=[StepSeed(0)])
+    assert {type(callback) for callback in trainer.callbacks} >= {StepSeed, Timer, Float32Precision}
+    assert not any(isinstance(callback, Timer) for callback in built_trainer(own).callbacks)
+
+
+@pytest.mark.parametrize(("override", "count"), [([], 1), (["trainer.enable_progress_bar=false"], 0)])
+def test_the_progress_bar_can_be_left_out(override: list[str], count: int) -> None:
+    trainer = built_trainer(*override, callbacks=[Progress()])
+    assert sum(isinstance(callback, ProgressBar) for callback in trainer.callbacks) == count
+
+
+def test_a_run_has_one_length() -> None:
+    config = composed("trainer.max_steps=10", "trainer.max_epochs=2")
+    with pytest.raises(InputError, match=r"trainer.max_steps=10 and trainer.max_epochs=2: a run has one length"):
+        builders.count_in_steps(config, batches_per_epoch=40)
+    none = composed("trainer.max_steps=null")
+    with pytest.raises(InputError, match=r"trainer.max_steps=None"):
+        builders.count_in_steps(none, batches_per_epoch=40)
+
+
+def test_each_head_has_a_loss_of_its_own() -> None:
+    built = builders.build_losses(composed(), {"L": 4, "H": 8}, LABELS)
+    assert built.keys() == {"L", "H"}
+    assert built["L"] is not built["H"]
+
+
+def test_a_loss_knows_the_number_of_classes_and_their_hierarchy() -> None:
+    assert builders.build_losses(composed("loss=cluster"), {"H": 8}, LABELS)["H"].proxies.shape == (3, 8)
+    csl: Any = builders.build_losses(composed("loss=csl"), {"H": 8}, LABELS)["H"]
+    assert csl.hierarchy.tolist() == [[0, 1], [1, 0], [2, 1]]
+
+
+def test_level_weights_are_of_the_tables_levels() -> None:
+    table = ImageTable(np.array(["a", "b", "c", "d"]), LABELS, np.array(["test"] * 4), ("class", "super-class"))
+    assert build_metric_config(composed("evaluation.level_weights=[0.9,0.1]"), table).level_weights == [0.9, 0.1]
+    message = r"evaluation\.level_weights=\[1\.0\]: 1 weights for the 2 levels class, super-class"
+    with pytest.raises(InputError, match=message):
+        build_metric_config(composed("evaluation.level_weights=[1.0]"), table)
+
+
+def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False, raising=True)
+    config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
+    with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
+        loop.build_loggers(config)
+
+
+@pytest.mark.parametrize(("override", "is_shown"), [("null", True), ("true", True), ("false", False)])
+def test_a_test_shows_how_far_it_is_and_has_no_callbacks_of_the_users(override: str, is_shown: bool) -> None:
+    own = "trainer.callbacks=[{_target_: pytorch_lightning.callbacks.Timer}]"
+    config = composed("trainer.accelerator=cpu", f"trainer.enable_progress_bar={override}", own)
+    callbacks = loop.build_testing_trainer(config).callbacks
+    assert any(isinstance(callback, ProgressBar) for callback in callbacks) == is_shown
+    assert not any(isinstance(callback, Timer) for callback in callbacks)

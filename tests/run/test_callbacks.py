@@ -1,0 +1,116 @@
+"""What ``conf/callbacks`` builds, in which order, and how a user adds to it and leaves out of it."""
+
+from typing import Any
+
+import pytest
+from hydra.errors import InstantiationException
+from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import Timer
+from test_builders import composed
+
+from dml.commands.error_lines import explain
+from dml.ops.errors import InputError
+from dml.run.loop import build_callbacks
+from dml.run.stages import list_stages
+from dml.training.callbacks.averaging import Averaging
+from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
+from dml.training.callbacks.loss_schedule import LossSchedule
+
+DEFAULT = ["StepSeed", "EmbeddingBankUpdates", "FinalValidation", "ProgressLines", "BestCheckpoint", "LastCheckpoint"]
+ALL_OPTIONS = [
+    "ema=0.9",
+    "proxies=class_means",
+    "stored.every_n_steps=7",
+    "checkpoints.every_n_steps=11",
+    "checkpoints.monitor=h_ap",
+    "scheduler.loss={attribute: temperature, start: 1, end: 2}",
+]
+
+
+def names(*overrides: str) -> list[str]:
+    return [type(callback).__name__ for callback in build_callbacks(composed(*overrides))]
+
+
+def built(kind: type[Callback], *overrides: str) -> Any:
+    (callback,) = (callback for callback in build_callbacks(composed(*overrides)) if isinstance(callback, kind))
+    return callback
+
+
+def test_options_that_are_off_build_nothing() -> None:
+    assert names() == DEFAULT
+
+
+def test_all_options_are_built_in_order() -> None:
+    moving = ["LossSchedule", "EmbeddingBankUpdates", "ProxiesAtClassMeans", "Averaging"]
+    assert names(*ALL_OPTIONS) == [
+        "StepSeed",
+        *moving,
+        "FinalValidation",
+        "ProgressLines",
+        "BestCheckpoint",
+        "LastCheckpoint",
+    ]
+
+
+def test_the_keys_of_the_options_reach_the_callbacks() -> None:
+    built_callbacks = build_callbacks(composed(*ALL_OPTIONS, "seed=5"))
+    seeding, schedule, stored, _, averaging, _, _, best, last = (vars(callback) for callback in built_callbacks)
+    assert seeding["seed"] == 5
+    assert (schedule["attribute"], schedule["start"], schedule["end"]) == ("temperature", 1, 2)
+    assert stored["every_n_steps"] == 7
+    assert averaging["decay"] == 0.9
+    assert (best["metric"], best["mode"], last["every_n_steps"]) == ("h_ap", "max", 11)
+    assert last["every_n_seconds"] == 300
+
+
+def test_an_entry_can_be_left_out_or_changed() -> None:
+    assert names("callbacks.best_checkpoint=null", "callbacks.progress=null") == [
+        name for name in DEFAULT if name not in ("BestCheckpoint", "ProgressLines")
+    ]
+    assert names("ema=0.9", "callbacks.averaging=null") == DEFAULT
+    assert built(EmbeddingBankUpdates, "callbacks.embedding_bank.every_n_steps=3").every_n_steps == 3
+
+
+def test_a_users_entry_comes_after_the_others() -> None:
+    timer = "+callbacks.mine={_target_: pytorch_lightning.callbacks.Timer, duration: {hours: 1}}"
+    assert names(timer) == [*DEFAULT, "Timer"]
+    assert built(Timer, timer)._duration == 3600
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("callbacks.last_checkpoint=null", "callbacks.last_checkpoint=null: a run needs its last checkpoint; "),
+        ("callbacks.averaging=0.9", "callbacks.averaging: 0.9 is not a callback; a mapping is due"),
+        (
+            "+callbacks.mine={_target_: dml.losses.rll.RankedListLoss}",
+            "callbacks.mine: RankedListLoss() is not a",
+        ),
+    ],
+)
+def test_what_is_no_callback_is_refused(override: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        build_callbacks(composed(override))
+    assert str(refused.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("ema=2.0", "ema=2.0: a decay between 0 and 1, such as 0.999, or null"),
+        ("stored.every_n_steps=0", "stored.every_n_steps=0: at least 1, or null"),
+        ("callbacks.averaging.rate=1", "callbacks.averaging: make_averaging() got an unexpected keyword argument"),
+    ],
+)
+def test_errors_of_the_options_are_one_line(override: str, line: str) -> None:
+    with pytest.raises(InstantiationException) as refused:
+        build_callbacks(composed(f"++{override}"))
+    assert str(explain(refused.value)).startswith(line)
+
+
+def test_each_stage_has_its_own_options() -> None:
+    first, second = list_stages(
+        composed("+stages={first: {ema: 0.5}, second: {scheduler: {loss: null}}}", *ALL_OPTIONS[1:])
+    )
+    assert [Averaging in map(type, build_callbacks(stage.config)) for stage in (first, second)] == [True, False]
+    assert [LossSchedule in map(type, build_callbacks(stage.config)) for stage in (first, second)] == [True, False]

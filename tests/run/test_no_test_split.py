@@ -1,0 +1,29 @@
+import json
+from pathlib import Path
+
+from conftest import SMALL, Here, Refused
+from PIL import Image
+from small_networks import TWO_CONVOLUTIONS
+
+
+def make_photos(folder: Path) -> Path:
+    """Make a folder of 12 classes with four small images each."""
+    for number in range(12):
+        (folder / f"class{number}").mkdir(parents=True)
+        for image in range(4):
+            Image.new("RGB", (40, 40), (20 * number, 60 * image, 128)).save(folder / f"class{number}" / f"{image}.png")
+    return folder
+
+
+def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path, here: Here, refused: Refused):
+    photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
+    data = ["dataset=folder", f"dataset.root={photos}", "dataset.reader.test_fraction=0"]
+    small = [value for value in SMALL if not value.startswith("dataset.")]
+    here("train", *data, *small, *TWO_CONVOLUTIONS, f"hydra.run.dir={run}")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["split"] == "val"
+    assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
+    line = refused(*data, *small, "dataset.reader.val_fraction=0", f"hydra.run.dir={tmp_path / 'none'}")
+    assert "no class is left for a test or a validation" in line
+    line = refused(*data, *small, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
+    assert "no class is held out for a test" in line

@@ -1,0 +1,212 @@
+"""Preparing beside other processes, into folders that a stranger laid out, and beside what a disk has damaged."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from configurations import compose
+from conftest import SMALL
+from PIL import Image
+
+from dml.data.cache import CacheFolder
+from dml.data.prepared_files import hold_preparation_lock
+from dml.data.transforms import Resize
+from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
+from dml.run import builders, prepare_job
+
+FOLDER = ["dataset=folder", "dataset.reader.val_fraction=0", "dataset.queries_in_gallery=true"]
+ARGUMENTS = [*FOLDER, "processes=1", "sheet.classes=1", "resize=8"]
+Prepare = Callable[..., None]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for split in ("train", "query", "gallery"):
+        for i in range(4):
+            path = tmp_path / "set" / split / f"{split[0] if split == 'train' else 'x'}{i % 2}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def prepare(root: Path) -> Prepare:
+    def prepare(*overrides: str) -> None:
+        config = compose(*ARGUMENTS, *overrides, command="prepare")
+        config.dataset.root = str(root)
+        prepare_job.prepare(config, RunFolder(root), [])
+
+    return prepare
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def train_reads(root: Path) -> None:
+    """What a training reads of what was prepared."""
+    config = compose(*FOLDER)
+    config.dataset.root = str(root)
+    folder = builders.find_cache_folder(config)
+    assert folder is not None
+    folder.find(builders.build_table(config), Resize("warp", 8))
+
+
+LINKS = [
+    ".dml",
+    ".dml/folder",
+    ".dml/cache",
+    ".dml/folder.lock",
+    *(
+        f".dml/folder/{name}"
+        for name in (
+            "table.parquet",
+            "verified.jsonl",
+            "digests.parquet",
+            "sheet_train.png",
+            "warp-8.pixels",
+            "warp-8.parquet",
+            "warp-8.progress",
+            "unknown",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("dangling", [False, True])
+def test_nothing_is_written_or_read_through_links(
+    prepare: Prepare, root: Path, tmp_path: Path, link: str, dangling: bool
+) -> None:
+    prepare()
+    outside = tmp_path / "outside"
+    shutil.copytree(root / ".dml", outside)
+    (outside / "mine").write_text("mine")
+    path = root / link
+    name = Path(link).relative_to(".dml")
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    target = outside / "missing" if dangling else outside / name if (outside / name).exists() else outside / "mine"
+    path.symlink_to(target)
+    before = files(tmp_path)
+    reads: list[Callable[[], None]] = [prepare, lambda: train_reads(root)]
+    for read in reads:
+        with pytest.raises(InputError, match=f"{path}: is a link to {target}, and .* delete it") as raised:
+            read()
+        assert "\n" not in str(raised.value)
+    assert files(tmp_path) == before
+
+
+def test_the_second_of_two_is_refused(prepare: Prepare, root: Path, refused: Callable[..., str]) -> None:
+    folder = root / ".dml" / "folder"
+    folder.mkdir(parents=True)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pathlib import Path; from dml.data.prepared_files import hold_preparation_lock\n"
+            "with hold_preparation_lock(Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
+            str(folder),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    before = files(root)
+    line = refused(*ARGUMENTS, f"dataset.root={root}", command="prepare")
+    assert f"{folder}: process {holder.pid} on " in line
+    assert line.endswith("is preparing it; try again when that has ended")
+    assert files(root) == before
+    train_reads(root)  # which needs no lock
+    holder.kill()
+    holder.communicate()
+    prepare()
+
+
+def test_one_that_ends_leaves_no_lock_and_no_partial_file(prepare: Prepare, root: Path) -> None:
+    prepare()
+    partial = root / ".dml" / "folder" / ".table.parquet.1-00000000.partial"  # of a process that was killed
+    partial.touch()
+    before = files(root)
+    prepare()
+    assert files(root) | {str(partial.relative_to(root)): b""} == before
+    with hold_preparation_lock(root / ".dml" / "folder"):
+        pass
+
+
+def test_damage_is_repaired_and_said(prepare: Prepare, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare()
+    before = files(root)
+    for name in ("table.parquet", "warp-8.parquet"):
+        (root / ".dml" / "folder" / name).write_bytes(b"")
+        with pytest.raises(InputError, match="warp-8") if name.startswith("warp") else nullcontext():
+            train_reads(root)
+        capsys.readouterr()
+        prepare()
+        printed = capsys.readouterr().out
+        assert (
+            f"warning  {root}/.dml/folder/{name}: has no checksum: damaged, or made by another version; its" in printed
+        )
+        assert files(root) == before
+
+
+def swap_contents(root: Path, one: str, other: str) -> None:
+    """Gives an image the content of another, its size and its time as they were."""
+    state = (root / one).stat()
+    (root / one).write_bytes((root / other).read_bytes().ljust(state.st_size, b"\0")[: state.st_size])
+    os.utime(root / one, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_verify_content(prepare: Prepare, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare()
+    swap_contents(root, "query/x0/0.png", "gallery/x0/0.png")
+    for override, found in (("verify=stamp", "0 of 4"), ("verify=content", "1 of 4"), ("verify=stamp", "1 of 4")):
+        capsys.readouterr()
+        prepare(override)
+        printed = capsys.readouterr().out
+        assert f"{found} are in their gallery" in printed
+        assert ("1 images have another content" in printed) == (override == "verify=content")
+    config = compose("dataset=folder", "dataset.reader.val_fraction=0")
+    config.dataset.root = str(root)
+    folder, table = builders.find_cache_folder(config), builders.build_table(config)
+    assert isinstance(folder, CacheFolder)
+    cache = folder.find(table, Resize("warp", 8))
+    assert cache is not None
+    rows = [table.paths.tolist().index(str(root / name)) for name in ("query/x0/0.png", "gallery/x0/0.png")]
+    one, other = (cache.pixels(row) for row in rows)
+    assert one is not None
+    assert other is not None
+    assert one.equal(other)
+
+
+def test_a_choice_that_verify_lacks(prepare: Prepare) -> None:
+    with pytest.raises(InputError, match="verify=true: stamp or content"):
+        prepare("verify='true'")
+
+
+def test_training_on_damaged_pixels_ends_with_a_line(
+    refused: Callable[..., str], small_emoji: Path, tmp_path: Path
+) -> None:
+    """In a loader's worker; the line holds the command that repairs them."""
+    root = tmp_path / "emoji.zip"
+    shutil.copy(small_emoji, root)
+    config = compose("dataset.counts=null", "sheet.classes=1", "resize=32", command="prepare")
+    config.dataset.root = str(root)
+    prepare_job.prepare(config, RunFolder(tmp_path), [])
+    pixels = tmp_path / ".dml" / "emoji" / "warp-32.pixels"
+    pixels.write_bytes(bytes(pixels.stat().st_size))
+    line = refused(f"dataset.root={root}", *SMALL, "data.num_workers=1", f"hydra.run.dir={tmp_path}/run")
+    assert line.startswith(f"error: image {root}/")
+    command = f"run dml prepare dataset=emoji dataset.root={root} resize=32 mode=warp again"
+    assert f"its pixels in {pixels} are damaged (their checksum differs); {command}" in line

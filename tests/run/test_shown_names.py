@@ -1,0 +1,138 @@
+"""Names of classes, levels, heads and folders where they are shown: what is read as markup has none of theirs."""
+
+import ast
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import dml
+from dml.data.table import ImageTable
+from dml.data.verification import CheckedImage, list_faults
+from dml.evaluation.intervals import Interval
+from dml.evaluation.metric_table import metric_table
+from dml.evaluation.pictures import draw_contact_sheet
+from dml.evaluation.run_comparison import ConfigurationResult, markdown
+from dml.run import console_output, prepare_job
+
+NAMES = ["[/red]", "[bold]x", "a\x1b[31mb", "two\nlines", "\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]
+SHOWN = [r"[/red]", "[bold]x", r"a\x1b[31mb", r"two\nlines", r"\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]
+PAIRS = list(zip(NAMES, SHOWN, strict=True))
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """What the consoles write, in a terminal that is wide enough."""
+    file = StringIO()
+    for module in (console_output, prepare_job):
+        own = module.console
+        monkeypatch.setattr(module, "console", Console(file=file, width=200, highlight=False, emoji=own._emoji))
+    return file
+
+
+@pytest.mark.parametrize(("name", "shown"), PAIRS)
+def test_the_tables_of_metrics(screen: StringIO, name: str, shown: str) -> None:
+    metrics = {"level0/recall@1": 0.5, "level1/recall@1": 0.5}
+    table = metric_table({name: metrics}, levels=(name, "other"), metrics=["recall@1"], title=name)
+    console_output.console.print(table)
+    text = screen.getvalue()
+    assert text.count(shown) == 4  # title, level, and the row of each level
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(("name", "shown"), PAIRS)
+def test_what_prepare_prints(screen: StringIO, name: str, shown: str) -> None:
+    table = ImageTable(np.array([f"{name}/1.jpg"]), np.zeros((1, 1), np.int64), np.array(["train"]), (name,))
+    prepare_job.console.print(prepare_job._make_counts_table(table, {}))
+    gone = CheckedImage(-1, -1, 0, 0, "", "no such file")
+    prepare_job._print_faults(list_faults(table, dict.fromkeys(table.paths.tolist(), gone)))
+    text = screen.getvalue()
+    assert f" {shown} " in text
+    assert f"  {shown}/1.jpg\n" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(("name", "shown"), PAIRS)
+def test_a_row_of_markdown_keeps_its_cells(name: str, shown: str) -> None:
+    line = markdown([ConfigurationResult(name, {"recall": Interval(1, 0.5, 0.0, 0.0)})], ["recall"]).splitlines()[-1]
+    unescaped = line.replace("\\|", "").replace("\\`", "").replace("\\<", "").replace("\\\\", "")
+    assert unescaped.count("|") == 4
+    assert "`" not in unescaped
+    assert "<" not in unescaped
+    assert line.startswith(f"| {shown.split('|')[0].rstrip(chr(92))}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_contact_sheet_has_them_as_titles(tmp_path: Path, name: str) -> None:
+    picture = np.zeros((8, 8, 3), dtype=np.uint8)
+    draw_contact_sheet([(name, [picture])], tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width == 800
+
+
+# every line that Rich prints
+
+
+def printed() -> Iterator[tuple[Path, ast.Call]]:
+    """The calls in the package that hand text to Rich."""
+    for path in sorted(Path(dml.__file__).parent.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if "rich" not in source and "console" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Call):
+                continue
+            function = ast.unparse(node.func)
+            if function.endswith(
+                ("console.print", "console.print)", "add_row", "add_column", "add_task", "TextColumn")
+            ):
+                yield path, node
+
+
+NUMBERS = {
+    "PRINTED_FAULTS",
+    "action",
+    "value",
+    "number",
+    "kind",
+    "in_gallery",
+    "queries",
+    "resize.mode",
+    "resize.size",
+    "loss",
+}
+"""What stands in lines of markup without `in_markup`: numbers, the project's own words, and what is escaped already."""
+
+
+def is_safe(value: ast.FormattedValue) -> bool:
+    text = ast.unparse(value.value)
+    return (
+        value.format_spec is not None
+        or text.startswith(("in_markup(", "printable(", "decimal(", "len("))
+        or text in NUMBERS | {"chosen", "', '.join(files)", "len(lines) - PRINTED_FAULTS"}
+    )
+
+
+def test_each_line_that_rich_prints_escapes_what_it_is_given() -> None:
+    calls = list(printed())
+    assert len(calls) > 25
+    for path, call in calls:
+        if any(keyword.arg == "markup" for keyword in call.keywords):
+            continue
+        for node in ast.walk(call):
+            if isinstance(node, ast.JoinedStr):
+                values = [value for value in node.values if isinstance(value, ast.FormattedValue)]
+                for value in values:
+                    where = f"{path}:{call.lineno}: {ast.unparse(value.value)}"
+                    inner = any(
+                        isinstance(other, ast.Call)
+                        and ast.unparse(other.func) == "in_markup"
+                        and node in ast.walk(other)
+                        for other in ast.walk(call)
+                    )
+                    assert inner or is_safe(value), where

@@ -1,0 +1,63 @@
+import pytest
+from omegaconf import OmegaConf
+
+from dml.ops.errors import InputError
+from dml.ops.overrides import key_of
+from dml.run.config_folders import CONF
+from dml.run.stored_configuration import StoredConfiguration, check_unchanged, plain_config
+
+STORED = StoredConfiguration(["loss=rll", "loss.margin=0.4"], {"loss": {"margin": 0.4, "alpha": None}, "seed": 0})
+
+
+def config(margin: float = 0.4, seed: int = 0, **more: object) -> object:
+    return OmegaConf.create({"loss": {"margin": margin, "alpha": None}, "seed": seed, "resume": "folder", **more})
+
+
+def test_what_is_as_it_was_passes() -> None:
+    check_unchanged(config(), ["loss=rll", "loss.margin=0.4", "resume=folder"], STORED)
+
+
+@pytest.mark.parametrize("override", ["loss.margin=0.2", "loss=rll_other", "experiment=rll/some"])
+def test_what_is_asked_for_may_differ(override: str) -> None:
+    check_unchanged(config(margin=0.2), ["loss=rll", override], STORED)
+
+
+def test_an_override_that_another_had_replaced_can_be_given_again() -> None:
+    stored = StoredConfiguration(["loss.margin=0.2", "loss.margin=0.4"], STORED.config)
+    check_unchanged(config(margin=0.2), ["loss.margin=0.2"], stored)
+
+
+def test_what_nobody_asked_for_may_not() -> None:
+    with pytest.raises(InputError, match=r"seed=1: the run was made with 0, and conf/ has changed since"):
+        check_unchanged(config(seed=1), ["loss=rll", "loss.margin=0.4"], STORED)
+    with pytest.raises(InputError, match=r"data=5: the run was made with None"):
+        check_unchanged(config(data=5), ["loss=rll", "loss.margin=0.4"], STORED)
+
+
+def test_an_override_that_was_stored_with_the_value_of_its_interpolation_passes() -> None:
+    stored = StoredConfiguration(["data=/photos"], STORED.config | {"data": "${oc.env:DATA}"})
+    check_unchanged(config(data="/photos"), ["data=/photos"], stored)
+    with pytest.raises(InputError, match="data=/photos: the run was made with"):
+        check_unchanged(config(data="/photos"), [], StoredConfiguration([], stored.config))
+
+
+def test_only_callbacks_that_are_not_the_default_are_stored() -> None:
+    default = OmegaConf.load(CONF / "callbacks" / "default.yaml")
+    plain = OmegaConf.to_container(config())
+    assert plain_config(config(callbacks=default)) == plain_config(config()) == plain_config(OmegaConf.create(plain))
+    check_unchanged(config(callbacks=default), [], STORED)
+    changed = OmegaConf.merge(default, {"averaging": None, "mine": {"_target_": "users.Callback"}})
+    stored = plain_config(config(callbacks=changed))
+    assert stored["callbacks"] == {"averaging": None, "mine": {"_target_": "users.Callback"}}
+    with pytest.raises(InputError, match=r"callbacks.mine._target_=users.Callback: the run was made with None"):
+        check_unchanged(config(callbacks=changed), [], STORED)
+    del changed["progress"]
+    assert plain_config(config(callbacks=changed))["callbacks"]["progress"] is None
+
+
+def test_only_the_parts_that_matter_are_compared() -> None:
+    check_unchanged(config(seed=1), ["loss=rll", "loss.margin=0.4"], STORED, parts=("loss",))
+
+
+def test_the_key_of_an_override() -> None:
+    assert [key_of(text) for text in ("loss=rll", "+a.b=1", "~c", "++d=")] == ["loss", "a.b", "c", "d"]

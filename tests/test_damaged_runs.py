@@ -1,0 +1,270 @@
+"""Whatever happens to a file of a run: who reads it gets what was written, or one line that names the file."""
+
+import json
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, Here, Refused
+from omegaconf import OmegaConf
+
+from dml.commands import main
+from dml.evaluation.fixed_neighbors import FixedNeighbors
+from dml.evaluation.per_query import read_queries
+from dml.evaluation.report import read_run
+from dml.evaluation.run_comparison import find_runs
+from dml.ops.checksums import CHECKSUMS
+from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
+from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.run.sweeps import read_objective
+from dml.training.checkpoints import TrainingProgress, read_checkpoint
+
+SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model.heads=[H]"]
+SHORT += ["evaluation.report={neighbors:3,map:false,seed:0}", "evaluation.fixed_neighbors=3"]
+FLIPS = 40
+
+
+@pytest.fixture(scope="module")
+def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        run = [f"dataset.root={small_emoji}", *SHORT, "evaluation.metrics=[recall]", f"hydra.run.dir={folder}"]
+        patched.setattr(sys, "argv", ["train.py", *run])
+        main("train")
+    (folder / "raw_id").write_text(json.loads((folder / "raw_metrics.json").read_text())["configuration"])
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def _checkpoint(name: str) -> Callable[[Path], Any]:
+    def read(run: Path) -> Any:
+        path = run / "checkpoints" / name
+        return read_checkpoint(path), TrainingProgress.read(path), read_checkpoint_configuration(path)
+
+    return read
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "checkpoints/best.ckpt": _checkpoint("best.ckpt"),
+    "checkpoints/last.ckpt": _checkpoint("last.ckpt"),
+    "metrics.json": lambda run: [(found.metrics, found.config) for found in find_runs([run])],
+    "raw_metrics.json": lambda run: RunFolder(run).raw_metrics((run / "raw_id").read_text()),
+    "splits.json": lambda run: RunFolder(run).splits(),
+    "metrics.csv": read_run,
+    "per_query.parquet": read_run,
+    "fixed_neighbors.npz": lambda run: FixedNeighbors.read(run / "fixed_neighbors.npz"),
+    ".hydra/config.yaml": lambda run: (read_stored_configuration(RunFolder(run)), RunFolder(run).config_text),
+    ".hydra/overrides.yaml": lambda run: read_stored_configuration(RunFolder(run)),
+    ".hydra/hydra.yaml": lambda run: RunFolder(run).choices,
+}
+"""For each file of a run the values that those who read it get from it."""
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "__dataclass_fields__"):
+        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    return bool(a == b) or (a != a and b != b)
+
+
+def damages(content: bytes, seed: int) -> Iterator[tuple[str, bytes]]:
+    """One bit flipped, anywhere and in the first and last bytes; cut short; emptied; zeroed."""
+    random_places = random.Random(seed).choices(range(8 * len(content)), k=FLIPS)
+    ends = random.Random(seed).choices([*range(80 * 8), *range(8 * len(content) - 200 * 8, 8 * len(content))], k=FLIPS)
+    for bit in (*random_places, *ends):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit}", bytes(flipped)
+    for size in (0, 1, len(content) // 2, len(content) - 1):
+        yield f"cut to {size}", content[:size]
+    yield "zeroed", bytes(len(content))
+
+
+@pytest.mark.parametrize("name", list(READERS))
+def test_a_damaged_file_gives_the_same_values_or_one_line(run: Path, name: str) -> None:
+    path, lines = run / name, []
+    content, expected = path.read_bytes(), READERS[name](run)
+    for damage, damaged in damages(content, seed=len(name)):
+        path.write_bytes(damaged)
+        try:
+            assert same(READERS[name](run), expected), f"{name}, {damage}: other values without a word"
+        except InputError as error:
+            lines.append(str(error))
+    assert len(lines) >= FLIPS  # some bits of a zip archive hold nothing that anybody reads
+    assert all(str(path) in line and "\n" not in line for line in lines)
+    path.write_bytes(content)
+    assert same(READERS[name](run), expected)
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "per_query.parquet"])
+def test_damage_to_an_unfinished_runs_files_is_one_line_or_nothing(run: Path, name: str) -> None:
+    (run / "metrics.json").unlink()
+    read = RunFolder(run).history if name == "metrics.csv" else lambda: read_queries(run / name)
+    content = (run / name).read_bytes()
+    for _, damaged in damages(content, seed=1):
+        (run / name).write_bytes(damaged)
+        with suppress(InputError):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".hydra/config.yaml", ""),
+        (".hydra/config.yaml", "[1]"),
+        (".hydra/config.yaml", "[" * 5_000),
+        ("metrics.json", "{}"),
+    ],
+    ids=["empty", "a list", "nested", "no metrics"],
+)
+def test_a_report_of_another_content_is_one_line(run: Path, name: str, content: str) -> None:
+    """Files without checksums, as older versions wrote and users may: they are whole, but not what a report needs."""
+    (run / name).write_text(content)
+    with pytest.raises(InputError, match=rf"^{re.escape(str(run / name))}: "):
+        read_run(run)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "3,0.5\r\n",
+        "3,0.5,1,2,3,4,5,6,7,8,9\r\n",
+        "3,a,0.5,0.5,0.5\r\n",
+        "x,1\r\n",
+        "\x00\r\n",
+        "\udcff\r\n",
+        '"3,1\r\n',
+        "1,,,,\r\n",
+    ],
+)
+def test_a_row_of_the_history_that_cannot_be_read_is_named(run: Path, row: str) -> None:
+    (run / "metrics.json").unlink()
+    with (run / "metrics.csv").open("ab") as file:
+        file.write(row.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=r"metrics\.csv: damaged \(.*\); delete it to do without the history"):
+        RunFolder(run).history()
+
+
+def test_files_of_runs_without_checksums_are_read(run: Path) -> None:
+    expected = {name: read(run) for name, read in READERS.items()}
+    for name in ("metrics.json", "raw_metrics.json", "splits.json"):
+        values = json.loads((run / name).read_text())
+        del values[CHECKSUMS]
+        (run / name).write_text(json.dumps(values))
+    for path in (run / ".hydra").iterdir():
+        path.write_text(path.read_text().partition("\n")[2])
+    for name, read in READERS.items():
+        assert same(read(run), expected[name]), name
+
+
+def flip(path: Path) -> None:
+    """Flips a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("option", ["checkpoint", "init"])
+def test_a_damaged_checkpoint_is_refused_and_an_intact_one_named(
+    refused: Refused, run: Path, tmp_path: Path, small_emoji: Path, option: str
+) -> None:
+    best, last = run / "checkpoints" / "best.ckpt", run / "checkpoints" / "last.ckpt"
+    flip(best)
+    new, command = [f"{option}={best}", f"hydra.run.dir={tmp_path / 'new'}"], "evaluate"
+    if option == "init":
+        new, command = [*SHORT, f"dataset.root={small_emoji}", *new], "train"
+    line = refused(*new, command=command)
+    assert line.startswith(f"error: checkpoint={best}: damaged (")
+    assert f"{last} is whole: checkpoint={last} tests it, init={last} begins a new run" in line
+    flip(last)
+    assert "no other one beside it that is whole" in refused(*new, command=command)
+
+
+def test_a_run_with_a_damaged_checkpoint_is_not_resumed(refused: Refused, here: Here, run: Path) -> None:
+    best, last = run / "checkpoints" / "best.ckpt", run / "checkpoints" / "last.ckpt"
+    written = (run / ".hydra" / "config.yaml").read_bytes()
+    flip(last)
+    line = refused(f"resume={run}", "trainer.max_steps=3")
+    assert line.startswith(f"error: checkpoint={last}: damaged (")
+    assert f"{best} is whole: checkpoint={best} tests it, init={best} begins a new run" in line
+    flip(last)
+    flip(best)
+    line = refused(f"resume={run}", "trainer.max_steps=3")
+    assert line.endswith(f"resume={run} evaluation.selection=last goes on with its run")
+    assert (run / ".hydra" / "config.yaml").read_bytes() == written
+    here("train", f"resume={run}", "trainer.max_steps=3", "evaluation.selection=last")
+    assert RunFolder(run).metrics()["step"] == 3
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_damaged_overrides_start_nothing_else(refused: Refused, here: Here, run: Path, content: bytes | None) -> None:
+    path = run / ".hydra" / "overrides.yaml"
+    flip(path)
+    if content is not None:
+        path.write_bytes(content)
+    line = refused(f"resume={run}")
+    assert line.startswith(f"error: {path}: damaged (")
+    assert f"delete {path.parent}, and resume={run} takes the overrides from checkpoints/last.ckpt" in line
+    before = RunFolder(run).metrics()
+    shutil.rmtree(path.parent)
+    here("train", f"resume={run}")
+    assert RunFolder(run).metrics() == before
+
+
+def test_resuming_a_run_with_damaged_metrics_tests_it_again(refused: Refused, here: Here, run: Path) -> None:
+    folder = RunFolder(run)
+    before = folder.metrics()
+    flip(folder.metrics_file)
+    with pytest.raises(
+        InputError, match=r"metrics\.json: damaged .*; resume=.* tests the run again and writes it anew"
+    ):
+        assert folder.is_finished
+    here("train", f"resume={run}")
+    assert folder.metrics() == before
+
+
+def test_a_sweep_ends_with_one_line_for_a_damaged_run_in_its_folder(
+    refused: Refused, run: Path, small_emoji: Path
+) -> None:
+    path = run / ".hydra" / "config.yaml"
+    flip(path)
+    line = refused("--multirun", *SHORT, f"dataset.root={small_emoji}", f"hydra.sweep.dir={run.parent}")
+    assert line.startswith(f"error: {path}: damaged (")
+
+
+def test_what_a_sweep_optimises_is_the_history_of_the_test(run: Path) -> None:
+    config = OmegaConf.create({"evaluation": {"selection": "val"}, "checkpoints": {"monitor": "level0/recall@1"}})
+    read_objective(config, RunFolder(run))
+    path = run / "metrics.csv"
+    path.write_text(path.read_text().replace("0.", "1."))
+    with pytest.raises(InputError, match=r"metrics\.csv: damaged \(metrics\.json is of another one"):
+        read_objective(config, RunFolder(run))
+
+
+def test_a_finished_run_is_not_resumed_with_another_history(refused: Refused, run: Path) -> None:
+    path = run / "metrics.csv"
+    path.write_text(path.read_text().replace("\n2,", "\n02,"))
+    line = refused(f"resume={run}", "trainer.max_steps=3")
+    assert line.startswith(f"error: {path}: damaged (metrics.json is of another one")

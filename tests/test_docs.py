@@ -1,0 +1,38 @@
+"""What the pages name exists: modules and functions of dml, and the files that links lead to."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAME = re.compile(r"`(dml(?:\.\w+)+)`")
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_of_the_package_exist(page: Path) -> None:
+    for name in NAME.findall(page.read_text(encoding="utf-8")):
+        resolve(name)
+
+
+def resolve(name: str) -> object:
+    """Import the module of a dotted name and look the rest up in it."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[length:]:
+            found = getattr(found, attribute)
+        return found
+    raise AssertionError(name)

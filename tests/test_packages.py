@@ -1,0 +1,53 @@
+"""The names that the packages offer: ``from dml.losses import RankedListLoss``."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGES = ["losses", "metrics", "models", "retrieval", "samplers"]
+HEAVY = {"faiss", "pytorch_metric_learning", "sklearn", "timm", "torchvision"}
+
+
+def type_checked_names(package: str) -> dict[str, str]:
+    """Read the imports for type checkers in a package's ``__init__``: {name: module}."""
+    source = Path(ROOT, "dml", package, "__init__.py").read_text(encoding="utf-8")
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name: str(node.module) for node in imports for alias in node.names}
+    return {name: module for name, module in names.items() if module.startswith(f"dml.{package}.")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_offers_sorted_names_as_type_checkers_see_them(package: str) -> None:
+    offered, modules = import_module(f"dml.{package}"), type_checked_names(package)
+    assert offered.__all__ == sorted(modules)
+    assert {*modules} <= {*dir(offered)}  # where the API reference and tab completion look
+    for name, module in modules.items():
+        assert getattr(offered, name) is getattr(import_module(module), name)
+        assert getattr(offered, name).__module__ == module
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_another_name_is_refused(package: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'dml.{package}' has no attribute 'Typo'"):
+        _ = import_module(f"dml.{package}").Typo
+
+
+def test_importing_packages_and_light_modules_imports_no_heavy_library() -> None:
+    script = (
+        "import sys, dml.samplers.class_balanced, dml.losses, dml.metrics, dml.models, dml.retrieval\n"
+        "assert 'torch' not in sys.modules\n"
+        "from dml.losses import RankedListLoss\n"
+        "import dml.metrics.binary, dml.models.heads, dml.retrieval.top\n"
+        f"assert not {HEAVY} & {{*sys.modules}}, {HEAVY} & {{*sys.modules}}\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=120)
+
+
+def test_no_two_modules_have_one_name():
+    names = [path.name for path in (ROOT / "dml").rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(names) == sorted({*names})

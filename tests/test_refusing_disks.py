@@ -1,0 +1,216 @@
+"""Disks that are full or read-only, and loader's processes that are killed: one line, and nothing is lost."""
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.utils.data
+from conftest import SMALL, Here, Refused
+from runs import assert_same_run, last
+
+from dml.commands.error_lines import explain
+from dml.data.dataset import ImageDataset
+from dml.ops.files import replacing
+from dml.ops.run_folder import RunFolder, RunState
+
+QUICK = [*SMALL, "evaluation.raw=false", "evaluation.heads=false", "model.heads=[H]", "scheduler=constant"]
+QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]", "evaluation.clustering=false"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own, in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, "size=1g")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def mount(folder: Path, options: str) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount disks")
+
+
+def partial_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.partial"))
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, disk: Path
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK]
+    whole, run = tmp_path / "whole", disk / "run"
+    here("train", *arguments, f"hydra.run.dir={whole}")
+    size = (whole / "checkpoints" / "last.ckpt").stat().st_size
+    mount(disk, f"remount,size={int(2.5 * size)}")  # best.ckpt, last.ckpt and half of the next
+    line = refused(*arguments, f"hydra.run.dir={run}")
+    assert line.startswith(f"error: {run / 'checkpoints'}/")
+    assert ".ckpt: No space left on device; make room there; what was saved is kept, and resume=" in line
+    assert partial_files(run) == []
+    assert last(run)["global_step"] >= 2
+    assert RunFolder(run).state == RunState.INTERRUPTED
+    mount(disk, "remount,size=1g")
+    here("train", f"resume={run}")
+    assert_same_run(whole, run)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "last.ckpt", "metrics.csv", "per_query.parquet", "report.html", "retrieval.png", "metrics.json"],
+)
+def test_whichever_file_finds_no_room_it_is_named(
+    refused: Refused,
+    here: Here,
+    small_emoji: Path,
+    tmp_path: Path,
+    disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=2", "trainer.val_check_interval=2"]
+    arguments += ["evaluation.report={neighbors:3,map:false,seed:0}", "evaluation.sheet={queries:2,neighbors:2,seed:0}"]
+    run, filler = disk / "run", disk / "filler"
+    opened = os.open
+
+    def open_on_a_full_disk(path: object, *settings: int, **more: int) -> int:
+        descriptor = opened(path, *settings, **more)
+        if f".{name}." in str(path) and not filler.exists():
+            with filler.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_on_a_full_disk)
+    line = refused(*arguments, f"hydra.run.dir={run}")
+    assert f"/{name}: No space left on device; make room there" in line
+    assert partial_files(run) == []
+    assert not (run / "metrics.json").exists()
+    monkeypatch.undo()
+    filler.unlink()
+    begun = RunFolder(run).last_checkpoint.exists()
+    here("train", *([f"resume={run}"] if begun else [*arguments, f"hydra.run.dir={run}"]))
+    assert RunFolder(run).state == RunState.FINISHED
+
+
+def test_a_read_only_disk_is_one_line(
+    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, disk: Path
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
+    here("train", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
+    shutil.copytree(tmp_path / "run", disk / "run")
+    mount(disk, "remount,ro")
+    new = [
+        [f"resume={disk / 'run'}"],
+        [*arguments, f"hydra.run.dir={disk / 'new'}"],
+        [*arguments, f"hydra.run.dir='${{new_folder:{disk}/now}}'"],
+        ["--multirun", *arguments, f"hydra.sweep.dir={disk / 'sweep'}"],
+    ]
+    for given in new:
+        line = refused(*given)
+        assert line.startswith(f"error: {disk}/")
+        assert "Read-only file system; choose a folder that can be written to" in line
+
+
+def test_a_file_in_the_place_of_a_folder_is_one_line(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    arguments = [f"dataset.root={small_emoji}", *QUICK]
+    assert f"error: {file}: File exists; choose a path" in refused(*arguments, f"hydra.run.dir={file}")
+    line = refused(*arguments, f"hydra.run.dir={file / 'run'}")
+    assert line.startswith(f"error: {file / 'run'}: Not a directory; choose a path below a folder")
+
+
+def test_a_limit_on_the_size_of_files_is_one_line(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        line = refused(f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={tmp_path}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ".ckpt: File too large; raise the limit on the size of files (ulimit -f)" in line
+    assert partial_files(tmp_path) == []
+
+
+def test_a_killed_loader_is_one_line_and_the_state_is_kept(
+    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=8", "trainer.val_check_interval=4"]
+    run = tmp_path / "run"
+    original = ImageDataset.__getitem__
+
+    def killed_at_the_validation(self: ImageDataset, draw: object) -> object:
+        if torch.utils.data.get_worker_info() is not None and isinstance(draw, int):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, draw)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ImageDataset, "__getitem__", killed_at_the_validation)
+    line = refused(*arguments, "data.num_workers=1", f"hydra.run.dir={run}")
+    assert "which loads images, " in line
+    assert "a smaller data.num_workers takes less; what was saved is kept" in line
+    monkeypatch.undo()
+    assert last(run)["global_step"] == 2
+    assert partial_files(run) == []
+    here("train", f"resume={run}", "data.num_workers=0")
+    here("train", *arguments, f"hydra.run.dir={tmp_path / 'whole'}")
+    assert_same_run(tmp_path / "whole", run)
+
+
+def test_a_loader_without_shared_memory_is_told_so() -> None:
+    lost = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out "
+    line = explain(RuntimeError(f"{lost}of shared memory. Please try to raise your shared memory limit."))
+    assert line is not None
+    assert line.startswith("process 7, which loads images, is killed by signal: Bus error: most often shared memory (")
+
+
+def test_a_loader_that_dies_while_it_sends_is_one_line() -> None:
+    code = compile(
+        "raise ConnectionResetError(104, 'Connection reset by peer')", "torch/utils/data/dataloader.py", "exec"
+    )
+    with pytest.raises(ConnectionResetError) as raised:
+        exec(code)
+    line = explain(raised.value)
+    assert line is not None
+    assert line.startswith("a process that loads images died while it sent some: most often memory is short")
+    assert explain(ConnectionResetError(104, "Connection reset by peer")) is None  # of somebody else's connection
+
+
+def test_writing_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write(error: Exception) -> None:
+        with replacing(path):
+            raise error
+
+    for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full")):
+        with pytest.raises(OSError, match="file") as told:
+            write(error)
+        assert (told.value.filename, told.value.errno) == (str(path), error.errno)
+    with pytest.raises(OSError, match="other") as told:
+        write(OSError(errno.EIO, "broken", "other"))
+    assert told.value.filename == "other"
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("anything"),
+        OSError(errno.EINVAL, "invalid", "file"),
+        PermissionError(errno.EPERM, "not permitted"),
+        FileExistsError(errno.EEXIST, "exists", "/"),
+        FileNotFoundError(errno.ENOENT, "none", "file"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+        RuntimeError("anything"),
+    ],
+)
+def test_other_failures_stay_bugs(error: Exception) -> None:
+    assert explain(error) is None

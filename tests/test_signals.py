@@ -1,0 +1,210 @@
+"""SIGINT and SIGTERM at named points of a run: one line, the exit code, whole files, and a run that goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, Here
+from runs import assert_same_run, last, stop_at
+
+from dml.ops.run_folder import RunFolder, RunState
+
+QUICK = [*SMALL, "model=small_cnn", "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
+QUICK += ["evaluation.metrics=[recall]", "data.num_workers=1"]
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+@pytest.fixture(scope="module")
+def whole(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["train.py", f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={folder}"])
+        from dml.commands import main
+
+        main("train")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("point", "occurrence", "signum", "step"),
+    [
+        ("after a step's metrics are logged", 1, signal.SIGTERM, 2),  # which are logged after the step has ended
+        ("before a validation is judged", 1, signal.SIGINT, 3),
+        ("before last.ckpt is written", 1, signal.SIGTERM, 2),
+        ("in the middle of a checkpoint", 3, signal.SIGINT, 3),
+        ("before last.ckpt is replaced", 4, signal.SIGTERM, 6),
+    ],
+)
+def test_a_training_stops_after_the_step_and_goes_on_bit_for_bit(
+    here: Here, whole: Path, small_emoji: Path, tmp_path: Path, point: str, occurrence: int, signum: int, step: int
+) -> None:
+    folder = tmp_path / "run"
+    given = [f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={folder}"]
+    code, errors = stop_at(point, occurrence, signum, *given)
+    name = signal.Signals(signum).name
+    assert errors == f"stopped at step {step} of 6 by {name}; resume={folder} goes on\n"
+    assert code == CODES[signal.Signals(signum)]
+    assert last(folder)["global_step"] == step
+    assert RunFolder(folder).state == RunState.INTERRUPTED
+    assert not list(folder.rglob("*.partial"))
+    here("train", f"resume={folder}")
+    assert_same_run(whole, folder)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "point", ["before the configuration is written", "before the test", "before metrics.json is written"]
+)
+def test_outside_of_training_it_ends_at_once(
+    here: Here, whole: Path, small_emoji: Path, tmp_path: Path, point: str, signum: int
+) -> None:
+    folder = tmp_path / "run"
+    given = [f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={folder}"]
+    code, errors = stop_at(point, 1, signum, *given)
+    is_new = point == "before the configuration is written"
+    hint = "the same command starts it again" if is_new else f"resume={folder} goes on"
+    assert errors == f"stopped by {signal.Signals(signum).name}; {hint}\n"
+    assert code == CODES[signal.Signals(signum)]
+    assert not (folder / "metrics.json").exists()
+    assert not list(folder.rglob("*.partial"))
+    if not is_new:
+        here("train", f"resume={folder}")
+        assert_same_run(whole, folder)
+
+
+def test_a_second_signal_ends_at_once(here: Here, whole: Path, small_emoji: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    given = [f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={folder}"]
+    code, errors = stop_at("before a validation is judged", 2, signal.SIGINT, *given, again=1.5)
+    assert errors.splitlines() == [
+        "stopping after this validation; Ctrl-C again stops at once",
+        f"stopped at once by SIGINT; the last checkpoint is of step 4; resume={folder} goes on",
+    ]
+    assert code == 130
+    here("train", f"resume={folder}")
+    assert_same_run(whole, folder)
+
+
+BEGIN = """
+import os, signal, sys
+from dml.ops.signals import handle_signals, handling, Stopped
+import dml.ops.signals as signals
+handle_signals()
+signals.start_raising()
+"""
+SWALLOWED = (
+    BEGIN
+    + """
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+try:
+    ends = Ends()
+    del ends
+    import time
+    time.sleep(20)
+except Stopped:
+    code, line = signals.state.finish()
+    sys.stderr.write(line)
+    sys.exit(code)
+"""
+)
+
+
+def run_script(script: str) -> tuple[int, str, float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+def test_a_signal_that_python_ignores_is_raised_again() -> None:
+    code, errors, seconds = run_script(SWALLOWED)
+    assert (code, errors) == (130, "stopped by SIGINT\n")
+    assert seconds < 5
+
+
+IN_C = (
+    BEGIN
+    + """
+import ctypes, threading
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+libc = ctypes.CDLL(None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # else it would interrupt the sleep
+libc.sleep(40)
+"""
+)
+
+
+def test_a_library_that_does_not_return_is_ended() -> None:
+    code, errors, seconds = run_script(IN_C)
+    assert code == 143
+    assert errors == "stopping; Ctrl-C again stops at once\nstopped by SIGTERM\n"
+    assert seconds < 10
+
+
+@pytest.mark.parametrize("after", [0.3, 0.8, 1.6])
+@pytest.mark.parametrize("script", ["train.py", "scripts/compare.py"])
+def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, script: str, after: float) -> None:
+    arguments = [str(tmp_path)] if script != "train.py" else [f"hydra.run.dir={tmp_path}/run"]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / script), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert (process.returncode, errors.startswith("stopped by SIGINT")) == (130, True) or process.returncode == 2
+
+
+def test_a_whole_group_is_signalled_and_workers_print_nothing(small_emoji: Path, tmp_path: Path) -> None:
+    endless = [*QUICK, "trainer.max_steps=1000000", "trainer.val_check_interval=null"]
+    for signum, code in CODES.items():
+        folder = tmp_path / str(code)
+        process = subprocess.Popen(
+            [sys.executable, "train.py", f"dataset.root={small_emoji}", *endless, f"hydra.run.dir={folder}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        while process.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
+            time.sleep(0.05)
+        os.killpg(process.pid, signum)
+        _, errors = process.communicate(timeout=60)
+        step = last(folder)["global_step"]
+        assert errors == f"stopped at step {step} of 1,000,000 by {signum.name}; resume={folder} goes on\n"
+        assert process.returncode == code
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+
+
+def test_a_sweep_stops_and_the_same_command_goes_on(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    given = ["-m", "seed=1,2", f"dataset.root={small_emoji}", *QUICK, f"hydra.sweep.dir={tmp_path}"]
+    code, errors = stop_at("before last.ckpt is written", 1, signal.SIGTERM, *given)
+    assert code == 143
+    assert errors == "stopped at step 2 of 6 by SIGTERM; the same command goes on with the sweep\n"
+    assert not (tmp_path / "1" / "metrics.json").exists()
+    here("train", *given)
+    assert RunFolder(tmp_path / "0").is_finished
+    assert RunFolder(tmp_path / "1").is_finished
+
+
+def test_slurms_warning_stops_the_run(
+    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    given = [f"dataset.root={small_emoji}", *QUICK, f"hydra.run.dir={tmp_path}"]
+    code, errors = stop_at("before last.ckpt is written", 1, signal.SIGUSR1, *given)
+    assert errors == f"stopped at step 2 of 6 by SIGUSR1; resume={tmp_path} goes on\n"
+    assert code == 128 + signal.SIGUSR1
+    here("train", f"resume={tmp_path}")
+    assert RunFolder(tmp_path).is_finished

@@ -1,0 +1,102 @@
+from typing import Any
+
+import pytest
+import torch
+from configurations import compose as composed
+
+from dml.ops.errors import InputError
+from dml.training.hardware import choose_deterministic, choose_loader_settings, parse_compile
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """gpus(4, cores=16): a machine with so many GPUs, and so many cores for this process."""
+
+    def gpus(count: int, cores: int = 16) -> None:
+        monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
+
+    return gpus
+
+
+def loaded(*overrides: str) -> tuple[int, bool]:
+    config = composed(*overrides)
+    settings = choose_loader_settings(config.data, config.trainer)
+    return settings.num_workers, settings.pin_memory
+
+
+def test_a_cpu_keeps_its_cores_for_training_and_pins_nothing(gpus: Any) -> None:
+    gpus(0)
+    assert loaded() == (1, False)
+    gpus(4)
+    assert loaded("trainer.accelerator=cpu") == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "workers"),
+    [("1", 8, 7), ("1", 64, 16), ("1", 1, 1), ("auto", 16, 3), ("-1", 16, 3), ("2", 16, 7), ("[0,3]", 16, 7)],
+)
+def test_beside_gpus_each_process_gets_its_cores_but_one(gpus: Any, devices: str, cores: int, workers: int) -> None:
+    gpus(4, cores)
+    assert loaded(f"trainer.devices={devices}") == (workers, True)
+
+
+def test_names_of_gpus_in_a_string_are_counted(gpus: Any) -> None:
+    gpus(4)
+    assert loaded("trainer.devices='0,1,3'") == (4, True)
+
+
+def test_slurm_says_what_a_task_has(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(4, cores=8)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    assert loaded("trainer.devices=4") == (7, True)
+
+
+def test_what_is_given_counts(gpus: Any) -> None:
+    gpus(4)
+    assert loaded("data.num_workers=2", "data.pin_memory=false") == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("data.num_workers=many", "data.num_workers=many: a number of processes, 0 or more, or auto"),
+        ("data.num_workers=-1", "data.num_workers=-1: "),
+        ("data.num_workers=null", "data.num_workers=None: "),
+        ("data.pin_memory=yes", "data.pin_memory=yes: true, false or auto"),
+    ],
+)
+def test_other_values_are_refused(override: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        loaded(override)
+
+
+def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
+    gpus(0)
+    assert choose_deterministic(composed().trainer) == "warn"
+    gpus(1)
+    assert choose_deterministic(composed().trainer) is False
+    assert choose_deterministic(composed("trainer.accelerator=cpu").trainer) == "warn"
+    assert choose_deterministic(composed("trainer.deterministic=true").trainer) is True
+    assert choose_deterministic(composed("trainer.deterministic=warn").trainer) == "warn"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("compile=null", None),
+        ("compile=false", None),
+        ("compile=true", {}),
+        ("compile={mode: max-autotune}", {"mode": "max-autotune"}),
+    ],
+)
+def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -> None:
+    assert parse_compile(composed(override).compile) == expected
+
+
+@pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
+def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
+    with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
+        parse_compile(composed(f"compile={asked}").compile)
