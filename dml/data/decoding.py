@@ -123,16 +123,28 @@ def decode_with_pillow(content: bytes, check_size: Callable[[int, int], None]) -
     """
     with _open_with_pillow(content) as image:
         check_size(image.height, image.width)
-        is_wide = ";16" in str(image.tile)  # of the two bytes a channel, Pillow keeps the upper one
-        stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
-        upright: Any = image
-        ImageOps.exif_transpose(image, in_place=True)  # otherwise an image that is upright already would be copied
-        if upright.mode.startswith(("I", "F")):  # Pillow would clip these grey values instead of scaling them
-            upright = Image.fromarray(_scale_to_bytes(np.asarray(upright), stated_bits))
-            is_wide = False
-        elif "transparency" in upright.info:
-            upright = upright.convert("RGBA")  # Pillow would warn about a conversion straight to RGB
-        pixels = np.array(upright.convert("RGB"))
+        return decode_opened(image)
+
+
+def decode_opened(image: Image.Image) -> Pixels:
+    """Decode an image that Pillow has opened, and turn it upright, in place. -> (H, W, 3)
+
+    Args:
+        image: image of any of Pillow's modes.
+
+    Raises:
+        PixelValueError: if it isn't clear which of the values is black and which is white.
+    """
+    is_wide = ";16" in str(getattr(image, "tile", ""))  # of the two bytes a channel, Pillow keeps the upper one
+    stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
+    upright: Any = image
+    ImageOps.exif_transpose(image, in_place=True)  # otherwise an image that is upright already would be copied
+    if upright.mode.startswith(("I", "F")):  # Pillow would clip these grey values instead of scaling them
+        upright = Image.fromarray(_scale_to_bytes(np.asarray(upright), stated_bits))
+        is_wide = False
+    elif "transparency" in upright.info:
+        upright = upright.convert("RGBA")  # Pillow would warn about a conversion straight to RGB
+    pixels = np.array(upright.convert("RGB"))
     if is_wide and pixels.max(initial=0) < 16:
         raise PixelValueError(
             "colours of 16 bits, all below 4096, would become black; store them in 8 bits, or from 0 to 65535"

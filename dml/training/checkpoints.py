@@ -169,7 +169,7 @@ def load_model(model: nn.Module, path: Path) -> int:
         InputError: if the checkpoint belongs to another model.
     """
     checkpoint = read_checkpoint(path)
-    _load(model, _model_state(checkpoint), path)
+    load_state(model, _model_state(checkpoint), path)
     return int(checkpoint["global_step"])
 
 
@@ -183,10 +183,10 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
     """
     state = _model_state(read_checkpoint(path))
     if isinstance(model, RecurrentModel) and not any(key.startswith("recurrent.") for key in state):
-        _load(model.cnn, state, path)
-        _load(model.pretrained, state, path)
+        load_state(model.cnn, state, path)
+        load_state(model.pretrained, state, path)
     else:
-        _load(model, state, path)
+        load_state(model, state, path)
 
 
 def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -195,8 +195,17 @@ def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
-def _load(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Load weights into a model, after a comparison of their names and shapes."""
+def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load weights into a model, after a comparison of their names and shapes.
+
+    Args:
+        model: the model.
+        state: weights by name.
+        path: file that they come from, for the error line.
+
+    Raises:
+        InputError: if the weights belong to another model.
+    """
     expected = model.state_dict()
     misfits = [name for name in state.keys() | expected.keys() if name not in expected or name not in state]
     misfits += [name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape]

@@ -64,7 +64,7 @@ def read(
     splits, unread = _find_splits(folder), list[str]()
     images = [(split, parts) for split in splits for parts in _find_images(folder / split, unread)]
     if unread:
-        logger.warning("left out: %s: %s", printable(folder), _describe_unread(unread))
+        logger.warning("left out: %s: %s", printable(folder), describe_unread(unread))
     _check_depth(folder, images)
     level_classes = _iterate_level_classes([parts for _, parts in images])
     labels, names = zip(*(number_classes(classes) for classes in level_classes), strict=True)
@@ -124,7 +124,7 @@ def _find_images(folder: Path, unread: list[str], parent: Parts = ()) -> Iterato
         parent: the parts of the folder's path below that of the split.
     """
     is_empty, unread_before = True, len(unread)
-    suffixes = SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
+    suffixes = read_suffixes()
     for entry in _list_entries(folder):
         parts = (*parent, entry.name)
         is_folder = _is_folder(entry)
@@ -140,7 +140,7 @@ def _find_images(folder: Path, unread: list[str], parent: Parts = ()) -> Iterato
             unread.append(entry.path)
     if is_empty and len(unread) > unread_before:
         raise InputError(
-            f"{printable(folder)}: no image that can be read, but {_describe_unread(unread[unread_before:])}"
+            f"{printable(folder)}: no image that can be read, but {describe_unread(unread[unread_before:])}"
         )
     if is_empty:
         raise InputError(
@@ -149,7 +149,12 @@ def _find_images(folder: Path, unread: list[str], parent: Parts = ()) -> Iterato
         )
 
 
-def _describe_unread(paths: list[str]) -> str:
+def read_suffixes() -> tuple[str, ...]:
+    """Return the endings of the image files that are read."""
+    return SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
+
+
+def describe_unread(paths: list[str]) -> str:
     """Return how many images of which kinds aren't read, the first of them, and what to do."""
     counts = Counter(os.path.splitext(path)[1].lower() for path in paths)
     kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())

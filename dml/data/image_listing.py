@@ -1,0 +1,45 @@
+"""The image files in a folder and in all folders below it."""
+
+import logging
+import os
+from pathlib import Path
+
+from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+
+logger = logging.getLogger(__name__)
+
+
+def list_images(folder: Path) -> list[str]:
+    """List the image files in a folder and in the folders below it, sorted by path.
+
+    Hidden files and folders are passed over; a warning counts the images of kinds that aren't read.
+
+    Args:
+        folder: path of the folder.
+
+    Raises:
+        InputError: if the folder has no image that can be read, or can't be listed.
+    """
+    found: list[str] = []
+    unread: list[str] = []
+    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=False):
+        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        paths = [os.path.join(parent, name) for name in files if not name.startswith(".")]
+        found += [path for path in paths if path.lower().endswith(read_suffixes())]
+        unread += [
+            path
+            for path in paths
+            if path.lower().endswith(UNREAD_SUFFIXES) and not path.lower().endswith(read_suffixes())
+        ]
+    if not found:
+        kinds = f"; it holds {describe_unread(unread)}" if unread else f" (by suffix: {' '.join(read_suffixes())})"
+        raise InputError(f"{printable(folder)}: no image in it that can be read{kinds}")
+    if unread:
+        logger.warning("left out: %s: %s", printable(folder), describe_unread(sorted(unread)))
+    return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(f"{printable(error.filename)}: cannot be listed ({error.strerror})") from error

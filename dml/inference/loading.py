@@ -1,0 +1,141 @@
+"""The function that opens a trained model: from a run's folder, a checkpoint, or a saved folder."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.model_settings import SAVED_PARTS, ModelSettings
+from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
+from dml.ops.run_folder import RunFolder
+from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
+from dml.run.stages import find_stage, resolve_parts
+from dml.run.stored_configuration import extract_configuration
+from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
+
+
+def load(
+    place: str | Path, *, heads: Sequence[str] | None = None, device: str = "auto", trust: bool = False
+) -> ImageEmbedder:
+    """Open a trained model.
+
+    >>> import dml
+    >>> model = dml.load("outputs/emoji/rll/2026-01-31_12-00-00")  # doctest: +SKIP
+    >>> model.embed("photos/").shape  # doctest: +SKIP
+    (200, 192)
+
+    Args:
+        place: folder of a run, whose tested checkpoint is taken; a checkpoint; or a folder of `save_pretrained`.
+        heads: names of the heads whose embeddings are concatenated, such as ["M", "H"]; None takes all.
+        device: device that embeds, such as "cpu" or "cuda"; "auto" takes a GPU if there is one.
+        trust: whether the model may be built of code outside of the packages that dml knows, such as your own network.
+            Only say so of files whose origin you trust.
+
+    Raises:
+        InputError: if there is no model, it is damaged, or it can't be built or used.
+    """
+    path = expand_home(place)
+    if is_saved_folder(path):
+        saved = read_folder(path)
+        saved.settings.check_targets(place, trust=trust)
+        return _build_saved(saved, heads, device)
+    if os.path.isdir(path):
+        path = find_checkpoint(RunFolder(path))
+    settings = read_settings(path)
+    settings.check_targets(place, trust=trust)
+    model = settings.build_model()
+    load_model(model, path)
+    return ImageEmbedder(model, settings, heads, device)
+
+
+def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:
+    """Build a saved model and load its weights.
+
+    Raises:
+        InputError: if a file is damaged or has changed since the model was saved.
+    """
+    weights = saved.path / WEIGHTS
+    try:
+        state = load_file(weights)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{printable(weights)}: cannot be read ({error}); save the model again") from error
+    model = saved.settings.build_model()
+    load_state(model, state, weights)
+    embedder = ImageEmbedder(model, saved.settings, saved.heads, device)
+    if embedder.fingerprint != saved.fingerprint:
+        raise InputError(
+            f"{printable(saved.path)}: its files aren't as they were saved (fingerprint {embedder.fingerprint}, "
+            f"{DESCRIPTION} says {printable(saved.fingerprint)}); save the model again"
+        )
+    return embedder if heads is None else ImageEmbedder(model, saved.settings, heads, device)
+
+
+def find_checkpoint(folder: RunFolder) -> Path:
+    """Return the checkpoint of a run that its test took, or would take.
+
+    Raises:
+        InputError: if the folder has no checkpoint.
+    """
+    last, best = folder.last_checkpoint, folder.best_checkpoint
+    if not last.exists() and not best.exists():
+        raise InputError(
+            f"{printable(folder.path)}: neither a run with checkpoints, nor a folder that save_pretrained wrote"
+        )
+    if not best.exists() or _selects_last(folder):
+        return last
+    if last.exists() and TrainingProgress.read(best).stage != TrainingProgress.read(last).stage:
+        return last  # the best one is of an earlier stage
+    return best
+
+
+def _selects_last(folder: RunFolder) -> bool:
+    """Return whether the test of a run takes the last checkpoint."""
+    if folder.is_finished:
+        return bool(folder.metrics().get("selection") == "last")
+    return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
+
+
+def read_settings(path: Path) -> ModelSettings:
+    """Read from a checkpoint, and from the folder of its run if it lies in one, what the model was trained with.
+
+    Raises:
+        InputError: if the checkpoint can't be read, or its model embeds no image alone.
+    """
+    checkpoint = read_checkpoint(path, lazily=True)
+    progress = TrainingProgress.from_checkpoint(checkpoint)
+    stored = OmegaConf.create(extract_configuration(checkpoint).config)
+    stage = find_stage(stored, progress.stage).config
+    unused = [str(key) for key in stage if key not in (*SAVED_PARTS, "recurrent", "seed")]
+    config = resolve_parts(stage, unused)
+    if config.pop("recurrent") is not None:
+        raise InputError(
+            f"{printable(path)}: its recurrent network embeds an image by its neighbours in the data set, so it can't "
+            "embed images alone; dml evaluate tests it"
+        )
+    training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}
+    folder = RunFolder(path.absolute().parents[1])
+    metrics = folder.metrics() if folder.metrics_file.exists() else {}
+    is_tested = metrics.get("step") == training["step"]
+    splits = folder.splits() or {}
+    return ModelSettings(
+        config,
+        _name_model(config["model"]),
+        training,
+        metrics if is_tested else {},
+        tuple(sorted(splits.get("train", {}))),
+        folder.picture_file if is_tested and folder.picture_file.exists() else None,
+    )
+
+
+def _name_model(model: Mapping[str, Any]) -> str:
+    """Return the name of a model's network, or of the function that builds it."""
+    backbone = model.get("backbone") or {}
+    return str(backbone.get("name") or str(backbone.get("_target_", "model")).rpartition(".")[2])

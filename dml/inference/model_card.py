@@ -1,0 +1,124 @@
+"""The model card of a saved model, in the format of the Hugging Face hub: YAML facts, then Markdown for people."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import EvalResult, ModelCardData
+
+from dml.inference.model_settings import ModelSettings
+from dml.ops.text_tables import markdown_table
+
+if TYPE_CHECKING:
+    from dml.inference.image_embedder import ImageEmbedder
+
+SHOWN = ("recall@", "map@r", "h_ap", "nmi")
+"""Beginnings of the names of the metrics that the card shows, without their level."""
+
+USE = """\
+```python
+import dml
+
+model = dml.load("FOLDER")               # the folder of this file
+vectors = model.embed(["a.jpg", "b.jpg"])  # (2, {dimension}) float32, L2-normalised
+similarity = vectors[0] @ vectors[1]     # cosine
+```
+"""
+
+
+def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
+    """Return the text of a model's card.
+
+    Args:
+        embedder: the model.
+        license_id: identifier of the licence of the weights; None if none was stated.
+    """
+    settings = embedder.settings
+    dataset = str(settings.config["dataset"]["name"])
+    shown = select_shown(settings.metrics)
+    facts = ModelCardData(
+        library_name="dml",
+        license=license_id,
+        pipeline_tag="image-feature-extraction",
+        tags=["deep-metric-learning", "image-retrieval"],
+        model_name=settings.name if shown else None,
+        eval_results=[_eval_result(dataset, name, value) for name, value in shown.items()] or None,
+    )
+    paragraphs = [
+        f"---\n{facts.to_yaml()}\n---\n",
+        f"# {settings.name}, trained on {dataset}\n",
+        "A network that turns an image into a vector; similar images have similar vectors.\n",
+        "![Queries of the test and their nearest neighbours](retrieval.png)\n" if settings.picture else "",
+        "## Use\n",
+        USE.format(dimension=embedder.dimension),
+        "## Facts\n",
+        markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
+        "\n## Results\n",
+        *_describe_results(settings, shown),
+    ]
+    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of all heads together that the card shows, by name."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if not name.startswith(("raw/", "heads/", "fixed/"))
+        and name.rpartition("/")[2].startswith(SHOWN)
+        and isinstance(value, int | float)
+        and math.isfinite(value)
+    }
+
+
+def _eval_result(dataset: str, metric: str, value: float) -> EvalResult:
+    return EvalResult(
+        task_type="image-retrieval",
+        dataset_type=dataset,
+        dataset_name=dataset,
+        metric_type=metric,
+        metric_value=round(value, 4),
+    )
+
+
+def _list_facts(embedder: "ImageEmbedder", license_id: str | None) -> Iterable[tuple[str, str]]:
+    settings = embedder.settings
+    config, training = settings.config, settings.training
+    yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
+    yield "vector", f"{embedder.dimension} numbers, L2-normalised; compare by {embedder.geometry}"
+    yield "input", f"RGB images of any size, {_describe_input(embedder)}"
+    yield "trained on", f"{config['dataset']['name']}, {len(settings.class_names) or 'an unknown number of'} classes"
+    yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
+    yield "steps", str(training.get("step", "unknown"))
+    yield "checkpoint chosen on", _describe_selection(settings)
+    yield "seed", str(config.get("seed", "unknown"))
+    yield "fingerprint", f"`{embedder.fingerprint}`"
+    yield "licence of the weights", license_id or "none was stated; pretrained weights and data have their own"
+
+
+def _describe_input(embedder: "ImageEmbedder") -> str:
+    """Return what the network sees of an image."""
+    image = torch.zeros(3, 600, 800, dtype=torch.uint8)
+    height, width = embedder.preprocess(image).shape[-2:]
+    return f"which become {width} x {height} pixels"
+
+
+def _describe_selection(settings: ModelSettings) -> str:
+    selection = settings.metrics.get("selection")
+    texts = {"val": "validation classes", "last": "nothing: it is the last one", "test": "the test classes themselves"}
+    return texts.get(str(selection), "unknown: the run wasn't tested at this step")
+
+
+def _describe_results(settings: ModelSettings, shown: Mapping[str, float]) -> Iterable[str]:
+    if not shown:
+        yield "The run of this model wasn't tested at this step.\n"
+        return
+    split = "classes that it wasn't trained on" if settings.metrics.get("split") == "test" else "the validation classes"
+    yield f"In percent, on {split}; each query is searched among the others, and never finds itself. One run.\n"
+    raw = {name: settings.metrics.get(f"raw/{name}", math.nan) for name in shown}
+    rows = [
+        (name, f"{100 * value:.1f}", "" if math.isnan(raw[name]) else f"{100 * raw[name]:.1f}")
+        for name, value in shown.items()
+    ]
+    yield markdown_table(("metric", "this model", "the network's features before training"), rows) + "\n"

@@ -1,0 +1,109 @@
+"""What a trained model was made of and trained with, in plain values."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from dml.data.limits import ImageLimits
+from dml.data.transforms import Pipeline
+from dml.models.embedding import EmbeddingModel
+from dml.ops.errors import InputError
+from dml.ops.targets import unknown_targets
+from dml.run import builders
+
+DECISIVE_PARTS = ("model", "transform")
+"""The parts of a configuration that, beside the weights, decide an image's embedding."""
+
+SAVED_PARTS = (*DECISIVE_PARTS, "data", "dataset", "loss", "sampler", "optimizer", "scheduler", "trainer", "evaluation")
+"""The parts of a configuration that are kept with a model, beside the seed."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The configuration of a trained model, and facts about its training.
+
+    Args:
+        config: configuration of the training, its interpolations resolved; of its parts, `SAVED_PARTS` and "seed".
+        name: what the model is called in texts, such as "tf_efficientnet_lite0".
+        training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
+        metrics: the metrics of the run's test, by name; empty if it wasn't tested.
+        class_names: names of the classes that the model was trained on; empty if they aren't known.
+        picture: picture of some test queries with their nearest neighbours; None if there is none.
+    """
+
+    config: Mapping[str, Any]
+    name: str
+    training: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    picture: Path | None = None
+
+    @property
+    def limits(self) -> ImageLimits:
+        """The largest image that is read, ``data.max_pixels`` and so on."""
+        return ImageLimits.from_settings(self.config["data"])
+
+    @property
+    def batch_size(self) -> int:
+        """The number of images in a batch of the run's test."""
+        return int(self.config["data"]["eval_batch_size"])
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """The settings that, beside the weights, decide an image's embedding."""
+        model = {key: value for key, value in self.config["model"].items() if key != "heads"}
+        return {"model": _without_weights(model), "transform": self.config["transform"]["test"]}
+
+    def build_transform(self, views: int = 1) -> Pipeline:
+        """Build the preprocessing of the run's test.
+
+        Args:
+            views: number of views of each image; with more than one, the transform returns (V, 3, h, w).
+
+        Raises:
+            InputError: if there are no crops of so many views.
+        """
+        config = self._compose(evaluation={"crops": views})
+        crops = builders.build_crops_transform(config)
+        transform = instantiate(config.transform.test) if crops is None else crops
+        return transform if isinstance(transform, Pipeline) else Pipeline([transform])
+
+    def build_model(self) -> EmbeddingModel:
+        """Build the network with its heads; its weights are random until those of the training are loaded."""
+        model: EmbeddingModel = instantiate(self._compose(model=_without_weights(self.config["model"])).model)
+        return model
+
+    def check_targets(self, place: object, *, trust: bool) -> None:
+        """Make sure that building the model and its preprocessing runs no unknown code.
+
+        Args:
+            place: where the settings come from, for the error line.
+            trust: whether any code may run.
+
+        Raises:
+            InputError: if an object isn't known to be safe and ``trust`` is false.
+        """
+        unknown = list(unknown_targets(self.decisive | {"heads": self.config["model"].get("head")}))
+        if unknown and not trust:
+            described = ", ".join(f"{path}={value}" for path, value in unknown)
+            raise InputError(
+                f"{place}: {described} is not known and could run any code; trust=True if you trust these files"
+            )
+
+    def _compose(self, **parts: Any) -> DictConfig:
+        composed = {name: self.config[name] for name in DECISIVE_PARTS} | parts
+        return OmegaConf.create(deepcopy(composed))
+
+
+def _without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model without the file of the weights that its training began with."""
+    copied: dict[str, Any] = deepcopy({**model})
+    backbone = copied.get("backbone")
+    if isinstance(backbone, dict) and "weights" in backbone:
+        backbone["weights"] = None
+    return copied

@@ -1,0 +1,129 @@
+"""The folder of a saved model, which holds all that is needed to embed images, and a description for people.
+
+- ``model.safetensors``: the weights.
+- ``config.yaml``: the resolved configuration of the training, with the network and the preprocessing.
+- ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the training classes, metrics.
+- ``README.md`` and, if the run has one, ``retrieval.png``: the model card.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from safetensors.torch import save
+
+from dml.inference.model_settings import ModelSettings
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
+
+if TYPE_CHECKING:
+    from dml.inference.image_embedder import ImageEmbedder
+
+FORMAT = 1
+"""The version of the files, which changes when older versions of dml can't read them."""
+
+WEIGHTS, CONFIG, DESCRIPTION, CARD, PICTURE = (
+    "model.safetensors",
+    "config.yaml",
+    "model.json",
+    "README.md",
+    "retrieval.png",
+)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model as a folder holds it.
+
+    Args:
+        path: path of the folder.
+        settings: what the model was made of and trained with.
+        heads: names of the heads that it was saved with.
+        fingerprint: its fingerprint when it was saved.
+    """
+
+    path: Path
+    settings: ModelSettings
+    heads: tuple[str, ...]
+    fingerprint: str
+
+
+def is_saved_folder(path: Path) -> bool:
+    """Return whether a path is a folder that `save_folder` wrote."""
+    return os.path.isfile(path / DESCRIPTION) and os.path.isfile(path / WEIGHTS)
+
+
+def read_folder(path: Path) -> SavedModel:
+    """Read the description of a saved model.
+
+    Raises:
+        InputError: if a file is missing, damaged, or of a newer version.
+    """
+    try:
+        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+        config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
+        version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
+        heads, training, metrics = (description[key] for key in ("heads", "training", "metrics"))
+        class_names = tuple(map(str, description["class_names"]))
+        parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"{printable(path)}: not as save_pretrained wrote it ({line}); save the model again"
+        ) from error
+    if version != FORMAT:
+        raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
+    picture = path / PICTURE if (path / PICTURE).is_file() else None
+    settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
+    return SavedModel(path, settings, tuple(map(str, heads)), str(fingerprint))
+
+
+def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str | None) -> Path:
+    """Save a model; see `dml.inference.image_embedder.ImageEmbedder.save_pretrained`.
+
+    The files are written to a new folder, which then takes the place of the old one.
+    """
+    from dml.inference.model_card import write_card
+
+    path = expand_home(folder).absolute()
+    if path.exists() and not is_saved_folder(path) and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of a saved model")
+    partial, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
+    try:
+        partial.mkdir(parents=True)
+        settings = embedder.settings
+        state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
+        (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
+        (partial / CONFIG).write_text(yaml.safe_dump(dict(settings.config), sort_keys=False), encoding="utf-8")
+        if settings.picture is not None:
+            shutil.copyfile(settings.picture, partial / PICTURE)
+        (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
+        (partial / DESCRIPTION).write_text(json.dumps(describe(embedder), indent=1) + "\n", encoding="utf-8")
+        if path.exists():
+            path.rename(old)
+        partial.rename(path)
+    finally:
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return path
+
+
+def describe(embedder: "ImageEmbedder") -> dict[str, Any]:
+    """Return the contents of ``model.json``."""
+    settings = embedder.settings
+    return {
+        "format": FORMAT,
+        "name": settings.name,
+        "fingerprint": embedder.fingerprint,
+        "heads": [*embedder.heads],
+        "dimension": embedder.dimension,
+        "geometry": embedder.geometry,
+        "training": dict(settings.training),
+        "metrics": dict(settings.metrics),
+        "class_names": [*settings.class_names],
+    }

@@ -1,0 +1,311 @@
+"""A trained model in use: loaded from a run, a checkpoint or a saved folder, it embeds as the run's test did."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import SMALL
+from numpy.typing import NDArray
+from PIL import Image
+from runs import metrics
+from safetensors.torch import load_file, save_file
+
+import dml
+from dml.data.images import UnreadableImageError
+from dml.data.readers.emoji import read
+from dml.data.table import ImageTable
+from dml.evaluation import evaluate
+from dml.ops.errors import InputError
+
+SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
+RUN = [*SMALL, "model=small_cnn", "model.heads=[L,H]", *SHORT]
+
+
+@pytest.fixture(scope="module")
+def run(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dml.commands import main
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["train.py", f"dataset.root={small_emoji}", *RUN, f"hydra.run.dir={folder}"])
+        main("train")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> dml.ImageEmbedder:
+    return dml.load(run)
+
+
+@pytest.fixture(scope="module")
+def tested(small_emoji: Path) -> ImageTable:
+    return read(small_emoji).subset("test")
+
+
+@pytest.fixture(scope="module")
+def paths(tested: ImageTable, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Ten test images as files of their own, so that a folder holds them."""
+    folder = tmp_path_factory.mktemp("images")
+    listed = []
+    for number, path in enumerate(tested.paths[:10].tolist()):
+        pixels = read_pixels(path)
+        listed.append(folder / f"{number}.png")
+        Image.fromarray(pixels).save(listed[-1])
+    return listed
+
+
+def read_pixels(path: str) -> NDArray[np.uint8]:
+    from dml.data.images import read_image
+
+    return read_image(path).permute(1, 2, 0).numpy()
+
+
+def test_the_metrics_are_those_of_the_runs_test(run: Path, model: dml.ImageEmbedder, tested: ImageTable) -> None:
+    vectors = model.embed(tested.paths.tolist())
+    assert vectors.shape == (len(tested), 16)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    expected = metrics(run)
+    for name, value in evaluate(vectors, tested.labels, clustering=False).items():
+        if isinstance(value, float):
+            assert value == expected[name], name
+
+
+def test_one_head_is_the_runs_head(run: Path, tested: ImageTable) -> None:
+    vectors = dml.load(run, heads=["H"]).embed(tested.paths.tolist())
+    assert evaluate(vectors, tested.labels, clustering=False)["level0/map@r"] == metrics(run)["heads/H/level0/map@r"]
+
+
+def test_what_an_image_is_makes_no_difference(model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    expected = model.embed(paths)
+    pictures = [Image.open(path) for path in paths]
+    arrays = [np.asarray(picture.convert("RGB")) for picture in pictures]
+    tensors = [torch.from_numpy(array.copy()).permute(2, 0, 1) for array in arrays]
+    for images in (map(str, paths), pictures, arrays, tensors, np.stack(arrays), torch.stack(tensors), paths[0].parent):
+        np.testing.assert_array_equal(model.embed(images), expected)
+    np.testing.assert_allclose(model.embed(paths[3]), expected[3:4], atol=1e-6)
+    np.testing.assert_allclose(model.embed(paths, batch_size=3, num_workers=1), expected, atol=1e-6)
+
+
+def test_preprocessing_is_the_tests(run: Path, model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    assert model.preprocess(paths[0]).shape == (3, 32, 32)
+    assert model.preprocess(paths[0]).dtype == torch.uint8
+    blank = np.full((50, 70), 7, np.uint8)
+    assert model.preprocess(blank).unique().tolist() == [7]
+
+
+def test_views_are_averaged_as_in_a_test(model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    array = np.asarray(Image.open(paths[0]).convert("RGB"))
+    mirrored = model.embed([array, array[:, ::-1].copy()])
+    both = model.embed([array], views=2)[0]
+    for columns in (slice(0, 8), slice(8, 16)):  # heads L and H
+        mean = sum(rows / np.linalg.norm(rows) for rows in mirrored[:, columns])
+        part = both[columns]
+        np.testing.assert_allclose(part / np.linalg.norm(part), mean / np.linalg.norm(mean), atol=1e-5)
+    with pytest.raises(InputError, match="crops=3: 1, 2, 5 or 10 views"):
+        model.embed([array], views=3)
+
+
+def test_unreadable_images_are_named_or_skipped(
+    model: dml.ImageEmbedder, paths: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(paths[0].read_bytes()[:40])
+    images = [paths[0], broken, tmp_path / "none.png", paths[1]]
+    with pytest.raises(UnreadableImageError, match=r'broken.png: cannot be decoded .* \(on_corrupt="skip" leaves it'):
+        model.embed(images)
+    vectors = model.embed(images, on_corrupt="skip")
+    assert np.isnan(vectors).all(axis=1).tolist() == [False, True, True, False]
+    np.testing.assert_allclose(vectors[[0, 3]], model.embed(paths[:2]), atol=1e-6)
+    assert "broken.png" in caplog.text
+    assert "none.png: no such file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("images", "line"),
+    [
+        ([], "images: there is none"),
+        ([np.zeros((4, 4, 3))], r"images\[0\]: an array \(4, 4, 3\) of float64; expected \(H, W, 3\)"),
+        ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"images\[0\]: a tensor \(4, 4, 3\)"),
+        ([b"bytes"], r"images\[0\]: bytes; expected a path"),
+    ],
+)
+def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: list[Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        model.embed(images)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"on_corrupt": "drop"}, "on_corrupt=drop: raise or skip"),
+        ({"precision": "fp16"}, "precision=fp16: 32, bf16, 16"),
+        ({"batch_size": 0}, "batch_size=0, num_workers=0: at least 1 and 0"),
+    ],
+)
+def test_options_are_checked(model: dml.ImageEmbedder, paths: list[Path], options: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        model.embed(paths, **options)
+
+
+def test_a_folder_without_images_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "photo.heic").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"no image in it that can be read; it holds 1 image of a kind .*\.heic"):
+        model.embed(tmp_path)
+
+
+def test_bf16_changes_little(model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    exact, rough = model.embed(paths), model.embed(paths, precision="bf16")
+    assert rough.dtype == np.float32
+    assert (exact * rough).sum(axis=1).min() > 0.99
+    assert not np.array_equal(exact, rough)
+
+
+def test_a_saved_model_is_the_same_model(model: dml.ImageEmbedder, paths: list[Path], tmp_path: Path) -> None:
+    saved = model.save_pretrained(tmp_path / "saved")
+    moved = tmp_path / "elsewhere" / "model"
+    shutil.copytree(saved, moved)
+    shutil.rmtree(saved)
+    loaded = dml.load(moved)
+    assert loaded.fingerprint == model.fingerprint
+    np.testing.assert_array_equal(loaded.embed(paths), model.embed(paths))
+    again = loaded.save_pretrained(tmp_path / "again")
+    for name in ("model.json", "config.yaml", "model.safetensors", "README.md", "retrieval.png"):
+        assert (again / name).read_bytes() == (moved / name).read_bytes(), name
+
+
+def test_a_saved_model_keeps_its_heads(run: Path, paths: list[Path], tmp_path: Path) -> None:
+    high = dml.load(run, heads=["H"])
+    loaded = dml.load(high.save_pretrained(tmp_path / "saved"))
+    assert loaded.heads == ("H",)
+    assert loaded.dimension == 8
+    np.testing.assert_array_equal(loaded.embed(paths), high.embed(paths))
+    assert dml.load(tmp_path / "saved", heads=["L", "H"]).fingerprint == dml.load(run).fingerprint
+
+
+def test_the_card_states_what_a_user_needs(model: dml.ImageEmbedder, run: Path, tmp_path: Path) -> None:
+    text = (model.save_pretrained(tmp_path / "saved", license="mit") / "README.md").read_text()
+    _, facts, body = text.split("---\n", 2)
+    front = yaml.safe_load(facts)
+    assert front["license"] == "mit"
+    assert front["library_name"] == "dml"
+    results = {entry["type"]: entry["value"] for entry in front["model-index"][0]["results"][0]["metrics"]}
+    assert results["level0/recall@1"] == round(metrics(run)["level0/recall@1"], 4)
+    for fact in ("heads L + H", "16 numbers", "RankedListLoss", model.fingerprint, "32 x 32 pixels", "retrieval.png"):
+        assert fact in body
+    description = json.loads((tmp_path / "saved" / "model.json").read_text())
+    assert len(description["class_names"]) > 5
+
+
+def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    model.save_pretrained(folder)
+    (folder / "stale.txt").write_text("")
+    model.save_pretrained(folder)
+    assert not (folder / "stale.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    with pytest.raises(InputError, match="holds something else"):
+        model.save_pretrained(tmp_path)
+
+
+def test_a_failed_save_leaves_the_old_one(
+    model: dml.ImageEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (model.save_pretrained(tmp_path / "saved") / "model.json").read_bytes()
+
+    def fail(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dml.inference.model_card.write_card", fail)
+    with pytest.raises(OSError, match="No space"):
+        model.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "model.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_changed_folder_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:
+    folder = model.save_pretrained(tmp_path / "saved")
+    weights = load_file(folder / "model.safetensors")
+    name = next(iter(weights))
+    save_file(weights | {name: weights[name] + 1}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="its files aren't as they were saved"):
+        dml.load(folder)
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(InputError, match=r"model.safetensors: cannot be read"):
+        dml.load(folder)
+    (folder / "config.yaml").write_text("model: [")
+    with pytest.raises(InputError, match="not as save_pretrained wrote it"):
+        dml.load(folder)
+
+
+def test_a_folder_runs_no_unknown_code(model: dml.ImageEmbedder, tmp_path: Path) -> None:
+    folder = model.save_pretrained(tmp_path / "saved")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"]["backbone"] = {"_target_": "os.system", "command": f"touch {tmp_path / 'ran'}"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(InputError, match=r"model.backbone._target_=os.system is not known .*trust=True"):
+        dml.load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("", "neither a run with checkpoints, nor a folder that save_pretrained wrote"),
+        ("missing", "no such file"),
+    ],
+)
+def test_a_place_without_a_model_is_named(tmp_path: Path, place: str, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        dml.load(tmp_path / place)
+
+
+def test_unknown_heads_and_devices_are_named(run: Path) -> None:
+    with pytest.raises(InputError, match=r"heads=\['X'\]: this model has the heads L, H, each once"):
+        dml.load(run, heads=["X"])
+    with pytest.raises(InputError, match="device=gpu: this machine has none"):
+        dml.load(run, device="gpu")
+
+
+def test_the_tested_checkpoint_is_taken(run: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    assert dml.load(copied).fingerprint == dml.load(copied / "checkpoints" / "best.ckpt").fingerprint
+    last = copied / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    checkpoint["state_dict"] = {name: value + 1 for name, value in checkpoint["state_dict"].items()}
+    torch.save(checkpoint, last)
+    assert dml.load(copied).fingerprint == dml.load(run).fingerprint
+    (copied / "checkpoints" / "best.ckpt").unlink()
+    assert dml.load(copied).fingerprint != dml.load(run).fingerprint
+
+
+def test_a_recurrent_model_is_refused(run: Path, tmp_path: Path) -> None:
+    checkpoint = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
+    checkpoint["run"]["config"]["recurrent"] = {"_target_": "dml.models.recurrent.RecurrentModel"}
+    torch.save(checkpoint, tmp_path / "recurrent.ckpt")
+    with pytest.raises(InputError, match="embeds an image by its neighbours"):
+        dml.load(tmp_path / "recurrent.ckpt")
+
+
+def test_the_upload_is_the_saved_folder(model: dml.ImageEmbedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Hub:
+        def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+            calls.append((name, private, exist_ok))
+            return f"hub/{name}"
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path) -> None:
+            calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert model.push_to_hub("somebody/emoji") == "hub/somebody/emoji"
+    files = ["README.md", "config.yaml", "model.json", "model.safetensors", "retrieval.png"]
+    assert calls == [("somebody/emoji", True, True), ("somebody/emoji", files)]
