@@ -22,23 +22,23 @@ def list_images(folder: Path) -> list[str]:
     Raises:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
-    found: list[str] = []
+    paths_read: list[str] = []
     unread: list[str] = []
     for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=False):
         folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
         paths = [os.path.join(parent, name) for name in files if not name.startswith(".")]
-        found += [path for path in paths if path.lower().endswith(read_suffixes())]
+        paths_read += [path for path in paths if path.lower().endswith(read_suffixes())]
         unread += [
             path
             for path in paths
             if path.lower().endswith(UNREAD_SUFFIXES) and not path.lower().endswith(read_suffixes())
         ]
-    if not found:
+    if not paths_read:
         kinds = f"; it holds {describe_unread(unread)}" if unread else f" (by suffix: {' '.join(read_suffixes())})"
         raise InputError(f"{printable(folder)}: no image in it that can be read{kinds}")
     if unread:
         logger.warning("left out: %s: %s", printable(folder), describe_unread(sorted(unread)))
-    return sorted(found)
+    return sorted(paths_read)
 
 
 def _refuse(error: OSError) -> None:

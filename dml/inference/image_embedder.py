@@ -39,7 +39,7 @@ class ImageEmbedder:
 
     Args:
         model: network with its heads.
-        settings: what the model was made of and trained with.
+        settings: configuration with which the model was built and trained.
         heads: names of the heads whose embeddings are concatenated, in this order; None for all of the model's.
         device: device that embeds: "cpu", "cuda", "mps" and so on; "auto" takes a GPU if there is one.
 
@@ -126,8 +126,8 @@ class ImageEmbedder:
             views: number of views of each image, whose embeddings are averaged: 1, 2 (the image and its mirror image),
                 5 (corners and centre) or 10 (both).
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
-            on_corrupt: what an unreadable image does: "raise" an error, or "skip" it: its row is NaN, and a warning
-                names it.
+            on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
+                warning names the image.
             progress: whether to show how far it is.
 
         Raises:
@@ -193,7 +193,7 @@ class ImageEmbedder:
 
         Args:
             repository: name of the repository, such as "somebody/birds"; it is made if it doesn't exist.
-            license: as in `save_pretrained`.
+            license: identifier of the licence of the weights, see `save_pretrained`.
             private: whether a repository that is made is private.
         """
         from huggingface_hub import HfApi

@@ -52,7 +52,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
     """A data set of the images that a user hands over, each with its position and its error.
 
     Args:
-        images: the images.
+        images: paths, PIL images, arrays or tensors.
         transform: function of an image (3, H, W) uint8, or of an `ImageFile`, that returns the network's input.
         limits: largest size of an image file.
     """
@@ -79,7 +79,7 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
     Args:
         image: path, PIL image or pixels.
         limits: largest size of an image file.
-        name: what error lines call an image that is no file.
+        name: name of the image in error lines, unless it is a file.
 
     Raises:
         UnreadableImageError: if the file is missing or can't be decoded.

@@ -31,7 +31,7 @@ def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
     """Return the text of a model's card.
 
     Args:
-        embedder: the model.
+        embedder: the model that the card describes.
         license_id: identifier of the licence of the weights; None if none was stated.
     """
     settings = embedder.settings

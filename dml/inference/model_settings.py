@@ -29,7 +29,7 @@ class ModelSettings:
 
     Args:
         config: configuration of the training, its interpolations resolved; of its parts, `SAVED_PARTS` and "seed".
-        name: what the model is called in texts, such as "tf_efficientnet_lite0".
+        name: name of the model for texts, such as "tf_efficientnet_lite0".
         training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
         metrics: the metrics of the run's test, by name; empty if it wasn't tested.
         class_names: names of the classes that the model was trained on; empty if they aren't known.
@@ -82,7 +82,7 @@ class ModelSettings:
         """Make sure that building the model and its preprocessing runs no unknown code.
 
         Args:
-            place: where the settings come from, for the error line.
+            place: path of the file or folder of the settings, for the error line.
             trust: whether any code may run.
 
         Raises:

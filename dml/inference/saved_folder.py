@@ -42,9 +42,9 @@ class SavedModel:
 
     Args:
         path: path of the folder.
-        settings: what the model was made of and trained with.
+        settings: configuration with which the model was built and trained.
         heads: names of the heads that it was saved with.
-        fingerprint: its fingerprint when it was saved.
+        fingerprint: fingerprint of the model when it was saved.
     """
 
     path: Path

@@ -199,7 +199,7 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     """Load weights into a model, after a comparison of their names and shapes.
 
     Args:
-        model: the model.
+        model: model that gets the weights.
         state: weights by name.
         path: file that they come from, for the error line.
 
