@@ -1,17 +1,25 @@
 """Deep metric learning: train, judge and use networks for image retrieval."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dml.ops.lazy import import_on_use
+
+__all__ = [
+    "ImageEmbedder",
+    "Index",
+    "load",
+]
 
 if TYPE_CHECKING:
-    from dml.inference import ImageEmbedder, load
-
-__all__ = ["ImageEmbedder", "load"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the names of `dml.inference` when they are used: PyTorch takes seconds."""
-    if name in __all__:
-        from dml import inference
-
-        return getattr(inference, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dml.inference.image_embedder import ImageEmbedder
+    from dml.inference.image_index import Index
+    from dml.inference.loading import load
+else:
+    __getattr__, __dir__ = import_on_use(
+        __name__,
+        {
+            "ImageEmbedder": "inference.image_embedder",
+            "Index": "inference.image_index",
+            "load": "inference.loading",
+        },
+    )

@@ -1,0 +1,119 @@
+"""The images in an index: their ids, paths and labels."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dml.data.image_listing import list_images
+from dml.data.readers import csv
+from dml.data.table import ImageTable
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
+
+Source = str | Path | Sequence[str | Path] | ImageTable
+"""A folder of images, a .csv file, paths, or a table."""
+
+
+@dataclass(frozen=True)
+class IndexItems:
+    """The images in an index, in ascending order of their ids.
+
+    Args:
+        ids: (N,) int64, ascending.
+        paths: (N,) strings, each once.
+        labels: (N,) strings, names of the classes; empty strings where none is known.
+    """
+
+    ids: NDArray[np.int64]
+    paths: NDArray[np.object_]
+    labels: NDArray[np.object_]
+
+    @classmethod
+    def number(cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0) -> "IndexItems":
+        """Give ids to images, from ``first_id`` on.
+
+        Raises:
+            InputError: if a path is given twice.
+        """
+        listed = [*paths]
+        path, count = max(Counter(listed).items(), key=lambda item: item[1], default=("", 0))
+        if count > 1:
+            raise InputError(f"{printable(path)}: given {count} times; an index holds it once")
+        return cls(np.arange(first_id, first_id + len(listed)), _as_objects(listed), _as_objects(labels))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of ids, of any shape, all of which must be there."""
+        return np.searchsorted(self.ids, ids)
+
+    def holds(self, paths: Iterable[str]) -> NDArray[np.bool_]:
+        """Return for each path whether it is among those of the items."""
+        known = set(self.paths.tolist())
+        return np.array([path in known for path in paths], dtype=bool)
+
+    def take(self, keep: NDArray[np.bool_]) -> "IndexItems":
+        """Return the items at which a mask (N,) is true."""
+        return IndexItems(self.ids[keep], self.paths[keep], self.labels[keep])
+
+    def join(self, others: "IndexItems") -> "IndexItems":
+        """Return these items and others with larger ids."""
+        return IndexItems(
+            np.concatenate([self.ids, others.ids]),
+            np.concatenate([self.paths, others.paths]),
+            np.concatenate([self.labels, others.labels]),
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the items to a .parquet file."""
+        pq.write_table(pa.table({"id": self.ids, "path": self.paths, "label": self.labels}), path)
+
+    @classmethod
+    def read(cls, path: Path) -> "IndexItems":
+        """Read the items from a file; pyarrow's error says what is wrong with a damaged one."""
+        columns = pq.read_table(path, columns=["id", "path", "label"]).to_pydict()
+        return cls(np.array(columns["id"], dtype=np.int64), _as_objects(columns["path"]), _as_objects(columns["label"]))
+
+
+def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
+    """Return an array of texts, each of which takes the memory of its length; in one of strings all take the most."""
+    array: NDArray[np.object_] = np.array([*texts], dtype=object)
+    return array
+
+
+def list_source(source: Source) -> tuple[list[str], list[str]]:
+    """List the images of a source -> their paths, and the names of their classes.
+
+    The class of an image in a folder is the folder that holds it, relative to the whole folder.
+
+    Args:
+        source: folder of images; .csv file as ``dataset=csv`` reads it; paths of images; or a table.
+
+    Raises:
+        InputError: if there is no image, or the file can't be read.
+    """
+    if isinstance(source, ImageTable):
+        names = (
+            source.names[0] if source.names else tuple(map(str, range(int(source.labels[:, 0].max(initial=-1)) + 1)))
+        )
+        return source.paths.tolist(), [names[label] for label in source.labels[:, 0].tolist()]
+    if not isinstance(source, str | Path):
+        paths = [str(expand_home(path)) for path in source]
+        return paths, [""] * len(paths)
+    path = expand_home(source)
+    if os.path.isdir(path):
+        paths = list_images(path)
+        parents = (os.path.relpath(os.path.dirname(image), path) for image in paths)
+        return paths, ["" if parent == "." else parent for parent in parents]
+    if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+        return list_source(csv.read(path, test_fraction=0))
+    return [str(path)], [""]

@@ -1,0 +1,247 @@
+"""An index of images: exact search against brute force, changes, and saved versions."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import dml
+from dml.data.table import ImageTable
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.model_settings import ModelSettings
+from dml.ops.errors import InputError
+from dml.retrieval.vector_index import VectorIndex
+
+SETTINGS = ModelSettings(
+    config={
+        "model": {
+            "_target_": "dml.models.embedding.EmbeddingModel",
+            "backbone": {"_target_": "dml.models.small_cnn.small_cnn"},
+            "taps": {"H": "pool2"},
+            "head": {"H": {"_target_": "dml.models.heads.PoolHead", "_partial_": True}},
+            "heads": ["H"],
+            "embed_dim": 8,
+            "image_size": 28,
+        },
+        "transform": {"test": {"steps": [{"_target_": "dml.data.transforms.Resize", "mode": "warp", "size": 28}]}},
+        "data": {"eval_batch_size": 4},
+        "dataset": {"name": "squares"},
+    },
+    name="small_cnn",
+)
+SETTINGS.config["transform"]["test"]["_target_"] = "dml.data.transforms.Pipeline"
+
+
+def make_model(seed: int = 0) -> ImageEmbedder:
+    torch.manual_seed(seed)
+    return ImageEmbedder(SETTINGS.build_model(), SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def model() -> ImageEmbedder:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for number in range(12):
+        image = folder / ("cats" if number < 6 else "dogs") / f"{number:02}.png"
+        image.parent.mkdir(exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(image)
+    return folder
+
+
+@pytest.fixture
+def index(model: ImageEmbedder, photos: Path) -> dml.Index:
+    return dml.Index.build(model, photos)
+
+
+def test_neighbours_are_those_of_brute_force(index: dml.Index, model: ImageEmbedder, photos: Path) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    vectors = model.embed(paths).astype(np.float64)
+    scores, found = index.search(paths, k=12)
+    products = vectors @ vectors.T
+    assert found[:, 0].tolist() == paths
+    np.testing.assert_array_equal(found, np.array(paths)[np.argsort(-products, axis=1)])
+    np.testing.assert_allclose(scores, -np.sort(-products, axis=1), atol=1e-6)
+    np.testing.assert_array_equal(index.search(model.embed(paths), k=3)[1], found[:, :3])
+
+
+def test_labels_are_the_folders(index: dml.Index) -> None:
+    assert index.items.labels.tolist() == ["cats"] * 6 + ["dogs"] * 6
+
+
+def test_a_csv_and_a_table_make_the_same_index(model: ImageEmbedder, photos: Path, index: dml.Index) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    listed = photos / "list.csv"
+    lines = [f"{Path(path).relative_to(photos)},{Path(path).parent.name}" for path in paths]
+    listed.write_text("\n".join(["path,label", *lines]))
+    table = ImageTable(
+        paths=np.array(paths),
+        labels=np.repeat([0, 1], 6)[:, None],
+        split=np.array([""] * 12),
+        levels=("kind",),
+        names=(("cats", "dogs"),),
+    )
+    for source in (listed, table):
+        other = dml.Index.build(model, source)
+        assert other.items.labels.tolist() == index.items.labels.tolist()
+        np.testing.assert_array_equal(other.search(paths, k=5)[1], index.search(paths, k=5)[1])
+    assert dml.Index.build(model, paths).items.labels.tolist() == [""] * 12
+
+
+def test_images_are_added_replaced_and_removed(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    index = dml.Index.build(model, paths[:8])
+    assert index.add(paths[8:]) == 4
+    np.testing.assert_array_equal(index.search(paths, 12)[1], dml.Index.build(model, paths).search(paths, 12)[1])
+    with pytest.raises(InputError, match=r"00.png: in the index already, as are 1 more .* upsert replaces them"):
+        index.add(paths[:2])
+    changed = tmp_path / "changed.png"
+    shutil.copyfile(paths[0], changed)
+    index.add([changed])
+    shutil.copyfile(paths[5], changed)
+    assert index.upsert([changed]) == 1
+    assert len(index) == 13
+    assert set(index.search(paths[5], k=2)[1][0]) == {paths[5], str(changed)}
+    assert index.remove([paths[5]]) == 1
+    assert index.search(paths[5], k=1)[1][0, 0] == str(changed)
+    with pytest.raises(InputError, match=r"05.png: not in the index"):
+        index.remove([paths[5]])
+
+
+def test_unreadable_images_are_left_out(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))[:3]
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    index = dml.Index.build(model, [paths[0], broken, *paths[1:]], on_corrupt="skip")
+    assert index.items.paths.tolist() == paths
+    np.testing.assert_array_equal(index.search(paths, k=1)[1][:, 0], paths)
+
+
+def test_a_saved_index_opens_anywhere_and_can_be_changed(index: dml.Index, photos: Path, tmp_path: Path) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    expected = index.search(paths, k=5)
+    shutil.move(index.save(tmp_path / "index"), tmp_path / "moved")
+    opened = dml.Index.load(tmp_path / "moved")
+    np.testing.assert_array_equal(opened.search(paths, k=5)[1], expected[1])
+    np.testing.assert_array_equal(opened.search(paths, k=5)[0], expected[0])
+    opened.remove(paths[:2])
+    opened.save(tmp_path / "moved")
+    assert len(list((tmp_path / "moved").iterdir())) == 4  # the old version is gone
+    again = dml.Index.load(tmp_path / "moved")
+    assert len(again) == 10
+    assert again.search(paths[0], k=1)[1][0, 0] != paths[0]
+    again.add(paths[:2])
+    np.testing.assert_array_equal(again.search(paths, k=5)[1], expected[1])
+
+
+@pytest.mark.parametrize("step", ["write", "save_pretrained", "write_text"])
+def test_an_interrupted_save_leaves_the_old_version(
+    index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    index.save(tmp_path / "index")
+    index.remove([str(next(photos.rglob("*.png")))])
+    owner = {"write": "dml.retrieval.vector_index.VectorIndex.write"}
+    name = owner.get(step) or (
+        "dml.inference.image_embedder.ImageEmbedder.save_pretrained"
+        if step == "save_pretrained"
+        else "dml.inference.image_index.write_text"
+    )
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(name, kill)
+        with pytest.raises(KeyboardInterrupt):
+            index.save(tmp_path / "index")
+    assert len(dml.Index.load(tmp_path / "index")) == 12
+    index.save(tmp_path / "index")
+    assert len(dml.Index.load(tmp_path / "index")) == 11
+    assert len(list((tmp_path / "index").iterdir())) == 4
+
+
+def test_vectors_of_another_model_are_refused(index: dml.Index, tmp_path: Path) -> None:
+    folder = index.save(tmp_path / "index")
+    other = make_model(seed=1)
+    with pytest.raises(InputError, match=f"of the model {index.model.fingerprint}, not of {other.fingerprint}"):
+        dml.Index.load(folder, model=other)
+    assert len(dml.Index.load(folder, model=make_model())) == 12
+
+
+def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
+    folder = index.save(tmp_path / "index")
+    description = folder / "index.json"
+    files = json.loads(description.read_text())["files"]
+    for name in (files["vectors"], files["items"]):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-10])
+        with pytest.raises(InputError, match=f"{name}: missing or cut short"):
+            dml.Index.load(folder)
+        (folder / name).write_bytes(content)
+    (folder / files["items"]).write_bytes(b"x" * (folder / files["items"]).stat().st_size)
+    with pytest.raises(InputError, match=r"items-\w+.parquet is damaged"):
+        dml.Index.load(folder)
+    text = description.read_text()
+    description.write_text(text.replace('"model": "model', '"model": "../model'))
+    with pytest.raises(InputError, match="its files are outside of the folder"):
+        dml.Index.load(folder)
+    description.write_text(text[:50])
+    with pytest.raises(InputError, match=r"index.json: damaged"):
+        dml.Index.load(folder)
+    with pytest.raises(InputError, match="no index there"):
+        dml.Index.load(tmp_path)
+    with pytest.raises(InputError, match="holds something else"):
+        index.save(tmp_path)
+
+
+def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    image = next(photos.rglob("*.png"))
+    for k in (0, 13):
+        with pytest.raises(InputError, match=f"k={k}: the index holds 12 images"):
+            index.search(image, k=k)
+    with pytest.raises(InputError, match=r"vectors of shape \(1, 5\): the index has vectors of 8 numbers"):
+        index.search(np.zeros((1, 5)), k=1)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        index.search(np.full(8, np.nan), k=1)
+    with pytest.raises(InputError, match="given 2 times"):
+        dml.Index.build(model, [image, image])
+    with pytest.raises(InputError, match="no image in it"):
+        dml.Index.build(model, tmp_path)
+    with pytest.raises(InputError, match="factory=Flatt: FAISS can't make"):
+        dml.Index.build(model, photos, factory="Flatt")
+    with pytest.raises(InputError, match="parameters=nprobe=4: an index Flat has no such search parameter"):
+        dml.Index.build(model, photos, parameters="nprobe=4")
+    with pytest.raises(InputError, match=r"factory=IVF64,Flat: 12 vectors can't train it"):
+        dml.Index.build(model, photos, factory="IVF64,Flat")
+
+
+def test_an_approximate_index_finds_almost_the_same() -> None:
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(2000, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    ids = np.arange(2000) * 2 + 1
+    exact, cells = VectorIndex(16), VectorIndex(16, "IVF16,Flat")
+    cells.set_parameters("nprobe=16")
+    cells.train(vectors)
+    for index in (exact, cells):
+        index.add(vectors, ids)
+    assert cells.needs_training is False
+    _, found = exact.search(vectors[:50], 10)
+    np.testing.assert_array_equal(cells.search(vectors[:50], 10)[1], found)
+    cells.set_parameters("nprobe=1")
+    missed = cells.search(vectors[:50], 1500)
+    assert (missed[1] == -1).any()
+    assert exact.search(vectors[:0], 10)[1].shape == (0, 10)
+    graph = VectorIndex(16, "HNSW8")
+    graph.add(vectors[:100], ids[:100])
+    with pytest.raises(InputError, match="factory=HNSW8: an index of this kind can't remove"):
+        graph.remove(ids[:1])
