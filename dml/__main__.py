@@ -28,6 +28,9 @@ COMMANDS = {
     "prepare": Command("dml.commands.job_commands", "prepare", "check a data set, and keep its images decoded"),
     "report": Command("dml.commands.report_command", "write_report", "write the report of one run, or of two together"),
     "compare": Command("dml.commands.compare_command", "compare_runs", "print a table of finished runs"),
+    "embed": Command("dml.commands.embed_command", "embed_images", "write the vectors of images to a file"),
+    "index": Command("dml.commands.index_command", "index_images", "make an index of images, or extend one"),
+    "search": Command("dml.commands.search_command", "search_images", "find the images that are most similar to one"),
     "tables": Command("dml.papers.tables.tables_command", "run_tables", "reproduce tables of the papers"),
     "claims": Command("dml.papers.claims.claims_command", "run_claims", "test the papers' claims on the emoji"),
     "figures": Command("dml.papers.figures.figures_command", "run_figures", "reproduce figures of the papers"),
@@ -41,7 +44,7 @@ COMMANDS = {
 HELP = """\
 usage: dml COMMAND ...
 
-Train, test and compare networks for image retrieval.
+Train, test, compare and use networks for image retrieval.
 
 {commands}
 
@@ -49,6 +52,8 @@ dml COMMAND --help lists what a command takes. For example:
   dml train             trains on drawings that come with dml, in a few minutes
   dml train dataset=folder dataset.root=photos transform=imagenet
   dml compare outputs   prints a table of the finished runs below outputs
+  dml index outputs/RUN photos --output my_index
+  dml search my_index query.jpg
 """
 
 

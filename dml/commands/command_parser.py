@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dml.ops.errors import InputError, nearest
 from dml.ops.escaping import printable
@@ -43,6 +43,30 @@ class CommandParser(argparse.ArgumentParser):
         """Print one line on stderr, and exit with code 2."""
         sys.stderr.write(f"error: {printable(message.removeprefix('argument '))}; {self.prog} --help lists all\n")
         sys.exit(2)
+
+
+def add_embedding_options(parser: CommandParser) -> None:
+    """Add the options of the commands that embed images."""
+    parser.add_argument("--device", default="auto", help="device that embeds (default: a GPU if there is one)")
+    parser.add_argument(
+        "--batch-size", type=positive_number, metavar="N", help="images in the network at a time (default: as tested)"
+    )
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes that decode images (default: 1)")
+    parser.add_argument(
+        "--on-corrupt",
+        choices=("raise", "skip"),
+        default="raise",
+        help="whether an unreadable image ends the command or is left out with a warning (default: raise)",
+    )
+
+
+def embedding_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `dml.inference.ImageEmbedder.embed` that the options of `add_embedding_options` give."""
+    return {
+        "batch_size": options.batch_size,
+        "num_workers": options.workers,
+        "on_corrupt": options.on_corrupt,
+    }
 
 
 def positive_number(text: str) -> int:

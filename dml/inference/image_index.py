@@ -257,11 +257,16 @@ class Index:
         return cls(model, vectors, items)
 
 
+def is_index(folder: str | Path) -> bool:
+    """Return whether a folder holds an index."""
+    return (expand_home(folder) / DESCRIPTION).is_file()
+
+
 def _read_description(path: Path) -> dict[str, Any]:
     """Read and check index.json of an index's folder."""
     file = path / DESCRIPTION
     if not file.is_file():
-        raise InputError(f"{printable(path)}: no index there; dml.Index.build makes one, and its save writes it")
+        raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
         version = description["format"]

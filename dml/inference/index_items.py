@@ -65,12 +65,12 @@ class IndexItems:
         """Return the items at which a mask (N,) is true."""
         return IndexItems(self.ids[keep], self.paths[keep], self.labels[keep])
 
-    def join(self, others: "IndexItems") -> "IndexItems":
-        """Return these items and others with larger ids."""
+    def join(self, later: "IndexItems") -> "IndexItems":
+        """Return these items followed by items with larger ids."""
         return IndexItems(
-            np.concatenate([self.ids, others.ids]),
-            np.concatenate([self.paths, others.paths]),
-            np.concatenate([self.labels, others.labels]),
+            np.concatenate([self.ids, later.ids]),
+            np.concatenate([self.paths, later.paths]),
+            np.concatenate([self.labels, later.labels]),
         )
 
     def write(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class IndexItems:
 
     @classmethod
     def read(cls, path: Path) -> "IndexItems":
-        """Read the items from a file; pyarrow's error says what is wrong with a damaged one."""
+        """Read the items from a .parquet file; pyarrow raises an exception if it is damaged."""
         columns = pq.read_table(path, columns=["id", "path", "label"]).to_pydict()
         return cls(np.array(columns["id"], dtype=np.int64), _as_objects(columns["path"]), _as_objects(columns["label"]))
 

@@ -57,6 +57,16 @@ def test_help_fits_a_terminal_and_has_examples(
         (["report", "a", "b", "c"], "c: no such argument; dml report --help lists all"),
         (["compare", "/nowhere"], "/nowhere: no finished run in it"),
         (["compare", "/nowhere", "--metrisc=h_ap"], "--metrisc=h_ap: no such argument; nearest: --metrics"),
+        (["embed", "/nowhere", "/tmp"], "the following arguments are required: --output; dml embed --help"),
+        (
+            ["embed", "/nowhere", "/none", "--output", "a.csv"],
+            "--output a.csv: the name must end with .parquet or .npz",
+        ),
+        (["embed", "/nowhere", "/none.jpg", "--output", "a.npz"], "checkpoint=/nowhere: no such file"),
+        (["index", "/nowhere", "/none.jpg"], "--output FOLDER: the folder of the index is missing"),
+        (["index", "/nowhere", "/none.csv", "--output", "a"], "dataset.root=/none.csv: no such file"),
+        (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),
+        (["search", "/nowhere", "a.jpg", "-k", "0"], "-k: 0 is not a whole number above 0"),
         (["tables", "rll-0"], "rll-0: no table of this name; nearest: rll-"),
         (["tables", "--seeds", "0"], "--seeds: 0 is not a whole number above 0; dml tables --help lists all"),
         (["tables", "rll-V"], "table rll-V wants Stanford_Online_Products: give --data /data"),
@@ -127,6 +137,7 @@ run_command()
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, tmp_path: Path) -> None:
     needed = {"report": ["run"], "compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
+    needed |= {"embed": ["run", "photos", "--output=a.npz"], "index": ["run", "photos"], "search": ["index", "a.jpg"]}
     arguments = needed.get(name, [])
     for signum, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         program = [sys.executable, "-c", SIGNALLED.format(signum=int(signum)), name, *arguments]

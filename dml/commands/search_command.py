@@ -1,0 +1,86 @@
+"""The command ``dml search``."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.error_lines import one_line_errors, say
+from dml.ops.escaping import printable
+
+if TYPE_CHECKING:
+    from dml.inference import Index
+
+DESCRIPTION = """\
+Find the images of an index that are most similar to an image. The score is the
+cosine similarity, at most 1. An image that is in the index finds itself
+first."""
+
+EXAMPLES = {
+    "dml search my_index query.jpg": "prints a table of the ten most similar images",
+    "dml search my_index a.jpg b.jpg -k 5 --picture found.png": "draws five for each of two images",
+    "dml search my_index query.jpg --json": "prints them for another program",
+}
+
+
+def search_images(arguments: Sequence[str]) -> None:
+    """Print the neighbours of the images that the arguments of ``dml search`` name."""
+    parser = CommandParser("search", DESCRIPTION, EXAMPLES)
+    parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
+    parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbours (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="file to draw the neighbours to, a PNG")
+    options = parser.parse_args(arguments)
+    with one_line_errors():
+        from dml.inference import Index  # after --help: it takes seconds
+
+        index = Index.load(options.index)
+        scores, positions = index.search_positions(options.images, min(options.k, len(index)))
+        results = [
+            {"query": query, "neighbors": _list_neighbors(index, *row)}
+            for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
+        ]
+        if options.picture:
+            _draw(results, options.picture)
+        say(json.dumps(results, indent=1, ensure_ascii=False) if options.json else _format(results))
+
+
+def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
+    """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked."""
+    return [
+        {"score": score, "path": index.items.paths[position], "label": index.items.labels[position]}
+        for score, position in zip(scores, positions, strict=True)
+        if position >= 0
+    ]
+
+
+def _format(results: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for result in results:
+        width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
+        lines.append(f"{printable(result['query'])}")
+        lines += [
+            f"  {neighbor['score']:6.3f}  {printable(neighbor['label']):{width}}  {printable(neighbor['path'])}"
+            for neighbor in result["neighbors"]
+        ]
+    return "\n".join(lines)
+
+
+def _draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw each query and its neighbours in a row."""
+    from dml.data.images import read_image
+    from dml.evaluation.pictures import draw_contact_sheet
+    from dml.ops.files import replacing
+
+    rows = [
+        (str(result["query"]), [read_image(image) for image in (result["query"], *_paths(result))])
+        for result in results
+    ]
+    with replacing(path) as partial:
+        draw_contact_sheet(rows, partial)
+
+
+def _paths(result: dict[str, Any]) -> list[str]:
+    return [neighbor["path"] for neighbor in result["neighbors"]]
