@@ -102,8 +102,8 @@ class EmbeddingModel(nn.Module):
         """Compute the maps of a black image; a transformer made for another size is fitted to this one.
 
         Raises:
-            InputError: if the network can't take images of this size, but takes images of another. The error of a
-                network that takes images of no size keeps its trace: it is a mistake in the network.
+            InputError: if the network can't take images of this size, but takes images of another. A network that takes
+                images of no size has a mistake, and its own error keeps its trace.
         """
         try:
             return self._embed_fitted(image_size)
