@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dml.data.copies import count_queries_in_gallery
 from dml.data.limits import ImageLimits
+from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
 from dml.evaluation.head_sets import list_evaluated_heads
@@ -71,17 +72,9 @@ def run_test(
     for heads in list_evaluated_heads(config.model.heads, settings):
         head_metrics = evaluator.evaluate(embedded.embeddings[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
-    if split == "test" and settings.fixed_neighbors:
-        metrics |= _recall_fixed(config, embeddings, tested.labels, embedded.rows, neighbors_file)
     if split == "test":
-        for name, relabelled in builders.read_other_labels(config, images.table).items():
-            other_evaluator = Evaluator(relabelled, build_metric_config(config, relabelled))
-            other_metrics = other_evaluator(embeddings, embedded.rows)
-            metrics |= {f"{name}/{metric}": value for metric, value in other_metrics.items()}
-    if skipped:
-        metrics["images_skipped"] = skipped
-    if builders.compares_contents(config) and (in_gallery := count_queries_in_gallery(table))[1]:
-        metrics["queries_in_gallery"] = in_gallery[0]
+        metrics |= _compute_test_metrics(config, images.table, embeddings, embedded.rows, neighbors_file)
+    metrics |= _count_special_images(config, table, skipped)
     metrics = description | metrics | {"split": split}
     limits = ImageLimits.from_settings(config.data)
     rank_zero_only(write_pictures)(
@@ -98,6 +91,28 @@ def run_test(
         custom=evaluator.config.custom,
     )
     return metrics
+
+
+def _compute_test_metrics(
+    config: DictConfig, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
+) -> Metrics:
+    """Compute the metrics that no other split has: recall among fixed neighbours, and the metrics by other labels."""
+    metrics: Metrics = {}
+    if config.evaluation.fixed_neighbors:
+        labels = table.select_evaluated("test").labels[rows.numpy()]
+        metrics |= _recall_fixed(config, embeddings, labels, rows, neighbors_file)
+    for name, relabelled in builders.read_other_labels(config, table).items():
+        other_evaluator = Evaluator(relabelled, build_metric_config(config, relabelled))
+        metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
+    return metrics
+
+
+def _count_special_images(config: DictConfig, table: ImageTable, skipped: int) -> Metrics:
+    """Return the number of images that couldn't be read, and that of queries in their gallery, where they count."""
+    counts: Metrics = {"images_skipped": skipped} if skipped else {}
+    if builders.compares_contents(config) and (in_gallery := count_queries_in_gallery(table))[1]:
+        counts["queries_in_gallery"] = in_gallery[0]
+    return counts
 
 
 def _recall_fixed(

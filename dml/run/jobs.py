@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.split_changes import summarize_data
+from dml.data.split_changes import SplitSummary, summarize_data
 from dml.data.table import ImageTable
 from dml.ops import signals
 from dml.ops.errors import InputError
@@ -66,10 +66,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     composed = config.copy()  # building a stage turns epochs into steps
     table, stages = builders.build_table(config), _list_stages(config)
     splits = summarize_data(table, config.dataset.root)
-    if config.resume:
-        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
-    _check_evaluations(config, stages, table)
-    builders.check_readable(config, table)
+    _check_data(config, folder, stages, table, splits)
     parts = _build_parts(stages[0], table)
     progress = _read_progress(stages[-1].config, folder, table)
     rank_zero_only(folder.write_splits)(splits)
@@ -128,12 +125,17 @@ def _list_stages(config: DictConfig) -> list[Stage]:
     return stages
 
 
-def _check_evaluations(config: DictConfig, stages: list[Stage], table: ImageTable) -> None:
-    """Make sure, before any training, that everything can be computed that the stages evaluate."""
+def _check_data(
+    config: DictConfig, folder: RunFolder, stages: list[Stage], table: ImageTable, splits: SplitSummary
+) -> None:
+    """Make sure, before any training, that the data is that of the run, and that all stages can be evaluated on it."""
+    if config.resume:
+        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
     choose_final_split(table)
     builders.read_other_labels(config, table)
     for stage in stages:
         check_evaluation(stage.config, table)
+    builders.check_readable(config, table)
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
