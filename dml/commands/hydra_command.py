@@ -23,11 +23,11 @@ from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hi
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.new_folders import remove_unused_folder
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
 from dml.run.config_folders import CONF, import_from_working_folder, list_overrides, quote
-from dml.run.resolvers import remove_unused_folder
 from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.training.distributed import watch
 

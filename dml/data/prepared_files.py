@@ -61,6 +61,22 @@ def _refuse_link(path: Path) -> None:
         )
 
 
+def make_writable_folder(folder: Path) -> None:
+    """Make a folder of prepared files, if there is none.
+
+    Raises:
+        InputError: if the folder isn't one to write to, or there is a link in it or in its place.
+    """
+    refuse_links(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        raise InputError(f"{folder}: can't be written to; give data.cache=FOLDER, also to train.py")
+
+
 def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     """Open an existing regular file in binary mode.
 

@@ -8,12 +8,31 @@ import numpy as np
 
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
 
 SplitSummary = Mapping[str, Mapping[str, str]]
 """{split: {class: "<number of images> <checksum of their paths>"}}, classes of level 0."""
 
 NAMED_CLASSES = 3
 """How many of the classes that have changed a message names."""
+
+
+def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, str]]:
+    """Return the classes and the checksums of a data set's images by split; a data set that was moved has the same.
+
+    Args:
+        table: the data set.
+        root: root of the data set, a folder or a file; None takes the source that the table names.
+    """
+    return summarize_splits(table, _find_base_folder(root, table))
+
+
+def _find_base_folder(root: str | None, table: ImageTable) -> str | None:
+    """Return the folder, or the archive, that the paths of a table are below; None if it can't be known."""
+    base = str(expand_home(root)) if root else table.source
+    if os.path.isfile(base) and not base.endswith(".zip"):  # a list of images, such as a .csv file
+        return os.path.dirname(base) or "."
+    return base if os.path.exists(base) else None
 
 
 def summarize_splits(table: ImageTable, folder: str | None = None) -> dict[str, dict[str, str]]:

@@ -10,6 +10,12 @@ from dml.ops.errors import InputError
 Head = Callable[[tuple[int, int, int], int], nn.Module]
 """Builds a head from the shape (C, h, w) of a tapped map and the size of the embedding."""
 
+SIZE_ERRORS = (AssertionError, RuntimeError, ValueError)
+"""The errors that networks raise for images of a size that they can't take."""
+
+USUAL_SIZES = (224, 256, 299, 384, 448, 512, 32, 64, 128)
+"""Sides of images in pixels, at least one of which a network without a mistake takes."""
+
 
 class EmbeddingModel(nn.Module):
     """A backbone with one or more embedding heads on maps of different depths, such as RLL's L, M and H.
@@ -96,22 +102,35 @@ class EmbeddingModel(nn.Module):
         """Compute the maps of a black image; a transformer made for another size is fitted to this one.
 
         Raises:
-            InputError: if the network can't take images of this size.
+            InputError: if the network can't take images of this size, but takes images of another. A network that takes
+                images of no size has a mistake, and its own error keeps its trace.
         """
-        image = torch.zeros(1, 3, image_size, image_size)
         try:
-            try:
-                maps: dict[str, Tensor] = self.backbone(image)[1]
-            except (AssertionError, RuntimeError):
-                if not self.backbone.fit_image_size(image_size):
-                    raise
-                maps = self.backbone(image)[1]
-        except (AssertionError, RuntimeError, ValueError) as error:
+            return self._embed_fitted(image_size)
+        except SIZE_ERRORS as error:
+            if not any(map(self._takes_size, USUAL_SIZES)):
+                raise
             raise InputError(
                 f"transform.size={image_size}: {type(self.backbone.network).__name__} can't take images of this size "
                 f"({' '.join(str(error).split())})"
             ) from error
+
+    def _embed_fitted(self, image_size: int) -> dict[str, Tensor]:
+        image = torch.zeros(1, 3, image_size, image_size)
+        try:
+            maps: dict[str, Tensor] = self.backbone(image)[1]
+        except (AssertionError, RuntimeError):
+            if not self.backbone.fit_image_size(image_size):
+                raise
+            maps = self.backbone(image)[1]
         return maps
+
+    def _takes_size(self, image_size: int) -> bool:
+        try:
+            self._embed_fitted(image_size)
+        except SIZE_ERRORS:
+            return False
+        return True
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Compute each head's embeddings (B, D) float32 for the losses from RGB images (B, 3, H, W), 0-255."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dml.ops.speed import SpeedMeter
+from dml.ops.speed import ProgressMeter
 
 console = Console(highlight=False, soft_wrap=True, emoji=False)  # a path's ":x:" is no emoji
 
@@ -24,7 +24,7 @@ def progress_bar(action: str, total: int) -> Iterator[Callable[[int], None]]:
     """
     columns = (TextColumn(f"[bold]{action:9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        task, meter = progress.add_task(action, total=total), SpeedMeter()
+        task, meter = progress.add_task(action, total=total), ProgressMeter()
 
         def advance(number: int) -> None:
             progress.advance(task, number)

@@ -1,6 +1,12 @@
 import os
 from pathlib import Path
 
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of the package."""
+
+IS_INSTALLED = (PACKAGE / "conf").is_dir()
+"""Whether the package was built into a wheel, which holds its configurations (setup.py)."""
+
 
 def expand_home(path: str | Path) -> Path:
     """Return a path that a user gave with ``~`` or ``~name`` replaced by the home folder.

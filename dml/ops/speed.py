@@ -6,11 +6,13 @@ LINE_EVERY = 30.0
 """Seconds between two lines of progress in a file or a pipe."""
 
 
-class SpeedMeter:
-    """Measures the speed of a long task, and tells when the next line of progress is due.
+class ProgressMeter:
+    """Counts the progress of a long task, and tells when the next line about it is due.
+
+    `dml.training.meter.SpeedMeter`, a callback, measures the speed of a training and writes it to a file.
 
     >>> seconds = iter([0.0, 40.0, 40.0])
-    >>> meter = SpeedMeter(interval=30.0, clock=lambda: next(seconds))
+    >>> meter = ProgressMeter(interval=30.0, clock=lambda: next(seconds))
     >>> meter.advance(images=800), meter.line(left=3)
     (True, '20 images/s, 0:02:00 left')
 

@@ -17,9 +17,9 @@ from dml.commands.hydra_command import main
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, RunState
+from dml.ops.subprocesses import python_command, python_environment, run_process
 from dml.papers.experiments import compose, identify, shrink
 from dml.papers.tables.paper_tables import Table, Training
-from dml.run.subprocesses import python_command, python_environment, run_process
 
 DATASET_FOLDERS = {
     "sop": "Stanford_Online_Products",

@@ -8,11 +8,9 @@ from typing import Any
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 
-FILE = "file://"
-PACKAGE = Path(__file__).resolve().parents[1]
+from dml.ops.paths import IS_INSTALLED, PACKAGE
 
-IS_INSTALLED = (PACKAGE / "conf").is_dir()
-"""Whether the package was built into a wheel, which holds its configurations (setup.py)."""
+FILE = "file://"
 
 CONF = PACKAGE / "conf" if IS_INSTALLED else PACKAGE.parent / "conf"
 """The project's configurations: in an installed package, or at the top of a checkout."""

@@ -1,8 +1,6 @@
-"""What a run prints: the trained model and data, the speed of the training, and the final metrics."""
+"""What a run prints around its training: the model and the data before it, and the speed after it."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 from pytorch_lightning import Trainer
@@ -10,8 +8,6 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
-from dml.evaluation.metric_config import Metric
-from dml.evaluation.metric_table import choose_first_metric, summary_table
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 from dml.run import builders
@@ -61,14 +57,6 @@ def print_raw_test() -> None:
 
 
 @rank_zero_only
-def print_raw_metrics(metrics: dict[str, float]) -> None:
-    """Print the first metric of the backbone's features before the training."""
-    if name := choose_first_metric(metrics):
-        value = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
-        console.print(f"[bold]before[/]   {value} (the backbone's own features)")
-
-
-@rank_zero_only
 def print_training(trainer: Trainer, images: DataModule, seconds: float) -> None:
     """Print how long the training took, and how long a step waited for its images."""
     waited = images.stream.wait_seconds / max(1, images.stream.waits)
@@ -76,48 +64,3 @@ def print_training(trainer: Trainer, images: DataModule, seconds: float) -> None
         f"[bold]trained[/]  to step {trainer.global_step:,} in {seconds:,.0f} s, of which a step waited "
         f"{1000 * waited:.1f} ms for its images"
     )
-
-
-@rank_zero_only
-def print_result(
-    metrics: dict[str, Any],
-    table: ImageTable,
-    model: AnyModel,
-    folder: Path,
-    *,
-    selection: str,
-    custom: Sequence[Metric] = (),
-) -> None:
-    """Print the table of the final metrics, how the tested checkpoint was chosen, and the files in the run folder.
-
-    Args:
-        metrics: contents of metrics.json.
-        table: the data set.
-        model: the tested model.
-        folder: folder of the run.
-        selection: value of ``evaluation.selection``.
-        custom: the user's own metrics.
-    """
-    console.print(summary_table(metrics, table.levels, list(model.embed_dims), custom))
-    _print_loss_of_recall(metrics)
-    chosen = {
-        "test": " [bold red]chosen on the test split itself, as the papers do[/]",
-        "last": ", the last one",
-        "val": ", the best on the validation split",
-    }.get(metrics.get("selection", ""), "")
-    if metrics.get("selection") == "last" and selection != "last":
-        chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
-    console.print(f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}")
-    files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
-    console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
-
-
-def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
-    """Print a hint if the trained model finds less than the backbone's features did before the training."""
-    name = "level0/recall@1"
-    before, after = metrics.get(f"raw/{name}"), metrics.get(name)
-    if before is not None and after is not None and after < before:
-        console.print(
-            f"[bold red]worse[/]    recall@1 was {before:.1%} before training and is {after:.1%} now; a smaller "
-            'optimizer.lr or another loss may help, see "If training makes it worse" in docs/own_data.md'
-        )

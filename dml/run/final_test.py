@@ -14,20 +14,16 @@ from torch import Tensor
 from dml.data.copies import count_queries_in_gallery
 from dml.data.limits import ImageLimits
 from dml.data.table import ImageTable
-from dml.evaluation.embedding_map import embedding_map
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.metric_names import HEADS
-from dml.evaluation.per_query import join_lists, write_queries
-from dml.evaluation.ranking.queries import PerQuery
-from dml.evaluation.report import collect_versions, read_run, run_report
-from dml.evaluation.table_pictures import write_retrieval_sheet
+from dml.evaluation.result_lines import print_result
+from dml.evaluation.run_pictures import write_pictures
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError
-from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder
-from dml.run import builders, console_output
+from dml.run import builders
 from dml.run.evaluators import build_metric_config
 from dml.training.data import EvaluationData
 from dml.training.embedders import ALL_HEADS, ModelEmbedder
@@ -76,26 +72,47 @@ def run_test(
     for heads in list_evaluated_heads(config.model.heads, settings):
         head_metrics = evaluator.evaluate(embedded.embeddings[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
-    if split == "test" and settings.fixed_neighbors:
-        metrics |= _recall_fixed(config, embeddings, tested.labels, embedded.rows, neighbors_file)
     if split == "test":
-        for name, relabelled in builders.read_other_labels(config, images.table).items():
-            other_evaluator = Evaluator(relabelled, build_metric_config(config, relabelled))
-            other_metrics = other_evaluator(embeddings, embedded.rows)
-            metrics |= {f"{name}/{metric}": value for metric, value in other_metrics.items()}
-    if skipped:
-        metrics["images_skipped"] = skipped
-    if builders.compares_contents(config) and (in_gallery := count_queries_in_gallery(table))[1]:
-        metrics["queries_in_gallery"] = in_gallery[0]
+        metrics |= _compute_test_metrics(config, images.table, embeddings, embedded.rows, neighbors_file)
+    metrics |= _count_special_images(config, table, skipped)
     metrics = description | metrics | {"split": split}
-    _write_pictures(config, metrics, tested, embeddings, evaluation.lists, folder)
+    limits = ImageLimits.from_settings(config.data)
+    rank_zero_only(write_pictures)(
+        folder, metrics, tested, embeddings, evaluation.lists, limits, sheet=settings.sheet, report=settings.report
+    )
     log_final_metrics(trainer.loggers, metrics, folder)
     rank_zero_only(folder.write_metrics)(metrics)  # last of all, as a run with metrics.json is finished
-    custom = evaluator.config.custom
-    console_output.print_result(
-        metrics, images.table, embedder.model, folder.path, selection=settings.selection, custom=custom
+    rank_zero_only(print_result)(
+        metrics,
+        images.table.levels,
+        list(embedder.model.embed_dims),
+        folder.path,
+        selection=settings.selection,
+        custom=evaluator.config.custom,
     )
     return metrics
+
+
+def _compute_test_metrics(
+    config: DictConfig, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
+) -> Metrics:
+    """Compute the metrics that no other split has: recall among fixed neighbours, and the metrics by other labels."""
+    metrics: Metrics = {}
+    if config.evaluation.fixed_neighbors:
+        labels = table.select_evaluated("test").labels[rows.numpy()]
+        metrics |= _recall_fixed(config, embeddings, labels, rows, neighbors_file)
+    for name, relabelled in builders.read_other_labels(config, table).items():
+        other_evaluator = Evaluator(relabelled, build_metric_config(config, relabelled))
+        metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
+    return metrics
+
+
+def _count_special_images(config: DictConfig, table: ImageTable, skipped: int) -> Metrics:
+    """Return the number of images that couldn't be read, and that of queries in their gallery, where they count."""
+    counts: Metrics = {"images_skipped": skipped} if skipped else {}
+    if builders.compares_contents(config) and (in_gallery := count_queries_in_gallery(table))[1]:
+        counts["queries_in_gallery"] = in_gallery[0]
+    return counts
 
 
 def _recall_fixed(
@@ -111,26 +128,3 @@ def _recall_fixed(
     neighbors = torch.from_numpy(fixed.neighbors)
     recalls = recall_among(embeddings, labels, neighbors, config.evaluation.recall_at)
     return {f"fixed/{name}": value for name, value in recalls.items()}
-
-
-@rank_zero_only
-def _write_pictures(
-    config: DictConfig,
-    metrics: Metrics,
-    table: ImageTable,
-    embeddings: UnitEmbeddings,
-    lists: list[PerQuery],
-    folder: RunFolder,
-) -> None:
-    """Write retrieval.png, per_query.parquet and report.html, those of them that the configuration names."""
-    sheet, report = config.evaluation.sheet, config.evaluation.report
-    if sheet:
-        write_retrieval_sheet(table, lists[0], folder.picture_file, ImageLimits.from_settings(config.data), **sheet)
-    if report:
-        queries = np.concatenate([part.queries for part in lists])
-        positions = embedding_map(embeddings.take(queries), seed=report.seed) if report.map else None
-        described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
-        queries_table = join_lists(table, lists, report.neighbors, **described, positions=positions)
-        write_queries(folder.queries_file, queries_table)
-        with replacing(folder.report_file) as partial:
-            partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")

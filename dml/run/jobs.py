@@ -9,13 +9,14 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.data.split_changes import SplitSummary, summarize_data
 from dml.data.table import ImageTable
 from dml.ops import signals
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
-from dml.run.data_changes import check_resumed_data, summarize_data
+from dml.run.data_changes import check_resumed_data
 from dml.run.evaluators import check_evaluation, choose_final_split, choose_selection
 from dml.run.final_test import run_test
 from dml.run.stages import Stage, list_stages
@@ -27,6 +28,7 @@ from dml.training.checkpoints import AtomicCheckpointIO, TrainingProgress, load_
 from dml.training.data import DataModule
 from dml.training.distributed import watch
 from dml.training.embedders import AnyModel
+from dml.training.hardware import check_accelerator
 from dml.training.history import History
 from dml.training.module import MetricLearner
 
@@ -58,16 +60,13 @@ class StageParts:
 
 def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metrics:
     """Train, choose a checkpoint on the validation split and test it once -> the contents of metrics.json."""
-    loop.check_accelerator(config.trainer.accelerator)
+    check_accelerator(config.trainer.accelerator)
     _check_folder(config, folder, overrides)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
     table, stages = builders.build_table(config), _list_stages(config)
-    splits = summarize_data(config, table)
-    if config.resume:
-        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
-    _check_evaluations(config, stages, table)
-    builders.check_readable(config, table)
+    splits = summarize_data(table, config.dataset.root)
+    _check_data(config, folder, stages, table, splits)
     parts = _build_parts(stages[0], table)
     progress = _read_progress(stages[-1].config, folder, table)
     rank_zero_only(folder.write_splits)(splits)
@@ -126,12 +125,17 @@ def _list_stages(config: DictConfig) -> list[Stage]:
     return stages
 
 
-def _check_evaluations(config: DictConfig, stages: list[Stage], table: ImageTable) -> None:
-    """Make sure, before any training, that everything can be computed that the stages evaluate."""
+def _check_data(
+    config: DictConfig, folder: RunFolder, stages: list[Stage], table: ImageTable, splits: SplitSummary
+) -> None:
+    """Make sure, before any training, that the data is that of the run, and that all stages can be evaluated on it."""
+    if config.resume:
+        rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
     choose_final_split(table)
     builders.read_other_labels(config, table)
     for stage in stages:
         check_evaluation(stage.config, table)
+    builders.check_readable(config, table)
 
 
 def _build_parts(stage: Stage, table: ImageTable) -> StageParts:

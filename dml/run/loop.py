@@ -14,7 +14,7 @@ from dml.ops.run_folder import without_run_keys
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
 from dml.training.float32 import Float32Precision
-from dml.training.hardware import choose_deterministic
+from dml.training.hardware import check_accelerator, choose_deterministic
 from dml.training.processes import ProcessWatch, disable_signal_handling
 from dml.training.trainer_arguments import check_arguments
 
@@ -60,20 +60,6 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
     built: Trainer = instantiate(trainer_config, _convert_="all", **(arguments | settings))
     disable_signal_handling(built)
     return built
-
-
-def check_accelerator(accelerator: str) -> None:
-    """Make sure that this machine has the accelerator of ``trainer.accelerator``.
-
-    Raises:
-        InputError: if it is a GPU and there is none.
-    """
-    gpus = [name for name, gpu in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if gpu.is_available()]
-    if accelerator in ("gpu", "cuda", "mps") and accelerator not in [*gpus, *(["gpu"] if gpus else [])]:
-        raise InputError(
-            f"trainer.accelerator={accelerator}: this machine has none that PyTorch can use; auto takes what there is: "
-            f"{', '.join([*gpus, 'cpu'])}"
-        )
 
 
 def build_callbacks(config: DictConfig) -> list[Callback]:

@@ -15,7 +15,7 @@ from dml.data.cache_build import build_cache
 from dml.data.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
 from dml.data.limits import ImageLimits, limit_list_bytes
 from dml.data.pngs import user_cache_folder
-from dml.data.prepared_files import hold_preparation_lock, refuse_links
+from dml.data.prepared_files import hold_preparation_lock, make_writable_folder
 from dml.data.table import SPLITS, ImageTable
 from dml.data.transforms import Resize
 from dml.data.verification import CheckedImage, check_images, list_faults, write_table
@@ -98,14 +98,7 @@ def _make_cache_folder(config: DictConfig) -> CacheFolder:
     folder = CacheFolder.from_setting(cache, root, config.dataset.name)
     if folder is None:
         raise InputError("data.cache=null: auto, or the folder to write to")
-    refuse_links(folder.path)
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder.path, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise InputError(f"{folder.path}: can't be written to; give data.cache=FOLDER, also to train.py")
+    make_writable_folder(folder.path)
     return folder
 
 

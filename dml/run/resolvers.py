@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
+from dml.ops.new_folders import make_folder
 from dml.ops.run_folder import RunFolder, configuration_id, folders_below
 from dml.run.config_folders import list_overrides
 from dml.run.stored_configuration import plain_config
@@ -28,7 +29,7 @@ def new_folder(path: str, *, _root_: DictConfig) -> str:
     folders = OmegaConf.get_cache(_root_)["new_folder"]  # Hydra resolves the folder of one run several times
     if path not in folders:
         name, number = path, 1
-        while not _make_folder(Path(name)):
+        while not make_folder(Path(name)):
             number += 1
             name = f"{path}_{number}"
         folders[path] = name
@@ -53,47 +54,12 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
     # before the folder is made: a sweep that is stopped in between leaves one that no run is found in
     texts = [OmegaConf.to_yaml(content) for content in (config, hydra, overrides)]
     name = str(number)
-    if not _make_folder(sweep / name):
+    if not make_folder(sweep / name):
         name = f"{number}-{identity[:8]}"
-        if not _make_folder(sweep / name):
+        if not make_folder(sweep / name):
             raise InputError(f"{sweep / name}: holds no configuration; delete it")
     RunFolder(sweep / name).write_configuration(*texts)
     return name
-
-
-def _make_folder(folder: Path) -> bool:
-    """Make a folder, and return whether this process made it, and no other one."""
-    made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    _made_folders[folder.absolute()] = made
-    return True
-
-
-_made_folders: dict[Path, list[Path]] = {}
-"""The folders that this process made, each with itself and the parents that it made, the deepest first."""
-
-
-def remove_unused_folder(folder: RunFolder) -> None:
-    """Remove a run's folder that `new_folder` made, and its new parents, if nothing was written into it.
-
-    The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock.
-    """
-    made = _made_folders.get(folder.path)
-    if made is None or not all(path == folder.lock.path or _is_empty_log(path) for path in folder.path.iterdir()):
-        return
-    for path in folder.path.iterdir():
-        path.unlink()
-    for path in made:
-        if any(path.iterdir()):  # another run is in it
-            return
-        path.rmdir()
-
-
-def _is_empty_log(path: Path) -> bool:
-    return path.suffix == ".log" and path.is_file() and not path.stat().st_size
 
 
 @cache

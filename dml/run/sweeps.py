@@ -13,8 +13,8 @@ from dml.ops.console import console
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.run_folder import RunFolder
+from dml.ops.subprocesses import python_command, python_environment, run_process
 from dml.run.stored_configuration import plain_config, read_stored_configuration, write_configuration
-from dml.run.subprocesses import python_command, python_environment, run_process
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback

@@ -10,6 +10,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors
+from dml.evaluation.result_lines import print_raw_metrics
 from dml.evaluation.unit_embeddings import ranking_device
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, configuration_id
@@ -46,7 +47,7 @@ def evaluate_raw_features(config: DictConfig, images: DataModule, model: AnyMode
         table = images.table.select_evaluated(images.tested_on)
         metrics = Evaluator(table, build_metric_config(config, table))(features, embedder.embedded.rows)
         rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
-    console_output.print_raw_metrics(metrics)
+    rank_zero_only(print_raw_metrics)(metrics)
     return {f"raw/{name}": value for name, value in metrics.items()}
 
 

@@ -19,6 +19,20 @@ def uses_cuda(accelerator: str) -> bool:
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
+def check_accelerator(accelerator: str) -> None:
+    """Make sure that this machine has the accelerator of ``trainer.accelerator``.
+
+    Raises:
+        InputError: if it is a GPU and there is none.
+    """
+    gpus = [name for name, gpu in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if gpu.is_available()]
+    if accelerator in ("gpu", "cuda", "mps") and accelerator not in [*gpus, *(["gpu"] if gpus else [])]:
+        raise InputError(
+            f"trainer.accelerator={accelerator}: this machine has none that PyTorch can use; auto takes what there is: "
+            f"{', '.join([*gpus, 'cpu'])}"
+        )
+
+
 def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
     """Return the settings of the data loaders, with a value for each ``auto``.
 

@@ -15,7 +15,7 @@ from dml.training.distributed.collectives import gather_batch
 from dml.training.divergence import DivergenceCheck, check_embeddings
 from dml.training.embedders import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import embed_in_chunks
-from dml.training.optimizers import ParameterGroups
+from dml.training.optimizers import ParameterGroups, change_settings, list_settings
 from dml.training.schedules import SchedulePace, rebuild_schedule
 
 
@@ -67,10 +67,14 @@ class MetricLearner(ModelEmbedder):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, whose parameter groups are those of the model and of the losses, and its schedule."""
-        optimizer = self.optimizer(self.model.parameter_groups | {"loss": list(self.losses.parameters())})
+        optimizer = self._make_optimizer()
+        self._optimizer_settings = list_settings(optimizer)
         if self.schedule is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.schedule(optimizer), "interval": "step"}}
+
+    def _make_optimizer(self) -> Optimizer:
+        return self.optimizer(self.model.parameter_groups | {"loss": list(self.losses.parameters())})
 
     @property
     def network(self) -> nn.Module:
@@ -125,9 +129,14 @@ class MetricLearner(ModelEmbedder):
         """Stop before a validation of weights that were trained by a loss that was not finite."""
         self.divergence.wait_for_all()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
         self.divergence.wait_for_all()
+        checkpoint["optimizer_settings"] = self._optimizer_settings
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give a resumed run those settings of the optimizer that it has new values for, such as another lr."""
+        change_settings(checkpoint, self._make_optimizer())
 
     def on_train_end(self) -> None:
         """Stop if the loss of one of the last steps was not finite."""

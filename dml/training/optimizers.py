@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -49,3 +49,42 @@ def optimizer_by_role(
         return optimizer(groups, lr=lr, **settings)
     except (ValueError, TypeError) as error:  # The constructors check their arguments.
         raise InputError(f"optimizer: {error}") from error
+
+
+def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group of an optimizer, such as lr and weight_decay."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
+    """Change those settings in a checkpoint, in place, that a resumed run has new values for, such as another lr.
+
+    PyTorch would restore the stored values. Settings that are the same as before stay as they are stored: a schedule or
+    a callback may have moved them.
+
+    Args:
+        checkpoint: contents of the checkpoint; "optimizer_settings" are those that its optimizer was made with.
+        optimizer: the optimizer as the resumed run makes it.
+
+    Raises:
+        InputError: if the checkpoint is of an optimizer with other settings, such as SGD instead of Adam.
+    """
+    groups, settings = checkpoint["optimizer_states"][0]["param_groups"], list_settings(optimizer)
+    before = checkpoint.get("optimizer_settings") or map(_guess_settings, groups, settings)
+    for group, old, new in zip(groups, before, settings, strict=False):
+        if old.keys() - new.keys() and new.keys() - old.keys():  # another version of PyTorch only adds settings
+            raise InputError(
+                f"optimizer.optimizer={type(optimizer).__name__}: the run was trained with another optimizer, whose "
+                "state it can't use; init=CHECKPOINT begins a new run with its weights"
+            )
+        changed = {name: value for name, value in new.items() if name in group and old.get(name) != value}
+        group |= changed
+        if "lr" in changed and "initial_lr" in group:
+            group["initial_lr"] = changed["lr"]
+
+
+def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return what a parameter group was probably made with, for a checkpoint of an older version, which lacks it."""
+    settings = {name: value for name, value in group.items() if name in names}
+    # a schedule keeps the rate that it begins with
+    return settings | ({"lr": group["initial_lr"]} if "initial_lr" in group else {})

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT, Refused
 from omegaconf import OmegaConf
 
+from dml.ops.new_folders import remove_unused_folder
 from dml.ops.run_folder import RunFolder
 from dml.run import resolvers
 
@@ -30,14 +31,14 @@ def test_only_new_folders_without_results_are_removed(tmp_path: Path) -> None:
     OmegaConf.get_cache(root)["new_folder"] = {}
     folder = RunFolder(resolvers.new_folder(str(tmp_path / "a" / "b"), _root_=root))
     (folder.path / "metrics.csv").touch()
-    resolvers.remove_unused_folder(folder)
+    remove_unused_folder(folder)
     assert folder.history_file.exists()
     folder.history_file.unlink()
     (tmp_path / "a" / "c").mkdir()
-    resolvers.remove_unused_folder(folder)
+    remove_unused_folder(folder)
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "c"]
     (tmp_path / "users").mkdir()
-    resolvers.remove_unused_folder(RunFolder(tmp_path / "users"))
+    remove_unused_folder(RunFolder(tmp_path / "users"))
     assert (tmp_path / "users").exists()
 
 

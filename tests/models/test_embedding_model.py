@@ -334,3 +334,12 @@ def test_no_taps_takes_the_last_three_stages() -> None:
         name for name, parameter in built.named_parameters() if "stages.2" in name and parameter.requires_grad
     } == set()
     assert built.heads["M"].embedding.in_features == 5
+
+
+def test_a_network_with_a_mistake_keeps_its_own_error() -> None:
+    class Mistaken(Network):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) @ torch.ones(1000, 2)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(backbone=Backbone(Mistaken(), mean=(0.5,) * 3, std=(0.5,) * 3))

@@ -1,4 +1,4 @@
-from dml.ops.speed import SpeedMeter
+from dml.ops.speed import ProgressMeter
 
 
 class Clock:
@@ -11,7 +11,7 @@ class Clock:
 
 def test_speed_is_that_since_the_last_line_and_the_time_left_that_of_all() -> None:
     clock = Clock()
-    meter = SpeedMeter(interval=30, clock=clock)
+    meter = ProgressMeter(interval=30, clock=clock)
     clock.seconds += 20
     assert not meter.advance(64)
     clock.seconds += 20
@@ -26,7 +26,7 @@ def test_speed_is_that_since_the_last_line_and_the_time_left_that_of_all() -> No
 
 def test_a_pause_is_no_part_of_the_speed_but_of_the_time_left() -> None:
     clock = Clock()
-    meter = SpeedMeter(interval=30, clock=clock)
+    meter = ProgressMeter(interval=30, clock=clock)
     clock.seconds += 100
     meter.pause(60)
     assert meter.advance(80)

@@ -18,7 +18,7 @@ from dml.data.cache import CacheFolder
 from dml.data.dataset import ImageDataset
 from dml.data.transforms import Pipeline, Resize
 from dml.ops.errors import InputError
-from dml.ops.speed import SpeedMeter
+from dml.ops.speed import ProgressMeter
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF
 
@@ -85,7 +85,7 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
 def test_output_that_is_no_terminal_says_how_far_it_is(
     prepare: Prepare, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dml.ops.console.SpeedMeter", lambda: SpeedMeter(interval=0))
+    monkeypatch.setattr("dml.ops.console.ProgressMeter", lambda: ProgressMeter(interval=0))
     prepare("resize=8")
     lines = capsys.readouterr().out.splitlines()
     for what in ("verified", "decoded"):

@@ -183,6 +183,27 @@ def test_a_resumed_run_has_the_schedule_of_its_new_length(interval: str, tmp_pat
     assert resumed.rates == whole.rates[5:]  # to the bit
 
 
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("schedule", [None, lambda optimizer: CosineAnnealingLR(optimizer, 6)])
+def test_a_resumed_run_takes_the_new_rate(schedule: Any, is_old: bool, tmp_path: Path) -> None:
+    def module(lr: float) -> MetricLearner:
+        def make(groups: Any) -> Optimizer:
+            return optimizer_by_role(groups, optimizer=torch.optim.SGD, lr=lr, momentum=0.9)
+
+        return learner(schedule=schedule, optimizer=make)
+
+    path = tmp_path / "last.ckpt"
+    fit(module(0.1), 3, SaveAtEnd(path))
+    if is_old:  # checkpoints of older versions lack the settings
+        checkpoint = torch.load(path, weights_only=True)
+        del checkpoint["optimizer_settings"]
+        torch.save(checkpoint, path)
+    new_rates = fit(module(0.02), 6).rates[3:]
+    assert fit(module(0.02), 6, ckpt_path=path).rates == new_rates
+    assert fit(module(0.1), 6, ckpt_path=path).rates == fit(module(0.1), 6).rates[3:]
+
+
 def test_an_interval_that_there_is_none_of_is_refused() -> None:
     with pytest.raises(InputError, match=r"scheduler\.interval=batch: step or epoch"):
         SchedulePace("batch")

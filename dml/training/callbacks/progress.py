@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedCo
 from rich.console import Console
 
 from dml.ops.escaping import printable
-from dml.ops.speed import LINE_EVERY, SpeedMeter
+from dml.ops.speed import LINE_EVERY, ProgressMeter
 
 SHOWN = 4
 """Metrics of a validation that are shown."""
@@ -85,7 +85,7 @@ class ProgressLines(ProgressBar):
         self.seconds_between_lines = seconds_between_lines
         self.console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._is_enabled = True
-        self._training = self._evaluation = SpeedMeter(seconds_between_lines)
+        self._training = self._evaluation = ProgressMeter(seconds_between_lines)
         self._validation_began = 0.0
 
     def enable(self) -> None:
@@ -103,7 +103,7 @@ class ProgressLines(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the clock."""
-        self._training = SpeedMeter(self.seconds_between_lines)
+        self._training = ProgressMeter(self.seconds_between_lines)
 
     def on_train_batch_end(
         self,
@@ -123,11 +123,11 @@ class ProgressLines(ProgressBar):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the validation's clock."""
-        self._evaluation, self._validation_began = SpeedMeter(self.seconds_between_lines), monotonic()
+        self._evaluation, self._validation_began = ProgressMeter(self.seconds_between_lines), monotonic()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the test's clock."""
-        self._evaluation = SpeedMeter(self.seconds_between_lines)
+        self._evaluation = ProgressMeter(self.seconds_between_lines)
 
     def on_validation_batch_end(
         self,

@@ -1,6 +1,6 @@
 import pytest
 
-from dml.run.console_output import _print_loss_of_recall
+from dml.evaluation.result_lines import _print_loss_of_recall
 
 
 def test_a_training_that_makes_it_worse_says_so_and_what_to_try(capsys: pytest.CaptureFixture[str]):

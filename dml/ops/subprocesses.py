@@ -1,4 +1,4 @@
-"""The processes that a run starts for other runs."""
+"""The processes that a command starts for other commands."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dml.ops import child_processes, signals
-from dml.run.config_folders import CONF, IS_INSTALLED
+from dml.ops.paths import IS_INSTALLED, PACKAGE
 
 
 def python_command(command: str) -> list[str]:
@@ -23,7 +23,7 @@ def python_environment(**variables: str) -> dict[str, str]:
     environment = os.environ | variables
     if not IS_INSTALLED:
         python_path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *([python_path] if python_path else [])])
+        environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *([python_path] if python_path else [])])
     return environment
 
 

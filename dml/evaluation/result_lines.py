@@ -1,0 +1,61 @@
+"""What a run prints about its metrics: those before the training, and the final ones."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dml.evaluation.metric_config import Metric
+from dml.evaluation.metric_table import choose_first_metric, summary_table
+from dml.ops.console import console
+from dml.ops.escaping import in_markup
+
+
+def print_raw_metrics(metrics: Mapping[str, float]) -> None:
+    """Print the first metric of the backbone's features before the training."""
+    if name := choose_first_metric(metrics):
+        value = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
+        console.print(f"[bold]before[/]   {value} (the backbone's own features)")
+
+
+def print_result(
+    metrics: Mapping[str, Any],
+    levels: Sequence[str],
+    heads: Sequence[str],
+    folder: Path,
+    *,
+    selection: str,
+    custom: Sequence[Metric] = (),
+) -> None:
+    """Print the table of the final metrics, how the tested checkpoint was chosen, and the files in the run folder.
+
+    Args:
+        metrics: contents of metrics.json.
+        levels: names of level 0, 1, ...
+        heads: names of the model's heads.
+        folder: folder of the run.
+        selection: value of ``evaluation.selection``.
+        custom: the user's own metrics.
+    """
+    console.print(summary_table(metrics, levels, heads, custom))
+    _print_loss_of_recall(metrics)
+    chosen = {
+        "test": " [bold red]chosen on the test split itself, as the papers do[/]",
+        "last": ", the last one",
+        "val": ", the best on the validation split",
+    }.get(metrics.get("selection", ""), "")
+    if metrics.get("selection") == "last" and selection != "last":
+        chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
+    console.print(f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}")
+    files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
+    console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
+
+
+def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
+    """Print a hint if the trained model finds less than the backbone's features did before the training."""
+    name = "level0/recall@1"
+    before, after = metrics.get(f"raw/{name}"), metrics.get(name)
+    if before is not None and after is not None and after < before:
+        console.print(
+            f"[bold red]worse[/]    recall@1 was {before:.1%} before training and is {after:.1%} now; a smaller "
+            'optimizer.lr or another loss may help, see "If training makes it worse" in docs/own_data.md'
+        )
