@@ -3,6 +3,6 @@
 Importing it registers the resolvers that configurations call.
 """
 
-from dml.run import resolvers
+from dml.run import group_help, resolvers
 
-__all__ = ["resolvers"]
+__all__ = ["group_help", "resolvers"]

@@ -1,5 +1,9 @@
 """The resolvers that configurations call, such as ``${new_folder:outputs/emoji}``."""
 
+import errno
+import os
+import shutil
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,9 +11,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
+from dml.ops.files import DISK_ERRORS
+from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder, configuration_id, folders_below
 from dml.run.config_folders import list_overrides
 from dml.run.stored_configuration import plain_config
+
+SWEEP_FILE = "multirun.yaml"
+"""The file that Hydra writes into the folder of a sweep before its first run."""
 
 
 def unless(value: Any, default: Any) -> Any:
@@ -22,6 +31,7 @@ def new_folder(path: str, *, _root_: DictConfig) -> str:
 
     Raises:
         ValueError: while Hydra composes: OmegaConf resolves a value before it is replaced by that of another file.
+        InputError: if this process may not make the folder.
     """
     if OmegaConf.select(_root_, "hydra.runtime.cwd") is None:
         raise ValueError(f"new_folder {path}: the configuration isn't complete")
@@ -33,6 +43,22 @@ def new_folder(path: str, *, _root_: DictConfig) -> str:
             name = f"{path}_{number}"
         folders[path] = name
     return str(folders[path])
+
+
+def evaluations_folder(other: str, *, _root_: DictConfig) -> str:
+    """Resolve ``${evaluations_folder:OTHER}``: the folder that holds the folders in which ``checkpoint`` is tested.
+
+    It is ``evaluations`` in the folder of the run that wrote the checkpoint, and OTHER for a checkpoint that isn't in a
+    run's folder.
+    """
+    if OmegaConf.is_missing(_root_, "checkpoint"):  # the job says so
+        return other
+    path = expand_home(str(_root_.checkpoint))
+    for folder in path.absolute().parents[:2]:  # a copy may lie beside the run's other files
+        run = RunFolder(folder if path.is_absolute() else os.path.relpath(folder))
+        if run.last_checkpoint.exists() or (run.has_configuration and not run.is_evaluation):
+            return str(run.evaluations_folder)
+    return other
 
 
 def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
@@ -68,6 +94,11 @@ def _make_folder(folder: Path) -> bool:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise
+        refusal = f"{folder}: {error.strerror}; {DISK_ERRORS[error.errno]}"
+        raise InputError(f"{refusal}: hydra.run.dir=FOLDER names it") from error
     _made_folders[folder.absolute()] = made
     return True
 
@@ -76,16 +107,40 @@ _made_folders: dict[Path, list[Path]] = {}
 """The folders that this process made, each with itself and the parents that it made, the deepest first."""
 
 
-def remove_unused_folder(folder: RunFolder) -> None:
-    """Remove a run's folder that `new_folder` made, and its new parents, if nothing was written into it.
+def remove_unused_sweeps() -> None:
+    """Remove each folder of a sweep of this process in which no run was begun."""
+    for folder in list(_made_folders):
+        if (folder / SWEEP_FILE).exists():
+            remove_unused_folder(RunFolder(folder), [SWEEP_FILE])
 
-    The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock.
+
+def note_new_folder(folder: Path) -> None:
+    """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
+    if not folder.exists():
+        made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+        _made_folders[folder.absolute()] = made
+
+
+def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> None:
+    """Remove the folder of a run or a sweep that this process made, and its new parents, if nothing is in it.
+
+    The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock of a run.
+
+    Args:
+        folder: the folder.
+        removable: names of files and folders that don't count either.
     """
-    made = _made_folders.get(folder.path)
-    if made is None or not all(path == folder.lock.path or _is_empty_log(path) for path in folder.path.iterdir()):
+    made = _made_folders.get(folder.path.absolute())
+    if made is None or not folder.path.exists():
         return
     for path in folder.path.iterdir():
-        path.unlink()
+        if not (path == folder.lock.path or _is_empty_log(path) or path.name in removable):
+            return
+    for path in folder.path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     for path in made:
         if any(path.iterdir()):  # another run is in it
             return
@@ -108,5 +163,6 @@ def resize_for(size: int) -> int:
 
 OmegaConf.register_new_resolver("resize_for", resize_for, replace=True)
 OmegaConf.register_new_resolver("unless", unless, replace=True)
+OmegaConf.register_new_resolver("evaluations_folder", evaluations_folder, replace=True)
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True)
 OmegaConf.register_new_resolver("sweep_subfolder", sweep_subfolder, replace=True)
