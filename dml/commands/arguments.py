@@ -38,7 +38,7 @@ def put_options_first(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one.
 
     Raises:
-        InputError: for ``--``, which would begin a run of the defaults if nothing follows it.
+        InputError: if one of them is ``--``, which would begin a run of the defaults if nothing follows it.
     """
     if "--" in arguments:
         raise InputError("--: names nothing; values are given as loss.margin=0.2, and --help lists them all")

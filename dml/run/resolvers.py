@@ -127,7 +127,7 @@ def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> 
     The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock of a run.
 
     Args:
-        folder: the folder.
+        folder: folder of a run or a sweep.
         removable: names of files and folders that don't count either.
     """
     made = _made_folders.get(folder.path.absolute())
