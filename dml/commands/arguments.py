@@ -34,6 +34,17 @@ def check_encoding(names: Sequence[str]) -> None:
             ) from error
 
 
+def put_options_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one.
+
+    Raises:
+        InputError: if one of them is ``--``, which would begin a run of the defaults if nothing follows it.
+    """
+    if "--" in arguments:
+        raise InputError("--: names nothing; values are given as loss.margin=0.2, and --help lists them all")
+    return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
+
+
 def quote_paths(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with each path quoted that Hydra would take for something else.
 

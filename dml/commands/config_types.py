@@ -16,6 +16,7 @@ from dml.run.stages import TRAINING_ONLY
 
 OWN_KEYS: dict[str, Any] = {
     "seed": int,
+    "split": Literal["train", "val", "test"],
     "ema": float | None,
     "gradient_cache": int | None,
     "debug": bool,

@@ -108,6 +108,14 @@ def explain(error: BaseException) -> str | None:
     return explain_fault(error)
 
 
+def is_users_mistake(error: BaseException) -> bool:
+    """Return whether the command line or the data are wrong; a disk, a killed process or a bug is no such mistake."""
+    if isinstance(error, InputError):
+        return True
+    is_hydras = isinstance(error, HydraException | OmegaConfBaseException | InstantiationException)
+    return is_hydras and explain(error) is not None
+
+
 def _extra(group: str, name: str) -> str | None:
     """Return the choice, such as sweep=optuna, of a plugin of Hydra that is missing, such as hydra/sweeper=optuna."""
     dml_group, choice = {"hydra/sweeper": "sweep", "hydra/launcher": "launcher"}.get(group), name.partition("_")[0]

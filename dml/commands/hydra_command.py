@@ -14,22 +14,26 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from dml.commands import follower_processes, trust
-from dml.commands.arguments import check_encoding, find_path, quote_paths
+from dml.commands.arguments import check_encoding, find_path, put_options_first, quote_paths
 from dml.commands.config_types import check_types, select_used_parts
-from dml.commands.error_lines import one_line_errors, told_errors
+from dml.commands.error_lines import is_users_mistake, one_line_errors, told_errors
+from dml.commands.group_help import register_group_help
 from dml.commands.log_levels import quiet
 from dml.commands.start_line import announce_start
 from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.new_folders import remove_unused_folder
+from dml.ops.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
 from dml.run.config_folders import CONF, import_from_working_folder, list_overrides, quote
 from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.training.distributed import watch
+
+PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
+"""What a training writes before its first step."""
 
 COMMANDS = ("train", "evaluate", "prepare")
 
@@ -62,11 +66,14 @@ def main(command: str, *, is_named: bool = False) -> None:
     ):
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
-        typed = sys.argv[1 + len(prefix) :]
+        typed = put_options_first(sys.argv[1 + len(prefix) :])
         arguments = follower_processes.follow(_with_stored_overrides(typed))
         sys.argv[1:] = arguments
         task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
-        with stopping_workers(arguments):
+        if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
+            note_new_folder(folder)
+        register_group_help()
+        with stopping_workers(arguments), _removing_unused_sweeps():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(task.run)()
 
 
@@ -129,13 +136,27 @@ class Task:
 
 @contextmanager
 def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a run's folder; an error before anything is written into the folder removes it."""
+    """Hold the lock of a run's folder; an error before anything is written into the folder removes it.
+
+    A mistake of the user's that a run of its own finds before its first step removes what the run has prepared, too.
+    """
     with folder.hold(wait=wait):
         try:
             yield
-        except BaseException:
-            remove_unused_folder(folder)
+        except BaseException as error:
+            is_mistake = not wait and is_users_mistake(error)
+            remove_unused_folder(folder, PREPARED if is_mistake else ())
             raise
+
+
+@contextmanager
+def _removing_unused_sweeps() -> Iterator[None]:
+    """Remove the folder of a sweep that fails before its first run."""
+    try:
+        yield
+    except BaseException:
+        remove_unused_sweeps()
+        raise
 
 
 def _hint(command: str, folder: RunFolder) -> str:
@@ -181,9 +202,9 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
         if {"-m", "--multirun"} & set(arguments):
             raise InputError(f"resume={folder}: goes on with one run, without --multirun")
         stored = read_stored_configuration(RunFolder(folder))
-        return [*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"]
+        return put_options_first([*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"])
     if checkpoint := find_path(arguments, "checkpoint"):
-        return _merge(read_checkpoint_configuration(checkpoint).overrides, arguments)
+        return put_options_first(_merge(read_checkpoint_configuration(checkpoint).overrides, arguments))
     return list(arguments)
 
 

@@ -13,6 +13,11 @@ from dml.evaluation.metric_names import HEADS, MetricName, head_label, head_sets
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
+NUMBER_WIDTH = 4
+"""Characters of a percentage with a decimal, such as 61.8."""
+NAME_WIDTH = 5
+"""Fewest characters of a line of a name that is folded."""
+
 
 def metric_table(
     rows: Mapping[str, Mapping[str, float]],
@@ -51,10 +56,12 @@ def metric_table(
         caption_justify="left",
     )
     if len(levels) > 1:
-        table.add_column("level", no_wrap=True, style="bold")
-    table.add_column("%", no_wrap=True)
+        table.add_column("level", overflow="fold", min_width=NAME_WIDTH, style="bold")
+    table.add_column("%", overflow="fold", min_width=NAME_WIDTH)
     for metric in metrics:
-        table.add_column(Text(printable(described[metric].label)), justify="right", no_wrap=True)
+        label = printable(described[metric].label)
+        # no number is cut, however narrow the console is: long names are folded instead
+        table.add_column(Text(label), justify="right", no_wrap=True, min_width=max(len(label), NUMBER_WIDTH))
     for i, level in enumerate(levels or [""]):
         prefix = f"level{i}/" if levels else ""
         for j, (name, values) in enumerate(rows.items()):

@@ -14,7 +14,7 @@ from dml.ops.errors import InputError, nearest
 from dml.ops.escaping import printable
 from dml.ops.nested import flat, is_below
 from dml.ops.overrides import key_of
-from dml.ops.run_folder import RUN_KEYS, RunFolder, folders_below
+from dml.ops.run_folder import RUN_KEYS, RunFolder, runs_below
 from dml.ops.text_tables import markdown_table
 
 SEED = "seed"
@@ -89,7 +89,8 @@ def find_unfinished(folders: Iterable[Path]) -> list[Path]:
 
 def _list_runs(folder: Path) -> list[RunFolder]:
     """Return the runs in a folder, without evaluations of their checkpoints, unless the folder itself is of one."""
-    return [run for run in folders_below(folder) if run.path == folder or not run.is_evaluation]
+    named = RunFolder(folder)
+    return [*([named] if named.is_evaluation else []), *runs_below(folder)]
 
 
 def _read(folder: RunFolder) -> FinishedRun:

@@ -76,10 +76,16 @@ def disk_refusal(error: BaseException) -> OSError | None:
     return None
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Delete the partial files that killed processes left below ``folder``; no process may be writing there now."""
+def remove_partial_files(folder: Path, left_alone: Path | None = None) -> None:
+    """Delete the partial files that killed processes left below ``folder``; no process may be writing there now.
+
+    Args:
+        folder: folder in which files were written, at any depth.
+        left_alone: folder below it in which other processes may be writing.
+    """
     for partial in folder.rglob(f".*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
+        if left_alone not in partial.parents:
+            partial.unlink(missing_ok=True)
 
 
 def remove_partial_files_of_this_process() -> None:

@@ -1,8 +1,16 @@
 """New folders of runs: each is made by one process alone, which removes it again if nothing is written into it."""
 
+import errno
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 
+from dml.ops.errors import InputError
+from dml.ops.files import DISK_ERRORS
 from dml.ops.run_folder import RunFolder
+
+SWEEP_FILE = "multirun.yaml"
+"""The file that Hydra writes into the folder of a sweep before its first run."""
 
 _made_folders: dict[Path, list[Path]] = {}
 """The folders that this process made, each with itself and the parents that it made, the deepest first."""
@@ -15,20 +23,49 @@ def make_folder(folder: Path) -> bool:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise
+        refusal = f"{folder}: {error.strerror}; {DISK_ERRORS[error.errno]}"
+        raise InputError(f"{refusal}: hydra.run.dir=FOLDER names it") from error
     _made_folders[folder.absolute()] = made
     return True
 
 
-def remove_unused_folder(folder: RunFolder) -> None:
-    """Remove a run's folder that `make_folder` made, and its new parents, if nothing was written into it.
+def remove_unused_sweeps() -> None:
+    """Remove each folder of a sweep of this process in which no run was begun."""
+    for folder in list(_made_folders):
+        if (folder / SWEEP_FILE).exists():
+            remove_unused_folder(RunFolder(folder), [SWEEP_FILE])
 
-    The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock.
+
+def note_new_folder(folder: Path) -> None:
+    """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
+    if not folder.exists():
+        made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+        _made_folders[folder.absolute()] = made
+
+
+def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> None:
+    """Remove the folder of a run or a sweep that this process made, and its new parents, if nothing is in it.
+
+    The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock of a run.
+
+    Args:
+        folder: folder of a run or a sweep.
+        removable: names of files and folders that don't count either.
     """
-    made = _made_folders.get(folder.path)
-    if made is None or not all(path == folder.lock.path or _is_empty_log(path) for path in folder.path.iterdir()):
+    made = _made_folders.get(folder.path.absolute())
+    if made is None or not folder.path.exists():
         return
     for path in folder.path.iterdir():
-        path.unlink()
+        if not (path == folder.lock.path or _is_empty_log(path) or path.name in removable):
+            return
+    for path in folder.path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     for path in made:
         if any(path.iterdir()):  # another run is in it
             return

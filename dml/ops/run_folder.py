@@ -103,6 +103,11 @@ class RunFolder:
         return self.path / "fixed_neighbors.npz"
 
     @property
+    def evaluations_folder(self) -> Path:
+        """Return the path of the folder of the evaluations of the run's checkpoints."""
+        return self.path / "evaluations"
+
+    @property
     def splits_file(self) -> Path:
         """Return the path of the summary of the data set that the run began with."""
         return self.path / "splits.json"
@@ -135,7 +140,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             with self.lock.hold(wait=wait):
-                remove_partial_files(self.path)
+                remove_partial_files(self.path, self.evaluations_folder)
                 yield
         except BlockingIOError as error:
             raise InputError(
@@ -330,5 +335,10 @@ def without_run_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folders_below(folder: Path) -> list[RunFolder]:
-    """Find the run folders in a folder, at any depth and in any state."""
+    """Find the folders of runs and of evaluations in a folder, at any depth and in any state."""
     return [RunFolder(config.parents[1]) for config in sorted(folder.rglob(".hydra/config.yaml"))]
+
+
+def runs_below(folder: Path) -> list[RunFolder]:
+    """Find the runs in a folder, at any depth and in any state, without the evaluations of their checkpoints."""
+    return [run for run in folders_below(folder) if not run.is_evaluation]

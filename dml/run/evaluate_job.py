@@ -6,6 +6,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
 from dml.run import builders, loop
@@ -20,8 +21,15 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     """Test a checkpoint again -> the contents of metrics.json.
 
     It takes neither a loss nor a sampler, and not the file of pretrained weights that the training began with.
+
+    Raises:
+        InputError: if the folder is a run's, whose configuration and metrics the test would replace.
     """
     path = expand_home(config.checkpoint)
+    if folder.has_configuration and not folder.is_evaluation:
+        raise InputError(
+            f"hydra.run.dir={folder.path}: holds a run; choose another folder for the test of a checkpoint"
+        )
     parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
     checkpoint = read_checkpoint(path, lazily=True)
     stored = extract_configuration(checkpoint)

@@ -1,5 +1,6 @@
 """The resolvers that configurations call, such as ``${new_folder:outputs/emoji}``."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
 from dml.ops.new_folders import make_folder
+from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder, configuration_id, folders_below
 from dml.run.config_folders import list_overrides
 from dml.run.stored_configuration import plain_config
@@ -23,6 +25,7 @@ def new_folder(path: str, *, _root_: DictConfig) -> str:
 
     Raises:
         ValueError: while Hydra composes: OmegaConf resolves a value before it is replaced by that of another file.
+        InputError: if this process may not make the folder.
     """
     if OmegaConf.select(_root_, "hydra.runtime.cwd") is None:
         raise ValueError(f"new_folder {path}: the configuration isn't complete")
@@ -34,6 +37,22 @@ def new_folder(path: str, *, _root_: DictConfig) -> str:
             name = f"{path}_{number}"
         folders[path] = name
     return str(folders[path])
+
+
+def evaluations_folder(other: str, *, _root_: DictConfig) -> str:
+    """Resolve ``${evaluations_folder:OTHER}``: the folder that holds the folders in which ``checkpoint`` is tested.
+
+    It is ``evaluations`` in the folder of the run that wrote the checkpoint, and OTHER for a checkpoint that isn't in a
+    run's folder.
+    """
+    if OmegaConf.is_missing(_root_, "checkpoint"):  # the job says so
+        return other
+    path = expand_home(str(_root_.checkpoint))
+    for folder in path.absolute().parents[:2]:  # a copy may lie beside the run's other files
+        run = RunFolder(folder if path.is_absolute() else os.path.relpath(folder))
+        if run.last_checkpoint.exists() or (run.has_configuration and not run.is_evaluation):
+            return str(run.evaluations_folder)
+    return other
 
 
 def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
@@ -74,5 +93,6 @@ def resize_for(size: int) -> int:
 
 OmegaConf.register_new_resolver("resize_for", resize_for, replace=True)
 OmegaConf.register_new_resolver("unless", unless, replace=True)
+OmegaConf.register_new_resolver("evaluations_folder", evaluations_folder, replace=True)
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True)
 OmegaConf.register_new_resolver("sweep_subfolder", sweep_subfolder, replace=True)

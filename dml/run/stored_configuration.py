@@ -28,8 +28,10 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
     """Read the overrides and configuration that the run in a folder was last started with.
 
     Raises:
-        InputError: if there is no run in the folder.
+        InputError: if there is no run in the folder, or only the evaluation of one.
     """
+    if folder.is_evaluation:
+        raise InputError(f"resume={folder.path}: a test of a checkpoint, which has no training to go on with")
     if folder.has_configuration:
         return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
     if folder.last_checkpoint.exists():

@@ -4,7 +4,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
-from dml.commands.arguments import find_path, quote_paths
+from dml.commands.arguments import find_path, put_options_first, quote_paths
+from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 
 PATHS = [
@@ -73,3 +74,12 @@ def test_the_home_folder_is_filled_in_where_it_is_not_stored(monkeypatch: pytest
         "dataset.root='~/images'",
     ]
     assert find_path(['checkpoint="~/best.ckpt"'], "checkpoint") == Path("/home/me/best.ckpt")
+
+
+def test_options_may_stand_anywhere_and_two_dashes_nowhere() -> None:
+    assert put_options_first(["loss=rll", "-m", "--config-dir", "mine", "~callbacks.progress", "seed=1,2"]) == [
+        *("-m", "--config-dir", "mine"),
+        *("loss=rll", "~callbacks.progress", "seed=1,2"),
+    ]
+    with pytest.raises(InputError, match="--: names nothing; values are given as"):
+        put_options_first(["--", "loss=rll"])

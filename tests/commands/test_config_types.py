@@ -21,10 +21,10 @@ WRONG = {
 }
 
 
-def compose(overrides: list[str]) -> DictConfig:
-    """Compose the configuration of a training."""
+def compose(overrides: list[str], command: str = "train") -> DictConfig:
+    """Compose the configuration of a training, or of an evaluation."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose_with_hydra("train", overrides)
+        return compose_with_hydra(command, overrides)
 
 
 @pytest.mark.parametrize("override", WRONG)
@@ -62,7 +62,7 @@ def test_nodes_in_lists_are_checked():
 
 
 def test_own_keys_are_keys_of_the_configuration():
-    config = compose([])
+    config = compose([], "evaluate")  # which has the keys of a training, too
     for key in OWN_KEYS:
         parent, _, name = key.rpartition(".")
         assert name in (OmegaConf.select(config, parent) if parent else config), key

@@ -6,12 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Refused
+from conftest import ROOT, SMALL, Refused
 from omegaconf import OmegaConf
 
 from dml.ops.new_folders import remove_unused_folder
 from dml.ops.run_folder import RunFolder
 from dml.run import resolvers
+
+
+def list_left(folder: Path) -> list[str]:
+    """List what is in a folder, at any depth."""
+    return [str(path.relative_to(folder)) for path in folder.rglob("*")]
 
 
 @pytest.mark.parametrize("mistake", ["dataset.root=/nowhere", "loss.margin=abc"])
@@ -24,6 +29,37 @@ def test_a_mistake_leaves_no_folder(
     (tmp_path / "outputs" / "emoji").mkdir(parents=True)
     refused(mistake)
     assert [path.name for path in tmp_path.rglob("*")] == ["outputs", "emoji"]
+
+
+@pytest.mark.parametrize(
+    "mistakes",
+    [
+        ("loss.margin=abc", "hydra.run.dir=mine/run"),  # a folder that the user names
+        ("loss.margn=0.2",),
+        ("loss=rl",),
+        ("checkpoints.monitor=foo",),
+        ("callbacks.last_checkpoint=null",),  # found after the configuration is written
+        ("-m", "seed=1,2", "foo=1"),
+        ("--", "loss=rll"),
+    ],
+)
+def test_mistakes_leave_nothing(
+    refused: Refused,
+    tmp_path: Path,
+    small_emoji: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistakes: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(f"dataset.root={small_emoji}", *SMALL, "model=small_cnn", "evaluation.raw=false", *mistakes)
+    assert not list_left(tmp_path)
+
+
+def test_a_folder_that_the_user_made_stays(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    refused("loss.margin=abc", "hydra.run.dir=mine")
+    assert (tmp_path / "mine").exists()
 
 
 def test_only_new_folders_without_results_are_removed(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
+import io
+
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 from dml.evaluation.metric_descriptions import MetricDescription
-from dml.evaluation.metric_table import metric_table
+from dml.evaluation.metric_table import metric_table, summary_table
 from dml.ops.errors import InputError
 
 NAMES = ("raw features", "head L", "head M", "head H", "all heads")
@@ -54,3 +56,24 @@ def test_values_that_are_no_fractions_are_shown_as_they_are() -> None:
 def test_no_rows() -> None:
     with pytest.raises(InputError, match="no rows"):
         metric_table({})
+
+
+@pytest.mark.parametrize("levels", [["emoji", "group"], ["a level with a name that is very long indeed", "x"]])
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_pipe_has_the_columns_of_a_terminal(levels: list[str], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"level{level}/{name}" for level in range(2) for name in ("recall@1", "recall@10", "map@r", "nmi")]
+    heads = ["a_head_whose_name_is_rather_long", "M"]
+    metrics = {f"{head}{name}": 0.5 for head in ("raw/", "heads/M/", "") for name in names}
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = []
+    for is_terminal in (False, True):
+        file = io.StringIO()
+        Console(file=file, force_terminal=is_terminal, color_system=None, soft_wrap=True).print(
+            summary_table(metrics, levels, heads)
+        )
+        printed.append(file.getvalue())
+    assert printed[0] == printed[1]
+    columns = next(line.split() for line in printed[0].splitlines() if "R@1" in line)
+    assert columns == ["level", "%", "R@1", "R@10", "MAP@R", "NMI"]
+    assert "…" not in printed[0]
+    assert printed[0].count(" 50.0 ") == 4 * 3 * 2

@@ -10,7 +10,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
-from dml.ops.run_folder import RunFolder, RunState, folders_below
+from dml.ops.run_folder import RunFolder, RunState, runs_below
 from dml.training.callbacks.last_checkpoint import RunEnder
 from dml.training.history import History
 
@@ -59,7 +59,7 @@ class Pruning(RunEnder):
         values = self.folder.values(self.metric)
         finished_runs = [
             _read_finished_values(folder, self.metric)
-            for folder in folders_below(self.sweep)
+            for folder in runs_below(self.sweep)
             if folder.is_finished and not folder.is_pruned
         ]
         stop = is_behind(values, finished_runs, self.pruner, self.direction)
