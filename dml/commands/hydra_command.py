@@ -21,6 +21,7 @@ from dml.commands.group_help import register_group_help
 from dml.commands.log_levels import quiet
 from dml.commands.start_line import announce_start
 from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
+from dml.commands.working_folder import import_from_working_folder
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -28,7 +29,7 @@ from dml.ops.new_folders import note_new_folder, remove_unused_folder, remove_un
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
-from dml.run.config_folders import CONF, import_from_working_folder, list_overrides, quote
+from dml.run.config_folders import CONF, list_overrides, quote
 from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.training.distributed import watch
 

@@ -25,7 +25,7 @@ class SweepStart(Callback):
         note_new_folder(Path(config.hydra.sweep.dir))
         if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
             with one_line_errors(bool(config.debug)):
-                from dml.run.search_check import check_search  # it imports torch
+                from dml.commands.search_check import check_search  # it imports torch
 
                 check_search(compose("train", overrides=list_first_values(config.hydra)))
 

@@ -1,7 +1,6 @@
 """The folders that configurations come from, ``conf/`` and the user's on ``hydra.searchpath``, and the overrides."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +66,3 @@ def _make_absolute(folder: str) -> str:
 def quote(path: str | Path) -> str:
     """Return a path in quotes, as the value of an override that Hydra reads back unchanged."""
     return str(QuotedString(str(path), Quote.single).with_quotes())
-
-
-def import_from_working_folder() -> None:
-    """Let ``_target_`` name modules in the working folder, behind all others, however the command was started.
-
-    ``python -m dml`` alone finds them by itself. Like there, ``python -P`` and PYTHONSAFEPATH=1 turn it off.
-    """
-    folder = str(Path.cwd())
-    if not sys.flags.safe_path and folder not in sys.path:
-        sys.path.append(folder)
