@@ -13,6 +13,6 @@ TWO_CONVOLUTIONS = (
 """Overrides that put the network in the place of the default one; heads and sizes stay."""
 
 
-def two_convolutions(name: str, weights: None, **settings: Any) -> Backbone:
-    """Build `small_cnn` with the arguments of `timm_backbone`."""
+def two_convolutions(weights: None, name: str = "", **settings: Any) -> Backbone:
+    """Build `small_cnn` with the arguments of `timm_backbone`, or with its own."""
     return small_cnn(weights, **settings)

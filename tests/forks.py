@@ -1,0 +1,93 @@
+"""Scripts of the project in a copy of the test process, which has loaded the libraries: that takes longer than most runs.
+
+A test forks a script unless it is about how a process begins: its imports, its environment, or a signal before the run.
+Such a test starts `sys.executable`.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class FinishedScript:
+    """How a script ended.
+
+    Args:
+        returncode: exit code; negative, the signal's number, if a signal killed the process.
+        stdout: what it printed to stdout.
+        stderr: what it printed to stderr.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class ForkedScript:
+    """A script that a copy of this process runs as ``python script ...`` does, in the root folder of the project.
+
+    The process has a session, and so a process group, of its own. The attributes are those of `subprocess.Popen`.
+
+    Args:
+        script: path of the script, relative to the root folder.
+        arguments: arguments of the script.
+    """
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self._outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        self._process = get_context("fork").Process(target=self._run, args=(script, arguments))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def _run(self, script: str, arguments: tuple[str, ...]) -> None:
+        os.setsid()
+        os.chdir(ROOT)
+        # pytest has replaced the streams
+        for descriptor, output in enumerate(self._outputs, start=1):
+            os.dup2(output.fileno(), descriptor)
+        sys.stdout, sys.stderr = (open(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs, and all others of its group."""
+        if self.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.join()
+
+    def finish(self, timeout: float = 240) -> FinishedScript:
+        """Wait for the end of the script; kill it after so many seconds."""
+        self._process.join(timeout)
+        is_late = self.returncode is None
+        self.kill()
+        printed = []
+        for output in self._outputs:
+            output.seek(0)
+            printed.append(output.read())
+            output.close()
+        assert not is_late, f"{timeout} s were not enough: {printed}"
+        assert self.returncode is not None
+        return FinishedScript(self.returncode, *printed)
+
+
+def run_forked(script: str, *arguments: str) -> FinishedScript:
+    """Run a script to its end in a copy of this process."""
+    return ForkedScript(script, *arguments).finish()
