@@ -14,9 +14,9 @@ from dml.commands import main
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from small_emoji import slice_of_emoji  # noqa: E402
+from small_emoji import slice_of_emoji
 
-from dml.papers import experiments  # noqa: E402
+from dml.papers import experiments
 
 SHORT_RUN = [
     "dataset.counts=null",
@@ -40,8 +40,18 @@ A later ``model=...`` among the arguments takes the place of this one.
 """
 
 
+PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses tests by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of whole runs first: processes that take a file at a time then end together."""
+    """Mark the tests that run commands as "pipeline", and put the files of whole runs first.
+
+    The quick tests are then what a process can still take over from the other at the end.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and PIPELINE_FIXTURES & set(item.fixturenames):
+            item.add_marker("pipeline")
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 

@@ -1,4 +1,6 @@
-"""Scripts of the project in a copy of the test process, which has loaded the libraries: that takes longer than most runs.
+"""Scripts of the project in a copy of the test process, which has loaded the libraries.
+
+Loading them takes five seconds, longer than most runs.
 
 A test forks a script unless it is about how a process begins: its imports, its environment, or a signal before the run.
 Such a test starts `sys.executable`.
@@ -10,8 +12,10 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from io import TextIOWrapper
 from multiprocessing import get_context
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +46,7 @@ class ForkedScript:
     """
 
     def __init__(self, script: str, *arguments: str) -> None:
-        self._outputs = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        self._outputs = [cast("TextIOWrapper", tempfile.TemporaryFile("w+")) for _ in range(2)]  # noqa: SIM115  finish closes them
         self._process = get_context("fork").Process(target=self._run, args=(script, arguments))
         self._process.start()
         assert self._process.pid is not None
@@ -51,10 +55,10 @@ class ForkedScript:
     def _run(self, script: str, arguments: tuple[str, ...]) -> None:
         os.setsid()
         os.chdir(ROOT)
-        # pytest has replaced the streams
         for descriptor, output in enumerate(self._outputs, start=1):
             os.dup2(output.fileno(), descriptor)
-        sys.stdout, sys.stderr = (open(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))
+            output.reconfigure(line_buffering=True)  # a signal ends a process without a flush
+        sys.stdout, sys.stderr = self._outputs  # pytest has replaced them
         sys.argv = [script, *arguments]
         runpy.run_path(script, run_name="__main__")
 

@@ -75,6 +75,7 @@ def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path
     }
 
 
+@pytest.mark.distributed
 def test_two_processes_give_the_digits_of_one(here: Here, finished: Path, tmp_path: Path) -> None:
     # an image at a time: in another batch the network itself may round otherwise
     asked = [
@@ -209,6 +210,7 @@ def test_resuming_refuses_a_configuration_that_has_changed(refused: Refused, fin
     assert "loss.margin=0.4: the run was made with 0.3" in line
 
 
+@pytest.mark.distributed
 def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]
     # a few small steps: rounding has no time to grow

@@ -35,6 +35,8 @@ SHORT = [
     "evaluation.sheet=null",
 ]
 
+pytestmark = pytest.mark.pipeline
+
 Installed = Callable[..., str]
 
 
@@ -76,6 +78,7 @@ def installed(site: Path, tmp_path: Path) -> Installed:
     return installed
 
 
+@pytest.mark.distributed
 def test_a_wheel_trains_and_evaluates_with_a_user_s_configurations_and_loss(
     installed: Installed, site: Path, small_emoji: Path, tmp_path: Path
 ) -> None:
