@@ -10,7 +10,10 @@ TWO_CONVOLUTIONS = (
     "model.backbone.weights=null",
     "model.taps={L:pool1,M:relu2,H:pool2}",
 )
-"""Overrides that put the network in the place of the default one; heads and sizes stay."""
+"""Overrides that put the network in the place of a timm model; heads and sizes stay.
+
+`SMALL` of conftest.py doesn't need them, as it chooses ``model=small_cnn``.
+"""
 
 
 def two_convolutions(weights: None, name: str = "", **settings: Any) -> Backbone:
