@@ -25,7 +25,6 @@ class Squeeze(torch.nn.Module):
 """
 SHORT = [
     *SMALL,
-    "model=small_cnn",
     "trainer.accelerator=cpu",
     "trainer.max_steps=2",
     "trainer.val_check_interval=2",
