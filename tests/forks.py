@@ -11,6 +11,8 @@ import runpy
 import signal
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from multiprocessing import get_context
@@ -72,15 +74,30 @@ class ForkedScript:
         return self._process.exitcode
 
     def kill(self) -> None:
-        """Kill the process, if it still runs, and all others of its group."""
-        if self.returncode is None:
+        """Kill the process and all others of its group that still run."""
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-            self._process.join()
+        self._process.join()
+
+    def _has_living_processes(self) -> bool:
+        """Return whether a process of the group runs: of those that have ended, init has yet to collect some."""
+        if self.returncode is None:
+            return True
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
+            if int(group) == self.pid and state not in "ZX":
+                return True
+        return False
 
     def finish(self, timeout: float = 240) -> FinishedScript:
-        """Wait for the end of the script; kill it after so many seconds."""
+        """Wait until the script and all processes of its group have ended; kill them after so many seconds."""
+        end = time.monotonic() + timeout
         self._process.join(timeout)
-        is_late = self.returncode is None
+        while (is_late := self._has_living_processes()) and time.monotonic() < end:
+            time.sleep(0.02)
         self.kill()
         printed = []
         for output in self._outputs:

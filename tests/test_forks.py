@@ -30,3 +30,12 @@ def test_a_forked_script_that_hangs_is_killed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"0\.5 s were not enough: .*begun"):
         process.finish(timeout=0.5)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_a_forked_script_leaves_is_noticed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nif os.fork() == 0:\n    time.sleep(100)\n")
+    process = ForkedScript(str(script))
+    with pytest.raises(AssertionError, match=r"1 s were not enough"):
+        process.finish(timeout=1)
+    assert process.returncode == 0
