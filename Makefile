@@ -1,5 +1,6 @@
 # make demo    sets everything up, then trains, evaluates and shows a retrieval model
 # make test    sets everything up, then runs the tests
+# make test-fast   the tests that run no commands and start no processes, with fewer random examples
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
 # make bench   training step, losses, loading, readers, evaluation and samplers against their bare counterparts
@@ -16,7 +17,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test check format docs bench tables tables-list reproducibility claims reliability figures emoji clean
+.PHONY: demo setup test test-fast check format docs bench tables tables-list reproducibility claims reliability figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -29,8 +30,14 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# a process that is done takes over tests of the other
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-fast: setup
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed'
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,19 +6,19 @@ from pathlib import Path
 import configurations
 import examples  # noqa: F401  loads the Hypothesis profile
 import pytest
+from forks import ROOT, run_forked
 
 from dml.commands import main
 
 # many small jobs: threads would only wait for each other; set before torch is imported
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from small_emoji import slice_of_emoji  # noqa: E402
+from small_emoji import slice_of_emoji
 
-from dml.papers import experiments  # noqa: E402
+from dml.papers import experiments
 
-SMALL = [
+SHORT_RUN = [
     "dataset.counts=null",
     "transform.size=32",
     "model.embed_dim=8",
@@ -32,11 +31,27 @@ SMALL = [
     "checkpoints.every_n_steps=2",
     "evaluation.report=null",
 ]
-"""Overrides that make any run take seconds."""
+"""Overrides that make a run of any network take seconds."""
+
+SMALL = [*SHORT_RUN, "model=small_cnn", "model.heads=[L,M,H]", "model.normalize=true"]
+"""Overrides that make a run take a second, for tests in which it doesn't matter which network learns.
+
+A later ``model=...`` among the arguments takes the place of this one.
+"""
 
 
+PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses tests by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files of whole runs first: processes that take a file at a time then end together."""
+    """Mark the tests that run commands as "pipeline", and put the files of whole runs first.
+
+    The quick tests are then what a process can still take over from the other at the end.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and PIPELINE_FIXTURES & set(item.fixturenames):
+            item.add_marker("pipeline")
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 
@@ -61,15 +76,8 @@ def small_emoji(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_a_process(script: str, *arguments: str) -> str:
-    """Runs a script of the project as a user does -> what it printed."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=240,
-        check=False,
-    )
+    """Runs a script of the project in a process -> what it printed."""
+    done = run_forked(script, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,9 +10,12 @@ TWO_CONVOLUTIONS = (
     "model.backbone.weights=null",
     "model.taps={L:pool1,M:relu2,H:pool2}",
 )
-"""Overrides that put the network in the place of the default one; heads and sizes stay."""
+"""Overrides that put the network in the place of a timm model; heads and sizes stay.
+
+`SMALL` of conftest.py doesn't need them, as it chooses ``model=small_cnn``.
+"""
 
 
-def two_convolutions(name: str, weights: None, **settings: Any) -> Backbone:
-    """Build `small_cnn` with the arguments of `timm_backbone`."""
+def two_convolutions(weights: None, name: str = "", **settings: Any) -> Backbone:
+    """Build `small_cnn` with the arguments of `timm_backbone`, or with its own."""
     return small_cnn(weights, **settings)

@@ -39,6 +39,7 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
+@pytest.mark.pipeline
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
 def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
     command = [sys.executable, "-c", LOADED, *arguments]
@@ -58,7 +59,7 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["model=timm"], "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or "),
         (["loss._target_=dml.nowhere.Loss"], "loss._target_: "),
         (["model.heads=[L,X]"], "model.heads=['L', 'X']"),
-        (["model.taps.L=blocks.99"], "model.taps.L=blocks.99: no such module; nearest: blocks"),
+        (["model.taps.L=pool9"], "model.taps.L=pool9: no such module; nearest: pool"),
         (["model.backbone.weights=/nowhere.pth"], "model.backbone.weights=/nowhere.pth"),
         (["dataset.fold=7"], "dataset.fold=7"),
         (["data.on_corrupt=ignore"], "data.on_corrupt=ignore: must be one of raise, skip"),

@@ -1,5 +1,4 @@
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from faults import commands, fixtures, page, table
 from faults.commands import EndedCommand, RunningCommand, run
 from faults.damage import KINDS, Damage, flip_bit, flip_thousandth
@@ -16,6 +14,9 @@ from faults.rows import FailedError, Fault, Result, Try, Verdict
 from faults.rules import check_told, check_unchanged_or_told, digest_values
 from faults.runner import Runner
 from faults.store import Store
+from forks import run_forked
+
+pytestmark = pytest.mark.pipeline
 
 TOLD = EndedCommand("python train.py", 2, "", "error: loss=rl: no such choice\n", 1.0, 10**8, (), False)
 RULE = "a rule"
@@ -193,11 +194,10 @@ def test_enough_tries_are_made() -> None:
 
 
 def test_the_rows_are_listed() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "inject_faults.py")]
-    done = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True, timeout=120)
+    done = run_forked("scripts/inject_faults.py", "--list")
     assert "flips-best" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    done = subprocess.run([*command, "--rows", "flip"], capture_output=True, text=True, check=False, timeout=120)
+    done = run_forked("scripts/inject_faults.py", "--rows", "flip")
     assert (done.returncode, done.stderr.startswith("--rows=flip: no such row")) == (1, True)
 
 

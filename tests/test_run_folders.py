@@ -1,13 +1,13 @@
 """What runs leave in their folders, and whose they are, through the command line."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, Here, Refused
+from conftest import SMALL, Here, Refused
+from forks import ForkedScript
 from pytorch_lightning.callbacks import Timer
 from runs import assert_same_run, kill_at, last, metrics
 
@@ -23,9 +23,8 @@ QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]"]
 def test_runs_begun_in_the_same_second_have_a_folder_each(small_emoji: Path, tmp_path: Path) -> None:
     same = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
     same += [f"hydra.run.dir='${{new_folder:{tmp_path}/runs/now}}'"]
-    command = [sys.executable, str(ROOT / "train.py"), *same]
-    started = [subprocess.Popen([*command, f"seed={seed}"], cwd=ROOT) for seed in range(3)]
-    assert [process.wait() for process in started] == [0, 0, 0]
+    started = [ForkedScript("train.py", *same, f"seed={seed}") for seed in range(3)]
+    assert [script.finish().returncode for script in started] == [0, 0, 0]
     folders = [RunFolder(path) for path in sorted((tmp_path / "runs").iterdir())]
     assert [folder.path.name for folder in folders] == ["now", "now_2", "now_3"]
     assert {folder.config["seed"] for folder in folders} == {0, 1, 2}

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SMALL, Here
+from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
 from dml.ops.run_folder import RunFolder, RunState
 
-QUICK = [*SMALL, "model=small_cnn", "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
+QUICK = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
 QUICK += ["evaluation.metrics=[recall]", "data.num_workers=1"]
+pytestmark = pytest.mark.pipeline
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -168,23 +170,14 @@ def test_a_whole_group_is_signalled_and_workers_print_nothing(small_emoji: Path,
     endless = [*QUICK, "trainer.max_steps=1000000", "trainer.val_check_interval=null"]
     for signum, code in CODES.items():
         folder = tmp_path / str(code)
-        process = subprocess.Popen(
-            [sys.executable, "train.py", f"dataset.root={small_emoji}", *endless, f"hydra.run.dir={folder}"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            start_new_session=True,
-        )
+        process = ForkedScript("train.py", f"dataset.root={small_emoji}", *endless, f"hydra.run.dir={folder}")
         while process.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
             time.sleep(0.05)
         os.killpg(process.pid, signum)
-        _, errors = process.communicate(timeout=60)
+        errors = process.finish(timeout=60).stderr  # nobody is left
         step = last(folder)["global_step"]
         assert errors == f"stopped at step {step} of 1,000,000 by {signum.name}; resume={folder} goes on\n"
         assert process.returncode == code
-        with pytest.raises(ProcessLookupError):
-            os.killpg(process.pid, 0)
 
 
 def test_a_sweep_stops_and_the_same_command_goes_on(here: Here, small_emoji: Path, tmp_path: Path) -> None:

@@ -10,12 +10,18 @@ import pytest
 import timm
 import torch
 import yaml
-from conftest import ROOT, SMALL, Here, Refused
+from conftest import ROOT, SHORT_RUN, Here, Refused
 from runs import last, metrics
 
 from dml.ops.run_folder import RunFolder
 
-SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.sheet=null"]
+SHORT = [
+    *SHORT_RUN,
+    "trainer.max_steps=2",
+    "trainer.val_check_interval=2",
+    "evaluation.raw=false",
+    "evaluation.sheet=null",
+]
 
 OWN_LOSS = """
 import torch

@@ -25,7 +25,6 @@ class Squeeze(torch.nn.Module):
 """
 SHORT = [
     *SMALL,
-    "model=small_cnn",
     "trainer.accelerator=cpu",
     "trainer.max_steps=2",
     "trainer.val_check_interval=2",
@@ -34,6 +33,8 @@ SHORT = [
     "evaluation.clustering=false",
     "evaluation.sheet=null",
 ]
+
+pytestmark = pytest.mark.pipeline
 
 Installed = Callable[..., str]
 
@@ -76,6 +77,7 @@ def installed(site: Path, tmp_path: Path) -> Installed:
     return installed
 
 
+@pytest.mark.distributed
 def test_a_wheel_trains_and_evaluates_with_a_user_s_configurations_and_loss(
     installed: Installed, site: Path, small_emoji: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 import pytest
-from hydra import compose as compose_with_hydra
-from hydra import initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from configurations import compose
+from omegaconf import OmegaConf
 
 from dml.commands.config_types import OWN_KEYS, check_types, select_used_parts
 from dml.ops.errors import InputError
@@ -21,16 +20,10 @@ WRONG = {
 }
 
 
-def compose(overrides: list[str], command: str = "train") -> DictConfig:
-    """Compose the configuration of a training, or of an evaluation."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose_with_hydra(command, overrides)
-
-
 @pytest.mark.parametrize("override", WRONG)
 def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: str):
     with pytest.raises(InputError, match=WRONG[override]):
-        check_types(compose([override]))
+        check_types(compose(override))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +38,7 @@ def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: s
     ],
 )
 def test_what_a_parameter_takes_passes(override: str):
-    check_types(compose([override]))
+    check_types(compose(override))
 
 
 def test_unannotated_parameters_take_the_type_of_their_default():
@@ -62,7 +55,7 @@ def test_nodes_in_lists_are_checked():
 
 
 def test_own_keys_are_keys_of_the_configuration():
-    config = compose([], "evaluate")  # which has the keys of a training, too
+    config = compose(command="evaluate")  # which has the keys of a training, too
     for key in OWN_KEYS:
         parent, _, name = key.rpartition(".")
         assert name in (OmegaConf.select(config, parent) if parent else config), key
@@ -71,11 +64,11 @@ def test_own_keys_are_keys_of_the_configuration():
 @pytest.mark.parametrize("group", ["dataset", "transform", "model", "loss", "sampler", "optimizer", "scheduler"])
 def test_every_choice_passes(group: str):
     for path in (CONF / group).glob("*.yaml"):
-        check_types(compose([f"{group}={path.stem}"]))
+        check_types(compose(f"{group}={path.stem}"))
 
 
 def test_a_test_and_a_preparation_import_only_what_they_build(monkeypatch: pytest.MonkeyPatch):
-    config = compose(["loss._target_=antigravity.Loss", "model._target_=dml.nowhere.Model"])
+    config = compose("loss._target_=antigravity.Loss", "model._target_=dml.nowhere.Model")
     monkeypatch.setattr("dml.commands.config_types.resolve_name", lambda target: imported.append(target) or object)
     imported: list[str] = []
     check_types(select_used_parts("evaluate", config))
@@ -90,4 +83,4 @@ def test_a_test_and_a_preparation_import_only_what_they_build(monkeypatch: pytes
 
 
 def test_a_target_that_is_not_there_is_left_to_the_builder():
-    check_types(compose(["loss._target_=dml.losses.nowhere.Loss"]))
+    check_types(compose("loss._target_=dml.losses.nowhere.Loss"))

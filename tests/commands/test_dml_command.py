@@ -112,6 +112,7 @@ print("loaded:", *{"faiss", "matplotlib", "pytorch_lightning", "scipy", "timm", 
 """
 
 
+@pytest.mark.pipeline
 def test_help_loads_nothing_slow(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
@@ -134,6 +135,7 @@ run_command()
 """
 
 
+@pytest.mark.pipeline
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, tmp_path: Path) -> None:
     needed = {"report": ["run"], "compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
@@ -147,6 +149,7 @@ def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, tmp_path: Pa
         assert line.startswith(f"stopped by {signum.name}")
 
 
+@pytest.mark.pipeline
 def test_output_that_nobody_reads_ends_a_command_silently(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dml", "train", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:

@@ -15,6 +15,8 @@ from dml.evaluation import MetricConfig, PerQuery, evaluator
 from dml.evaluation.evaluator import Evaluation, Evaluator
 from dml.retrieval.kmeans_clusters import kmeans
 
+pytestmark = pytest.mark.distributed
+
 COUNT = 200  # images: four blocks of queries, which three processes do not divide
 ROWS = torch.arange(COUNT)
 

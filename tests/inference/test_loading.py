@@ -23,7 +23,7 @@ from dml.evaluation import evaluate
 from dml.ops.errors import InputError
 
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
-RUN = [*SMALL, "model=small_cnn", "model.heads=[L,H]", *SHORT]
+RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", *SHORT]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from PIL import Image
 from dml.ops.run_folder import RunFolder
 
 CLASSES = 12
-SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model=small_cnn"]
+SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null"]
 SHORT += [
     "sampler.classes_per_batch=2",
     "evaluation.raw=false",

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, Here
 from omegaconf import OmegaConf
-from small_networks import TWO_CONVOLUTIONS
 
 from dml.run.quick_run import CLASSES, STEPS, shorten
 
@@ -12,7 +11,7 @@ from dml.run.quick_run import CLASSES, STEPS, shorten
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
     run = tmp_path / "run"
     small = [value for value in SMALL if not value.startswith("trainer.max_steps")]
-    here("train", "quick=true", "trainer.max_epochs=500", *small, *TWO_CONVOLUTIONS, f"hydra.run.dir={run}")
+    here("train", "quick=true", "trainer.max_epochs=500", *small, f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
     assert "its metrics say nothing" in printed
     assert f"of {CLASSES} classes" in printed
@@ -20,7 +19,6 @@ def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here
     assert metrics["step"] in (STEPS // 2, STEPS)
     here(
         "evaluate",
-        "trust=true",
         f"checkpoint={run / 'checkpoints' / 'best.ckpt'}",
         f"hydra.run.dir={tmp_path / 'again'}",
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL, Here
+from conftest import SHORT_RUN, Here
 from pytorch_lightning import Callback, LightningModule
 from runs import metrics
 from torch import Tensor, nn
@@ -160,7 +160,7 @@ def test_what_is_no_decay_is_refused(decay: Any) -> None:
 
 
 OPTIONS = [
-    *SMALL,
+    *SHORT_RUN,
     "loss=cluster",
     "proxies=class_means",
     "ema=0.9",

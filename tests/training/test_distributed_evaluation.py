@@ -25,6 +25,8 @@ from dml.training.embedders import Embedded
 from dml.training.module import MetricLearner
 from dml.training.optimizers import ParameterGroups, optimizer_by_role
 
+pytestmark = pytest.mark.distributed
+
 PROCESSES = 3
 TRAIN, VAL, TEST = 30, 2, 7  # images; of the validation's one process has none, of the test's one has more than others
 

@@ -21,6 +21,8 @@ from dml.training.callbacks.seeding import StepSeed
 from dml.training.module import MetricLearner
 from dml.training.optimizers import ParameterGroups, optimizer_by_role
 
+pytestmark = pytest.mark.distributed
+
 CONF = Path(__file__).parents[2] / "conf"
 LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
 CHANGED = {"xbm": ["loss.start=1", "loss.size=40"]}  # a memory that is used, and overwritten, within three batches

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL, Here
-from small_networks import TWO_CONVOLUTIONS
 
 from dml.ops.run_folder import RunFolder
+
+RECALL = [*SMALL, "evaluation.metrics=[recall]", "evaluation.raw=false", "evaluation.sheet=null"]
 
 
 def validated_steps(folder: Path) -> list[int]:
@@ -18,11 +19,17 @@ def validated_steps(folder: Path) -> list[int]:
     [(5, 3, 1, [3, 5]), (6, 3, 1, [3, 6]), (3, 100, 1, [3]), (3, 2, 2, [2, 3]), (3, "null", 1, [])],
 )
 def test_the_last_step_is_validated(
-    tmp_path: Path, here: Here, steps: int, interval: int | str, batches: int, expected: list[int]
+    tmp_path: Path,
+    here: Here,
+    small_emoji: Path,
+    steps: int,
+    interval: int | str,
+    batches: int,
+    expected: list[int],
 ):
     lengths = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={interval}"]
     accumulated = f"trainer.accumulate_grad_batches={batches}"
-    here("train", *SMALL, *TWO_CONVOLUTIONS, *lengths, accumulated, "evaluation.raw=false", f"hydra.run.dir={tmp_path}")
+    here("train", *RECALL, f"dataset.root={small_emoji}", *lengths, accumulated, f"hydra.run.dir={tmp_path}")
     assert validated_steps(tmp_path) == expected
     folder = RunFolder(tmp_path)
     assert folder.metrics()["selection"] == ("val" if expected else "last")
@@ -30,8 +37,8 @@ def test_the_last_step_is_validated(
         assert max(int(row["step"]) for row in csv.DictReader(file)) == steps
 
 
-def test_a_run_that_goes_on_longer_validates_at_its_new_end(tmp_path: Path, here: Here):
-    arguments = [*SMALL, *TWO_CONVOLUTIONS, "trainer.val_check_interval=3", "evaluation.raw=false"]
+def test_a_run_that_goes_on_longer_validates_at_its_new_end(tmp_path: Path, here: Here, small_emoji: Path):
+    arguments = [*RECALL, f"dataset.root={small_emoji}", "trainer.val_check_interval=3"]
     here("train", *arguments, "trainer.max_steps=4", f"hydra.run.dir={tmp_path}")
-    here("train", f"resume={tmp_path}", "trainer.max_steps=8", "trust=true")
+    here("train", f"resume={tmp_path}", "trainer.max_steps=8")
     assert validated_steps(tmp_path) == [3, 4, 6, 8]

@@ -83,7 +83,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wandb_gets_configuration_metrics_and_media_and_goes_on_with_its_run(
     here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
-    tiny = [*SMALL, "model=small_cnn", "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false"]
+    tiny = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false"]
     arguments = [
         *tiny,
         f"dataset.root={small_emoji}",

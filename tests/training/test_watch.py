@@ -16,6 +16,8 @@ from conftest import ROOT
 from dml.ops.errors import InputError
 from dml.training.distributed.handshake import find_reachable_address, listen
 
+pytestmark = pytest.mark.distributed
+
 PROCESS = """
 import json, os, sys, time
 from pathlib import Path

@@ -1,0 +1,114 @@
+"""Scripts of the project in a copy of the test process, which has loaded the libraries.
+
+Loading them takes five seconds, longer than most runs.
+
+A test forks a script unless it is about how a process begins: its imports, its environment, or a signal before the run.
+Such a test starts `sys.executable`.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from io import TextIOWrapper
+from multiprocessing import get_context
+from pathlib import Path
+from typing import cast
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class FinishedScript:
+    """How a script ended.
+
+    Args:
+        returncode: exit code; negative, the signal's number, if a signal killed the process.
+        stdout: what it printed to stdout.
+        stderr: what it printed to stderr.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class ForkedScript:
+    """A script that a copy of this process runs as ``python script ...`` does, in the root folder of the project.
+
+    The process has a session, and so a process group, of its own. The attributes are those of `subprocess.Popen`.
+
+    Args:
+        script: path of the script, relative to the root folder.
+        arguments: arguments of the script.
+    """
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self._outputs = [cast("TextIOWrapper", tempfile.TemporaryFile("w+")) for _ in range(2)]  # noqa: SIM115  finish closes them
+        self._process = get_context("fork").Process(target=self._run, args=(script, arguments))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def _run(self, script: str, arguments: tuple[str, ...]) -> None:
+        os.setsid()
+        os.chdir(ROOT)
+        for descriptor, output in enumerate(self._outputs, start=1):
+            os.dup2(output.fileno(), descriptor)
+            output.reconfigure(line_buffering=True)  # a signal ends a process without a flush
+        sys.stdout, sys.stderr = self._outputs  # pytest has replaced them
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None while the process runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill the process and all others of its group that still run."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join()
+
+    def _has_living_processes(self) -> bool:
+        """Return whether a process of the group runs: of those that have ended, init has yet to collect some."""
+        if self.returncode is None:
+            return True
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
+            if int(group) == self.pid and state not in "ZX":
+                return True
+        return False
+
+    def finish(self, timeout: float = 240) -> FinishedScript:
+        """Wait until the script and all processes of its group have ended; kill them after so many seconds."""
+        end = time.monotonic() + timeout
+        self._process.join(timeout)
+        while (is_late := self._has_living_processes()) and time.monotonic() < end:
+            time.sleep(0.02)
+        self.kill()
+        printed = []
+        for output in self._outputs:
+            output.seek(0)
+            printed.append(output.read())
+            output.close()
+        assert not is_late, f"{timeout} s were not enough: {printed}"
+        assert self.returncode is not None
+        return FinishedScript(self.returncode, *printed)
+
+
+def run_forked(script: str, *arguments: str) -> FinishedScript:
+    """Run a script to its end in a copy of this process."""
+    return ForkedScript(script, *arguments).finish()
