@@ -15,6 +15,13 @@ UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
 """Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
 STORED_PATHS = ("dataset.root", "data.cache", "init", "model.backbone.weights")
 """Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
+MULTIRUN = ("-m", "--multirun")
+OPTIONS = (
+    *("-h", "-c", "-p", "-r", "-cp", "-cn", "-cd", "-i", "-sc", *MULTIRUN),
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--shell-completion"),
+    *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
+)
+"""Hydra's options; it also takes the beginning of a name."""
 PLAIN_TEXT = re.compile(r"null|[\w./-]*/[\w./-]*|")
 """Text that Hydra takes as it is; without a slash it may look like a number."""
 
@@ -34,13 +41,31 @@ def check_encoding(names: Sequence[str]) -> None:
             ) from error
 
 
+def order_options(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with --multirun in front, as Hydra takes no override before it and one behind it.
+
+    Raises:
+        InputError: if an argument with hyphens is none of Hydra's options.
+    """
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not name.startswith("-") or any(option.startswith(name) for option in OPTIONS):
+            continue
+        key = name.lstrip("-").replace("-", "_")
+        remedy = f"{key}={value}, without hyphens, sets a value" if equals else f"{key}=VALUE would set a value"
+        raise InputError(f"{argument}: no such option; {remedy}")
+    is_front = [argument in MULTIRUN for argument in arguments]
+    front = [argument for argument, first in zip(arguments, is_front, strict=True) if first]
+    return front + [argument for argument, first in zip(arguments, is_front, strict=True) if not first]
+
+
 def quote_paths(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with each path quoted that Hydra would take for something else.
 
     Quotes and interpolations of the user's own are left alone. So are commas and parentheses in a sweep, where they
     stand for several values.
     """
-    is_sweep = bool({"-m", "--multirun"} & set(arguments))
+    is_sweep = bool({*MULTIRUN} & set(arguments))
     return [argument if is_sweep and set("(,") & set(argument) else _quote_path(argument) for argument in arguments]
 
 

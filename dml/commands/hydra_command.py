@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +14,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from dml.commands import follower_processes, trust
-from dml.commands.arguments import check_encoding, find_path, quote_paths
+from dml.commands.arguments import check_encoding, find_path, order_options, quote_paths
 from dml.commands.config_types import check_types, select_used_parts
 from dml.commands.error_lines import one_line_errors, told_errors
 from dml.commands.log_levels import quiet
+from dml.commands.required_values import check_parts, check_values
 from dml.commands.start_line import announce_start
 from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
 from dml.ops import child_processes, signals
@@ -27,7 +28,7 @@ from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
 from dml.run.config_folders import CONF, import_from_working_folder, list_overrides, quote
-from dml.run.resolvers import remove_unused_folder
+from dml.run.resolvers import is_unused, remove_unused_folder
 from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.training.distributed import watch
 
@@ -63,7 +64,7 @@ def main(command: str, *, is_named: bool = False) -> None:
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
         typed = sys.argv[1 + len(prefix) :]
-        arguments = follower_processes.follow(_with_stored_overrides(typed))
+        arguments = order_options(follower_processes.follow(_with_stored_overrides(typed)))
         sys.argv[1:] = arguments
         task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
         with stopping_workers(arguments):
@@ -111,8 +112,10 @@ class Task:
         errors = told_errors(folder.path, self.is_debugged) if in_sweep else one_line_errors(self.is_debugged)
         is_first = self.command != "prepare" and not follower_processes.is_follower(hydra_config.overrides.hydra)
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-        lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
+        lock = _hold(folder, wait=in_sweep) if is_first else follower_processes.announcing_end()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
+            check_parts(self.command, config)
+            check_values(self.command, config)
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
             return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
@@ -133,7 +136,9 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
     with folder.hold(wait=wait):
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and is_unused(folder):
+                follower_processes.wait_for_ends()  # they would make the folder again
             remove_unused_folder(folder)
             raise
 

@@ -18,6 +18,7 @@ from dml.run import builders, console_output, loop, quick_run
 from dml.run.data_changes import check_resumed_data, summarize_data
 from dml.run.evaluators import check_evaluation, choose_final_split, choose_selection
 from dml.run.final_test import run_test
+from dml.run.optimizer_check import check_optimizer
 from dml.run.stages import Stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
@@ -62,7 +63,10 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_folder(config, folder, overrides)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
-    table, stages = builders.build_table(config), _list_stages(config)
+    stages = _list_stages(config)
+    for stage in stages:
+        check_optimizer(stage.config)
+    table = builders.build_table(config)
     splits = summarize_data(config, table)
     if config.resume:
         rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))

@@ -76,17 +76,23 @@ _made_folders: dict[Path, list[Path]] = {}
 """The folders that this process made, each with itself and the parents that it made, the deepest first."""
 
 
+def is_unused(folder: RunFolder) -> bool:
+    """Return whether `new_folder` made a run's folder, and nothing was written into it but a lock and empty logs."""
+    return folder.path in _made_folders and all(
+        path == folder.lock.path or _is_empty_log(path) for path in folder.path.iterdir()
+    )
+
+
 def remove_unused_folder(folder: RunFolder) -> None:
     """Remove a run's folder that `new_folder` made, and its new parents, if nothing was written into it.
 
     The file of the lock, and an empty log that Hydra has opened, don't count. The caller holds the lock.
     """
-    made = _made_folders.get(folder.path)
-    if made is None or not all(path == folder.lock.path or _is_empty_log(path) for path in folder.path.iterdir()):
+    if not is_unused(folder):
         return
     for path in folder.path.iterdir():
         path.unlink()
-    for path in made:
+    for path in _made_folders[folder.path]:
         if any(path.iterdir()):  # another run is in it
             return
         path.rmdir()
