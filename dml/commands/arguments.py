@@ -52,7 +52,7 @@ def order_options(arguments: Sequence[str]) -> list[str]:
         if not name.startswith("-") or any(option.startswith(name) for option in OPTIONS):
             continue
         key = name.lstrip("-").replace("-", "_")
-        remedy = f"{key}={value}, without hyphens, sets a value" if equals else f"{key}=VALUE would set a value"
+        remedy = f"{key}={value}, without hyphens, sets a value" if equals else "values are given as KEY=VALUE"
         raise InputError(f"{argument}: no such option; {remedy}")
     is_front = [argument in MULTIRUN for argument in arguments]
     front = [argument for argument, first in zip(arguments, is_front, strict=True) if first]

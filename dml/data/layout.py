@@ -78,14 +78,14 @@ def name_similar(path: Path) -> str:
     """Format a part of an error line about a missing path: the entry beside it that has the most similar name.
 
     Returns:
-        A text such as ", but mine/"; an empty string if there is none.
+        A text such as ", but there is mine"; an empty string if there is none.
     """
     try:
         names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:  # the folder above is missing as well, or may not be listed
         return ""
     similar = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
-    return f", but {printable(path.with_name(similar[0]))}" if similar else ""
+    return f", but there is {printable(path.with_name(similar[0]))}" if similar else ""
 
 
 def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:

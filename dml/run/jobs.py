@@ -63,6 +63,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_folder(config, folder, overrides)
     run: dict[str, Any] = {"overrides": overrides, "config": plain_config(config)}
     composed = config.copy()  # building a stage turns epochs into steps
+    loop.check_loggers(config)
     stages = _list_stages(config)
     for stage in stages:
         check_optimizer(stage.config)

@@ -1,6 +1,7 @@
 """The builders of what runs the training loop: Lightning's Trainer and its loggers."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from dml.training.float32 import Float32Precision
 from dml.training.hardware import choose_deterministic
 from dml.training.processes import ProcessWatch, disable_signal_handling
 from dml.training.trainer_arguments import check_arguments
+
+LOGGER_PACKAGES = ("tensorboard", "wandb")
+"""The loggers of ``conf/logger`` that need a package of the same name, an extra of dml."""
 
 
 def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = None, **settings: Any) -> Trainer:
@@ -108,6 +112,17 @@ def build_testing_trainer(config: DictConfig, **settings: Any) -> Trainer:
     if config.trainer.enable_progress_bar is not False:
         built.callbacks.append(make_progress())  # type: ignore[attr-defined]
     return built
+
+
+def check_loggers(config: DictConfig) -> None:
+    """Make sure, before anything is read, that the packages of the loggers are installed.
+
+    Raises:
+        InputError: if one is missing.
+    """
+    for name in config.logger.loggers:
+        if name in LOGGER_PACKAGES and find_spec(name) is None:
+            raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
 
 
 def build_loggers(config: DictConfig) -> list[Any]:

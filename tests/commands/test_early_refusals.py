@@ -64,7 +64,7 @@ def test_a_group_that_is_taken_out(
     ("overrides", "expected"),
     [
         (["~seed"], "~seed: train needs seed; its default is seed=0"),
-        (["~ema"], "~ema: train needs ema; its default is ema=null"),
+        (["~quick"], "~quick: train needs quick; its default is quick=false"),
         (["~data"], "~data: train needs data; leave it in"),
         (
             ["model=timm"],
@@ -76,6 +76,16 @@ def test_a_group_that_is_taken_out(
 )
 def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: list[str], expected: str) -> None:
     assert expected in refused(*overrides)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize("logger", ["tensorboard", "wandb"])
+def test_a_logger_that_is_not_installed(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logger: str
+) -> None:
+    monkeypatch.setattr("dml.run.loop.find_spec", lambda _: None)
+    assert f"logger={logger}: not installed; pip install 'dml[{logger}]'" in refused(f"logger={logger}")
     assert not list(tmp_path.iterdir())
 
 
@@ -111,16 +121,16 @@ def test_the_folder_that_is_meant_is_named(refused: Refused, tmp_path: Path) -> 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos.csv").touch()
     line = refused("dataset=folder", f"dataset.root={tmp_path / 'photo'}")
-    assert f"photo: no such folder, but {tmp_path / 'photos'}; give" in line
+    assert f"photo: no such folder, but there is {tmp_path / 'photos'}; give" in line
     line = refused("dataset=csv", f"dataset.root={tmp_path / 'photo.csv'}")
-    assert f"photo.csv: no such file, but {tmp_path / 'photos.csv'}; give" in line
+    assert f"photo.csv: no such file, but there is {tmp_path / 'photos.csv'}; give" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--loss=triplet"], "--loss=triplet: no such option; loss=triplet, without hyphens, sets a value"),
-        (["--epochs", "10"], "--epochs: no such option; epochs=VALUE would set a value"),
+        (["--epochs", "10"], "--epochs: no such option; values are given as KEY=VALUE"),
         (["--max-steps=3"], "max_steps=3, without hyphens, sets a value"),
     ],
 )
