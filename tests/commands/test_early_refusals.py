@@ -89,6 +89,26 @@ def test_a_logger_that_is_not_installed(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["~transform", "transform.size=112"],
+            "transform: the configuration has no transform, so nothing",
+        ),
+        (["trainer.precision=fp16"], "; is it 16-mixed?"),
+        (["trainer.precision=float32"], "; is it 32-true?"),
+        (["data.on_corrupt=rais"], "; is it raise?"),
+        (["evaluation.recall_at=5"], "evaluation.recall_at=5: must be a list, such as 'evaluation.recall_at=[5]'"),
+        (["model.heads=H"], "model.heads=H: must be a list, such as 'model.heads=[H]'"),
+        (["init=nowhere.ckpt"], "init=nowhere.ckpt: no such file; a checkpoint of another run"),
+    ],
+)
+def test_the_value_that_is_meant_is_named(refused: Refused, overrides: list[str], expected: str) -> None:
+    assert expected in refused(*overrides)
+
+
 def test_a_test_needs_no_loss_but_a_checkpoint(refused: Refused, tmp_path: Path) -> None:
     assert "no such file" in refused("~loss", f"checkpoint={tmp_path / 'none'}", command="evaluate")
     for value in ([], ["checkpoint="]):
