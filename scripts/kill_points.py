@@ -50,6 +50,9 @@ class Point:
 POINTS = {
     "before the configuration is written": Point(RunFolder, "write_configuration"),
     "after the configuration is written": Point(RunFolder, "write_configuration", after=True),
+    "before splits.json is written": Point(RunFolder, "write_splits"),
+    "before splits.json is replaced": Point(Path, "replace", file_name="splits.json"),
+    "after splits.json is replaced": Point(Path, "replace", after=True, file_name="splits.json"),
     "before the embeddings are stored": Point(EmbeddingBankUpdates, "_compute_bank"),
     "after a step, before its metrics are logged": Point(History, "log_metrics"),
     "after a step's metrics are logged": Point(History, "log_metrics", after=True),

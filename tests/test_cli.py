@@ -54,9 +54,8 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["dataset.root=/nowhere"], "dataset.root=/nowhere"),
         (["sampler.classes_per_batch=500"], "sampler.classes_per_batch=500"),
         (["sampler.images_per_class=1"], "sampler.images_per_class=1"),
-        (["optimizer.lr=-1"], "optimizer: Invalid learning rate: -1"),
+        (["optimizer.loss={weight_decay: -1}"], "optimizer.loss.weight_decay=-1: must be a number, 0 or more"),
         (["trainer.accelerator=mps"], "trainer.accelerator=mps: this machine has none"),
-        (["model=timm"], "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or "),
         (["loss._target_=dml.nowhere.Loss"], "loss._target_: "),
         (["model.heads=[L,X]"], "model.heads=['L', 'X']"),
         (["model.taps.L=pool9"], "model.taps.L=pool9: no such module; nearest: pool"),
@@ -142,6 +141,15 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(refused: Refused, small_em
 )
 def test_what_is_not_a_run_is_refused(refused: Refused, command: str, argument: str, expected: str) -> None:
     assert expected in refused(argument, command=command)
+
+
+def test_a_folder_is_no_checkpoint(refused: Refused, tmp_path: Path) -> None:
+    assert "a folder, not a file; a run keeps" in refused(f"checkpoint={tmp_path}", command="evaluate")
+    best = tmp_path / "checkpoints" / "best.ckpt"
+    best.parent.mkdir()
+    best.touch()
+    for folder in (tmp_path, best.parent):
+        assert refused(f"checkpoint={folder}", command="evaluate").endswith(f"; checkpoint={best} is in it")
 
 
 def test_a_sweep_cannot_be_resumed_as_a_run(refused: Refused) -> None:

@@ -94,6 +94,23 @@ def test_a_run_is_finished_when_all_that_it_leaves_is_there(
     folder.check_files()
 
 
+@pytest.mark.parametrize(
+    "point", ["before splits.json is written", "before splits.json is replaced", "after splits.json is replaced"]
+)
+def test_a_run_that_is_killed_before_its_configuration_is_written_begins_again(
+    here: Here, small_emoji: Path, tmp_path: Path, point: str
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    kill_at(point, 1, *arguments)
+    folder = RunFolder(tmp_path)
+    assert folder.state == RunState.NEW
+    assert folder.splits_file.exists() == point.startswith("after")
+    here("train", *arguments)
+    assert folder.state == RunState.FINISHED
+    assert set(folder.splits() or {}) == {"train", "val", "test"}
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 def test_resuming_finds_the_raw_metrics_that_it_had(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

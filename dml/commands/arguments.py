@@ -15,6 +15,13 @@ UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
 """Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
 STORED_PATHS = ("dataset.root", "data.cache", "init", "model.backbone.weights")
 """Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
+MULTIRUN = ("-m", "--multirun")
+OPTIONS = (
+    *("-h", "-c", "-p", "-r", "-cp", "-cn", "-cd", "-i", "-sc", *MULTIRUN),
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--shell-completion"),
+    *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
+)
+"""Hydra's options; it also takes the beginning of a name."""
 PLAIN_TEXT = re.compile(r"null|[\w./-]*/[\w./-]*|")
 """Text that Hydra takes as it is; without a slash it may look like a number."""
 
@@ -38,10 +45,15 @@ def put_options_first(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one.
 
     Raises:
-        InputError: if one of them is ``--``, which would begin a run of the defaults if nothing follows it.
+        InputError: if an argument with hyphens is none of Hydra's options.
     """
-    if "--" in arguments:
-        raise InputError("--: names nothing; values are given as loss.margin=0.2, and --help lists them all")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if argument != "--" and (not name.startswith("-") or any(option.startswith(name) for option in OPTIONS)):
+            continue
+        key = name.lstrip("-").replace("-", "_")
+        remedy = f"{key}={value}, without hyphens, sets a value" if equals else "values are given as KEY=VALUE"
+        raise InputError(f"{argument}: no such option; {remedy}")
     return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
 
 
@@ -51,7 +63,7 @@ def quote_paths(arguments: Sequence[str]) -> list[str]:
     Quotes and interpolations of the user's own are left alone. So are commas and parentheses in a sweep, where they
     stand for several values.
     """
-    is_sweep = bool({"-m", "--multirun"} & set(arguments))
+    is_sweep = bool({*MULTIRUN} & set(arguments))
     return [argument if is_sweep and set("(,") & set(argument) else _quote_path(argument) for argument in arguments]
 
 

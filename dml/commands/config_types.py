@@ -42,6 +42,14 @@ OWN_KEYS: dict[str, Any] = {
 """Types of the keys that belong to no `_target_`."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+LISTS = ("evaluation.recall_at", "evaluation.metrics", "evaluation.level_weights", "model.heads")
+"""Keys whose value is a list."""
+OTHER_VALUES = {
+    **dict.fromkeys(("fp16", "float16", "half", "amp", "16bit"), "16-mixed"),
+    **dict.fromkeys(("fp32", "float32", "full"), "32-true"),
+    **dict.fromkeys(("bf16mixed", "bfloat16"), "bf16-mixed"),
+}
+"""Values that have other names elsewhere, and the choices here."""
 Scalar = bool | int | float | str | None
 
 
@@ -79,6 +87,10 @@ def check_types(config: DictConfig) -> None:
     for key, annotation in OWN_KEYS.items():
         if values.get(key) is not None and not _is_reference(values[key]):
             _check(key, values[key], _kinds(annotation))
+    for key in LISTS:
+        value = values.get(key)
+        if isinstance(value, Scalar) and value is not None and not _is_reference(value):
+            raise InputError(f"{key}={value}: must be a list, such as '{key}=[{value}]'")
     for path, node in _nodes_with_target(plain):
         _check_node(path, node)
 
@@ -157,7 +169,8 @@ def _check(key: str, value: Scalar, kinds: tuple[Any, ...]) -> None:
     shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     if not choices:
         raise InputError(f"{key}={shown}: must be {' or '.join(expected_types)}")
-    nearest = get_close_matches(shown, choices, n=1, cutoff=0.6)
+    meant = OTHER_VALUES.get(shown)
+    nearest = [meant] if meant in choices else get_close_matches(shown, choices, n=1, cutoff=0.6)
     hint = f"; is it {nearest[0]}?" if nearest else ""
     raise InputError(f"{key}={shown}: must be one of {', '.join([*dict.fromkeys(choices), *expected_types])}{hint}")
 

@@ -134,8 +134,8 @@ def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:
     beside = {str(name) for name in parent if not str(name).startswith("_")}
     if not path:
         beside |= {path.name for path in CONF.iterdir() if path.is_dir()}
-    if key in beside:
-        return None
+    if key in beside:  # a group that ~ has taken out, or one that is no part of the configuration
+        return f"{key}: the configuration has no {key}, so nothing in it can be set; {key}=... chooses one"
     return f"{cause.full_key}: no such key{suggest_keys(key, beside, parent._get_root())}"
 
 

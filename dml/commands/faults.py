@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,5 +62,21 @@ def _explain_disk(error: OSError) -> str | None:
         return None
     if code == errno.EEXIST and not Path(os.fsdecode(path)).is_file():  # a folder there is nobody's mistake
         return None
-    line = f"{'a file' if path is None else os.fsdecode(path)}: {os.strerror(code)}; {DISK_ERRORS[code]}"
+    name = "a file" if path is None else os.fsdecode(path)
+    room = _describe_room(Path(os.fsdecode(path))) if code == errno.ENOSPC and path is not None else ""
+    line = f"{name}: {os.strerror(code)}{room}; {DISK_ERRORS[code]}"
     return line if code in PATH_ERRORS else f"{line}; {GOES_ON}"
+
+
+def _describe_room(path: Path) -> str:
+    """Return how much is free in the folder of a file that found no room, such as " (0.3 MB free in /data)".
+
+    It is empty if nothing of the path can be looked at. The partial file, which is deleted by now, took room as well.
+    """
+    for folder in path.absolute().parents:
+        try:
+            free = shutil.disk_usage(folder).free
+        except OSError:  # the folder was to be made
+            continue
+        return f" ({free / 1e6:,.1f} MB free in {folder})"
+    return ""

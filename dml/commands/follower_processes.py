@@ -5,7 +5,8 @@ with their own clock in its name.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from dml.ops.errors import InputError
 
 WITHIN = timedelta(seconds=120)
 KEY = "dml/folder"
+ENDED = "dml/ended"
+ENDED_WITHIN = timedelta(seconds=10)
+"""How long the first process waits for the others before it removes a folder that nothing was written into."""
 FOLLOWS = "hydra.output_subdir=null"
 """What Lightning, and `follow`, put on the command line of all processes of a job but the first."""
 
 _store: Any = None  # it lives in the first process if the launcher keeps none, so it is held until the end
+_rank, _world_size = 0, 1
 
 
 def follow(arguments: Sequence[str]) -> list[str]:
@@ -26,7 +31,7 @@ def follow(arguments: Sequence[str]) -> list[str]:
     Raises:
         InputError: if the first process names none, or for a sweep.
     """
-    global _store
+    global _store, _rank, _world_size
     environment = _environment(arguments)
     if environment is None or environment.world_size() == 1:
         return list(arguments)
@@ -36,8 +41,9 @@ def follow(arguments: Sequence[str]) -> list[str]:
     from torch.distributed.rendezvous import rendezvous
 
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
-    rank = environment.global_rank()
-    _store, _, _ = next(rendezvous("env://", rank, environment.world_size()))
+    rank = _rank = environment.global_rank()
+    _world_size = environment.world_size()
+    _store, _, _ = next(rendezvous("env://", rank, _world_size))
     if rank == 0:
         return list(arguments)
     try:
@@ -58,6 +64,24 @@ def announce_folder(folder: Path) -> None:
     """Tell the folder of the run to the other processes, if there are any."""
     if _store is not None:
         _store.set(KEY, str(folder))
+
+
+@contextmanager
+def announcing_end() -> Iterator[None]:
+    """Tell the first process when the body of the ``with`` statement has ended, if this is another one."""
+    try:
+        yield
+    finally:
+        if _store is not None and _rank:
+            with suppress(RuntimeError):  # the first process has ended, and the store with it
+                _store.set(f"{ENDED}/{_rank}", "")
+
+
+def wait_for_ends() -> None:
+    """Wait until the other processes have ended, for `ENDED_WITHIN` at most; only the first process has to."""
+    if _store is not None and not _rank and _world_size > 1:
+        with suppress(RuntimeError):  # they go on, or were killed
+            _store.wait([f"{ENDED}/{rank}" for rank in range(1, _world_size)], ENDED_WITHIN)
 
 
 def _environment(arguments: Sequence[str]) -> Any:

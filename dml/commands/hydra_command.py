@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,13 +19,15 @@ from dml.commands.config_types import check_types, select_used_parts
 from dml.commands.error_lines import is_users_mistake, one_line_errors, told_errors
 from dml.commands.group_help import register_group_help
 from dml.commands.log_levels import quiet
+from dml.commands.required_values import check_parts, check_values
 from dml.commands.start_line import announce_start
 from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
+from dml.commands.training_checks import check_training
 from dml.commands.working_folder import import_from_working_folder
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.ops.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
@@ -119,8 +121,10 @@ class Task:
         errors = told_errors(folder.path, self.is_debugged) if in_sweep else one_line_errors(self.is_debugged)
         is_first = self.command != "prepare" and not follower_processes.is_follower(hydra_config.overrides.hydra)
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-        lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
+        lock = _hold(folder, wait=in_sweep) if is_first else follower_processes.announcing_end()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
+            check_parts(self.command, config)
+            check_values(self.command, config)
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
             return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
@@ -130,6 +134,8 @@ class Task:
         quiet()  # Lightning sets its own level when it is imported
         trust.check_targets(self.command, config, self.typed)
         check_types(select_used_parts(self.command, config))  # it imports the targets
+        if self.command == "train":
+            check_training(config)
         result = job(config, folder, overrides)
         watch.leave()
         return result
@@ -145,8 +151,10 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            is_mistake = not wait and is_users_mistake(error)
-            remove_unused_folder(folder, PREPARED if is_mistake else ())
+            removable = PREPARED if not wait and is_users_mistake(error) else ()
+            if isinstance(error, Exception) and is_unused(folder, removable):
+                follower_processes.wait_for_ends()  # they would make the folder again
+            remove_unused_folder(folder, removable)
             raise
 
 

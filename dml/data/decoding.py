@@ -1,6 +1,8 @@
 """Functions that decode the bytes of image files to upright RGB pixels."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,6 +32,8 @@ SIDEWAYS = (5, 6, 7, 8)
 """The values of EXIF's orientation that exchange height and width."""
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 """The endings of the files that are read if pillow-heif, an extra, is installed."""
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
+"""The brands that begin the files of HEIF images (ISO/IEC 23008-12)."""
 _BITS = (8, 12, 16)
 """The bits that integer grey values may have."""
 _FLOAT_WHITES = (1, 255, 65535)
@@ -65,16 +69,20 @@ def read_jpeg_size(content: bytes) -> tuple[int, int] | None:
     return (height, width) if colorspace in ("YCbCr", "Gray", "RGB") else None
 
 
-def read_orientation(jpeg: bytes) -> int:
+def read_orientation(jpeg: bytes, warn: Callable[[str], None]) -> int:
     """Return the orientation that EXIF or XMP states, or 1.
 
     Pillow, which takes 0.1 ms for this, reads only files that have EXIF or XMP data.
+
+    Args:
+        jpeg: the bytes of the image file.
+        warn: function that is called with what is wrong if the EXIF data are damaged.
     """
     head = jpeg[: _find_end_of_head(jpeg)]
     if b"Exif\0\0" not in head and b"tiff:Orientation" not in head:
         return 1
-    with _open_with_pillow(jpeg) as image:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    with _open_with_pillow(jpeg, warn) as image:
+        orientation = _read_exif(image, warn).get(ExifTags.Base.Orientation, 1)
     return orientation if orientation in MAKE_UPRIGHT else 1
 
 
@@ -92,6 +100,11 @@ def reads_heif() -> bool:
     return find_spec("pillow_heif") is not None
 
 
+def is_heif(content: bytes) -> bool:
+    """Tell by its first bytes whether a file is a HEIF image, whatever the end of its name is."""
+    return content[4:8] == b"ftyp" and content[8:12] in _HEIF_BRANDS
+
+
 @cache
 def _supported_formats() -> list[str]:
     """Return the `_FORMATS` that the installed Pillow supports, in the order in which Pillow tries them."""
@@ -101,12 +114,31 @@ def _supported_formats() -> list[str]:
     return [name for name in Image.ID if name in _FORMATS]
 
 
-def _open_with_pillow(content: bytes) -> OpenedImage:
+@contextmanager
+def _catch_metadata_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Hand each warning of Pillow about damaged metadata to ``warn``, as Pillow doesn't know the name of the file.
+
+    Python's filters of warnings are global, so one thread at a time may do this: the caller holds `_header_lock`.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for message in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
+        warn(message)
+
+
+def _read_exif(image: Image.Image, warn: Callable[[str], None]) -> Image.Exif:
+    """Read the EXIF data of an image; what is damaged in them is passed over, and handed to ``warn``."""
+    with _header_lock, _catch_metadata_warnings(warn):
+        return image.getexif()
+
+
+def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImage:
     """Read the header of an image, without Pillow's limit: it warns from 89 million pixels on, and fails at 179.
 
     The limit is restored, because it is global, and the process may read other images with Pillow.
     """
-    with _header_lock:
+    with _header_lock, _catch_metadata_warnings(warn):
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(BytesIO(content), formats=_supported_formats())
@@ -114,23 +146,25 @@ def _open_with_pillow(content: bytes) -> OpenedImage:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def decode_with_pillow(content: bytes, check_size: Callable[[int, int], None]) -> Pixels:
+def decode_with_pillow(content: bytes, check_size: Callable[[int, int], None], warn: Callable[[str], None]) -> Pixels:
     """Decode an image and turn it upright.
 
     Args:
         content: the bytes of the image file.
         check_size: function that is called with height and width as stored, before the image is decoded.
+        warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
     """
-    with _open_with_pillow(content) as image:
+    with _open_with_pillow(content, warn) as image:
         check_size(image.height, image.width)
-        return decode_opened(image)
+        return decode_opened(image, warn)
 
 
-def decode_opened(image: Image.Image) -> Pixels:
+def decode_opened(image: Image.Image, warn: Callable[[str], None]) -> Pixels:
     """Decode an image that Pillow has opened, and turn it upright, in place. -> (H, W, 3)
 
     Args:
         image: image of any of Pillow's modes.
+        warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
 
     Raises:
         PixelValueError: if it isn't clear which of the values is black and which is white.
@@ -138,6 +172,8 @@ def decode_opened(image: Image.Image) -> Pixels:
     is_wide = ";16" in str(getattr(image, "tile", ""))  # of the two bytes a channel, Pillow keeps the upper one
     stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
     upright: Any = image
+    image.load()
+    _read_exif(image, warn)  # Pillow keeps it for the next line, which doesn't warn again
     ImageOps.exif_transpose(image, in_place=True)  # otherwise an image that is upright already would be copied
     if upright.mode.startswith(("I", "F")):  # Pillow would clip these grey values instead of scaling them
         upright = Image.fromarray(_scale_to_bytes(np.asarray(upright), stated_bits))

@@ -1,7 +1,9 @@
 """Image files, decoded to upright RGB pixels no sooner and no larger than a transform needs them."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +18,22 @@ from dml.data.decoding import (
     Pixels,
     PixelValueError,
     decode_with_pillow,
+    is_heif,
     is_out_of_memory,
     read_jpeg_size,
     read_orientation,
+    reads_heif,
 )
 from dml.data.limits import ImageLimits
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.regular_files import RefusedFileError
 
+logger = logging.getLogger(__name__)
+
 LIMITS = ImageLimits()
+INSTALL_HEIF = "pip install 'dml[heif]'"
+"""The command that installs what reads HEIF files."""
 REMEDY = " (data.on_corrupt=skip leaves it out)"
 """The end of the error line for an image that can't be read."""
 
@@ -57,7 +65,8 @@ class ImageFile:
     JPEG files of one or three channels are decoded by libjpeg-turbo, which gives the same pixels as Pillow; Pillow
     decodes all other files. The alpha channel is dropped, so that the colours of transparent pixels show. Grey values
     of more than 8 bits are scaled to 8 bits: since a file rarely states which value is white, the range is guessed
-    from the largest value, see `dml.data.decoding`.
+    from the largest value, see `dml.data.decoding`. Of damaged EXIF data, the part that can be read counts: without an
+    orientation the image stays as it is stored. A warning names the file.
 
     Args:
         path: path of the file, or ``archive.zip/member``.
@@ -84,9 +93,9 @@ class ImageFile:
             self.content = read_content(path, limits.max_image_bytes)
             if stored_size := read_jpeg_size(self.content):
                 self._set_size(*stored_size)
-                self._orientation = read_orientation(self.content)
+                self._orientation = read_orientation(self.content, self._warn)
             else:
-                self._decoded = decode_with_pillow(self.content, self._set_size)
+                self._decoded = decode_with_pillow(self.content, self._set_size, self._warn)
                 self._stored = self._decoded.shape[:2]
         height, width = self._stored
         self.height, self.width = (width, height) if self._orientation in SIDEWAYS else (height, width)
@@ -121,7 +130,7 @@ class ImageFile:
         except ValueError as error:  # Pillow decodes some damaged files, and its errors describe the damage better
             if is_out_of_memory(error):
                 raise
-            self._decoded = decode_with_pillow(self.content, self._set_size)
+            self._decoded = decode_with_pillow(self.content, self._set_size, self._warn)
             return self._decoded
         return MAKE_UPRIGHT[self._orientation](stored).copy() if self._orientation != 1 else stored
 
@@ -150,10 +159,21 @@ class ImageFile:
             # Only the operating system sets errno; decoders raise OSError without it.
             if isinstance(error, OSError) and error.errno is not None:
                 raise UnreadableImageError(self._error_line(f"cannot be read ({error.strerror})")) from error
+            if is_heif(self.content) and not reads_heif():
+                raise UnreadableImageError(self._error_line(f"a HEIF image; {INSTALL_HEIF} reads it")) from error
             raise UnreadableImageError(self._error_line(f"cannot be decoded ({type(error).__name__})")) from error
+
+    def _warn(self, damage: str) -> None:
+        _warn_once(self.path, damage)
 
     def _error_line(self, fault: str) -> str:
         return f"image {printable(self.path)}: {fault}{REMEDY}"
+
+
+@lru_cache(maxsize=10_000)
+def _warn_once(path: str, damage: str) -> None:
+    """Warn about damaged metadata of an image, once in each process."""
+    logger.warning("image %s: damaged metadata, of which the rest is read (%s)", printable(path), damage)
 
 
 def read_image(path: str, limits: ImageLimits = LIMITS) -> Tensor:

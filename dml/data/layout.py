@@ -1,6 +1,7 @@
 """The files that a data set's folder has to hold, and parsers of its lists whose errors name file and line."""
 
 import codecs
+import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from dml.data.limits import read_list_bytes
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
 
@@ -46,11 +48,11 @@ class Layout:
             InputError: if ``root`` is None or isn't a folder.
         """
         if root is None:
-            raise InputError(f"dataset.root: give the folder of {self}")
+            raise InputError(f"dataset.root: no value; give dataset.root=FOLDER, the folder of {self}")
         folder = expand_home(root)
         # unlike Path.is_dir, os.path.isdir doesn't fail for names that are too long and folders that may not be read
         if not os.path.isdir(folder):
-            raise InputError(f"dataset.root={root}: no such folder; give the folder of {self}")
+            raise InputError(f"dataset.root={root}: no such folder{name_similar(folder)}; give the folder of {self}")
         return folder
 
     def find(self, root: Path, *candidates: str) -> Path:
@@ -72,6 +74,20 @@ class Layout:
         return f"{self.name}, which holds {self.tree} ({self.page})"
 
 
+def name_similar(path: Path) -> str:
+    """Format a part of an error line about a missing path: the entry beside it that has the most similar name.
+
+    Returns:
+        A text such as ", but there is mine"; an empty string if there is none.
+    """
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:  # the folder above is missing as well, or may not be listed
+        return ""
+    similar = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
+    return f", but there is {printable(path.with_name(similar[0]))}" if similar else ""
+
+
 def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     """Read the lines of a text file, with any line ends and with or without a byte order mark.
 
@@ -89,7 +105,11 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     except UnicodeError as error:
         place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
         reason = getattr(error, "reason", str(error))
-        raise EncodingError(f"{path}: not a text file ({reason}{place})", _guess_encoding(content)) from error
+        likely_encoding = _guess_encoding(content)
+        fault = f"not a text file ({reason}{place})"
+        if likely_encoding:
+            fault = f"not in {encoding.upper()}, it seems to be in {likely_encoding}; store it in {encoding.upper()}"
+        raise EncodingError(f"{path}: {fault}", likely_encoding) from error
     except LookupError as error:
         raise InputError(f"{path}: {error}") from error
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

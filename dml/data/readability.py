@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from dml.data.contents import list_members
-from dml.data.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
+from dml.data.decoding import HEIF_SUFFIXES, reads_heif
+from dml.data.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
@@ -60,7 +61,9 @@ def check_readability(
     table = table.subset(*SPLITS)
     paths = [*dict.fromkeys(table.paths.tolist())]
     missing = set(find_missing(paths))
-    drawn = [path for path in _draw_paths(table, images_per_split, seed) if path not in missing]
+    heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
+    chosen = dict.fromkeys([*_draw_paths(table, images_per_split, seed), *heif[:1]])
+    drawn = [path for path in chosen if path not in missing]
     unreadable = {path: fault for path in drawn if (fault := _describe_fault(path, limits))}
     if not missing and not unreadable:
         return
@@ -72,6 +75,8 @@ def check_readability(
         described = _count(unreadable, drawn, "image").rsplit(" ", 1)[0]
         fault = next(iter(unreadable.values()))
         faults.append(f"{described} drawn at random can't be read{_name_first(len(unreadable), fault)}")
+    if not unreadable.keys().isdisjoint(heif):
+        faults.append(f"{len(heif):,} of {len(paths):,} files are named as HEIF images, which {INSTALL_HEIF} reads")
     line = "; ".join(faults)
     lists_all = f"; dml prepare {prepare_arguments} lists all" if prepare_arguments else ""
     if len(missing) == len(paths):

@@ -1,5 +1,6 @@
 """The images that a user hands to a model: paths, folders, PIL images and arrays."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
+
+logger = logging.getLogger(__name__)
 
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 """A path, a PIL image, or pixels: an array (H, W, 3) or (H, W) uint8, or a tensor (3, H, W) uint8."""
@@ -89,7 +92,7 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
         return ImageFile(str(expand_home(image)), limits)
     if isinstance(image, Image.Image):
         try:
-            return torch.from_numpy(decode_opened(image.copy())).permute(2, 0, 1)
+            return torch.from_numpy(decode_opened(image.copy(), logger.warning)).permute(2, 0, 1)
         except (OSError, PixelValueError) as error:  # Pillow decodes a file when its pixels are needed
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
     if isinstance(image, Tensor):

@@ -55,21 +55,28 @@ def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> 
         folder: folder of a run or a sweep.
         removable: names of files and folders that don't count either.
     """
-    made = _made_folders.get(folder.path.absolute())
-    if made is None or not folder.path.exists():
+    if not is_unused(folder, removable):
         return
-    for path in folder.path.iterdir():
-        if not (path == folder.lock.path or _is_empty_log(path) or path.name in removable):
-            return
     for path in folder.path.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-    for path in made:
+    for path in _made_folders[folder.path.absolute()]:
         if any(path.iterdir()):  # another run is in it
             return
         path.rmdir()
+
+
+def is_unused(folder: RunFolder, removable: Collection[str] = ()) -> bool:
+    """Return whether this process made a folder, and nothing is in it but a lock, empty logs and what is removable."""
+    return (
+        folder.path.absolute() in _made_folders
+        and folder.path.exists()
+        and all(
+            path == folder.lock.path or _is_empty_log(path) or path.name in removable for path in folder.path.iterdir()
+        )
+    )
 
 
 def _is_empty_log(path: Path) -> bool:

@@ -103,11 +103,13 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
 
 
 def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -> None:
-    """Make sure that the folder holds the run that is resumed, or no run.
+    """Make sure that the folder holds the run that is resumed, or no run, and that the run's first weights exist.
 
     Raises:
-        InputError: if the folder holds another run.
+        InputError: if the folder holds another run, or there is no checkpoint ``init``.
     """
+    if config.init and not config.resume and not expand_home(config.init).is_file():
+        raise InputError(f"init={config.init}: no such file; a checkpoint of another run, such as its best.ckpt")
     if config.resume:
         # Lightning starts the other processes without the overrides
         rank_zero_only(check_unchanged)(config, overrides, read_stored_configuration(folder))

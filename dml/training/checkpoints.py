@@ -61,6 +61,10 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
         InputError: if the file doesn't exist, can't be read, is damaged or is no checkpoint of a run.
     """
     path = Path(path)
+    if path.is_dir():
+        file = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
+        remedy = f"checkpoint={file} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
+        raise InputError(f"checkpoint={path}: a folder, not a file; {remedy}")
     if not path.is_file():
         raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
     if not is_zip(path):

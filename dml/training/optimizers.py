@@ -6,6 +6,9 @@ from torch.optim import Optimizer
 
 from dml.ops.errors import InputError
 
+NOT_NEGATIVE = ("lr", "heads_lr_multiplier", "weight_decay", "momentum")
+"""Settings that must be numbers from 0 on; PyTorch's optimizers refuse others without the key that was given."""
+
 ParameterGroups = dict[str, list[nn.Parameter]]
 """The parameters by the name of their group: backbone, heads or loss."""
 
@@ -31,8 +34,10 @@ def optimizer_by_role(
         **settings: settings of all groups, such as weight_decay and momentum.
 
     Raises:
-        InputError: if no parameter requires a gradient.
+        InputError: if no parameter requires a gradient, or a setting is none that the optimizer takes.
     """
+    _check_rates({"lr": lr, "heads_lr_multiplier": heads_lr_multiplier, **settings}, "optimizer")
+    _check_rates(loss or {}, "optimizer.loss")
     settings_by_group: dict[str, Mapping[str, Any]] = {
         "backbone": {},
         "heads": {"lr": lr * heads_lr_multiplier},
@@ -88,3 +93,12 @@ def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[st
     settings = {name: value for name, value in group.items() if name in names}
     # a schedule keeps the rate that it begins with
     return settings | ({"lr": group["initial_lr"]} if "initial_lr" in group else {})
+
+
+def _check_rates(settings: Mapping[str, Any], path: str) -> None:
+    """Refuse a setting of `NOT_NEGATIVE` that is negative or no number; ``path`` is where the settings are given."""
+    for name in NOT_NEGATIVE:
+        value = settings.get(name, 0)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not value >= 0:
+            raise InputError(f"{path}.{name}={value}: must be a number, 0 or more")

@@ -10,7 +10,7 @@ WRONG = {
     "loss.margin=abc": "loss.margin=abc: must be a number",
     "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
     "trainer.max_steps=ten": "trainer.max_steps=ten: must be a whole number",
-    "trainer.precision=fp16": "must be one of .*16-mixed.*null; is it bf16",
+    "trainer.precision=fp16": "must be one of .*16-mixed.*null; is it 16-mixed",
     "trainer.gradient_clip_val=a": "trainer.gradient_clip_val=a: must be a number or null",
     "sampler.images_per_class=2.5": "sampler.images_per_class=2.5: must be a whole number",
     "seed=true": "seed=true: must be a whole number",

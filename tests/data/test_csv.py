@@ -136,7 +136,10 @@ def test_other_files(lines: list[str], message: str, tmp_path: Path) -> None:
 
 
 def test_other_roots(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"dataset\.root: give the path of a \.csv file of your own, which holds the"):
+    with pytest.raises(
+        InputError,
+        match=r"dataset\.root: no value; give dataset\.root=FILE, the path of a \.csv file of",
+    ):
         read(None)
     with pytest.raises(InputError, match=r"dataset\.root=.*/none\.csv: no such file; give the path"):
         read(tmp_path / "none.csv")

@@ -128,6 +128,14 @@ def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCap
     ]
 
 
+def test_a_root_one_level_too_high_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, ["mine/a/1.jpg", "mine/b/1.jpg"])
+    assert read(tmp_path).levels == ("class", "super_class")
+    assert caplog.messages == [
+        f"dataset.root={tmp_path}: all classes are in one super-class, mine; without it: dataset.root={tmp_path}/mine"
+    ]
+
+
 def test_heif_files_are_read_where_pillow_heif_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dml.data.readers.folder.reads_heif", lambda: True)
     write_images(tmp_path, ["a/1.jpg", "b/2.HEIC"])

@@ -242,6 +242,24 @@ def test_exif_without_an_orientation(tmp_path: Path, orientation: int | None) ->
     np.testing.assert_allclose(centres(image).astype(int), COLOURS, atol=8)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_damaged_exif_is_told_once_with_the_name_of_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "a longer name of a camera"
+    exif[0x0112] = 6
+    content = exif.tobytes()
+    place = content.index(struct.pack(">HH", 0x010F, 2)) + 8
+    damaged = content[:place] + b"\0\1\0\0" + content[place + 4 :]  # the name lies behind the end of the block
+    for _ in range(2):
+        # the orientation comes after the damage, and is lost
+        image = read(tmp_path, saved(large(), kind, exif=damaged, quality=100))
+        assert image.shape[1:] == (large().height, large().width)
+    [line] = caplog.messages
+    assert line.startswith(f"image {tmp_path}/image: damaged metadata, of which the rest is read (")
+
+
 # JPEG, which isn't left to Pillow
 
 

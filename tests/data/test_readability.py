@@ -57,6 +57,31 @@ def test_missing_files_are_counted_and_the_first_is_named(paths: list[str]) -> N
     assert line.endswith("(data.on_corrupt=skip leaves them out)")
 
 
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+def test_heif_images_are_counted_with_what_reads_them(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, on_corrupt: str
+) -> None:
+    for module in ("readability", "images"):
+        monkeypatch.setattr(f"dml.data.{module}.reads_heif", lambda: False)
+    renamed = [str(Path(path).with_suffix(".HEIC")) for path in paths[:5]]
+    for path in renamed:
+        Path(path).write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    told: list[str] = []
+    if on_corrupt == "raise":
+        told.append(refused([*renamed, *paths[5:]]))
+    else:
+        check_readability(table([*renamed, *paths[5:]]), 1, on_corrupt="skip", warn=told.append)
+    [line] = told
+    assert f"{renamed[0]}: a HEIF image; pip install 'dml[heif]' reads it" in line
+    assert "; 5 of 40 files are named as HEIF images, which pip install 'dml[heif]' reads" in line
+
+
+def test_jpegs_that_are_named_as_heif_are_read(paths: list[str]) -> None:
+    renamed = Path(paths[0]).with_suffix(".heic")
+    Path(paths[0]).rename(renamed)
+    check_readability(table([str(renamed), *paths[1:]]), 16)
+
+
 def test_images_that_cannot_be_decoded_are_counted(paths: list[str]) -> None:
     for path in paths[10:]:
         Path(path).write_bytes(b"not an image")

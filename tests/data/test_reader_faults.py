@@ -72,6 +72,27 @@ def test_a_root_in_the_home_folder(tree: Tree, tmp_path: Path, monkeypatch: pyte
     assert images.paths[0].startswith(f"{tmp_path}/images/")
 
 
+def refusal(tree: Tree, root: Path) -> str:
+    """The error line about a tree."""
+    with pytest.raises(InputError) as error:
+        table(tree, root)
+    return str(error.value)
+
+
+LISTED = ["csv", "cub200", "dyml_product", "dyml_vehicle", "inat2018", "inat2018_base", "inshop", "sop"]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_list_in_another_encoding(name: str, tmp_path: Path) -> None:
+    """All readers of lists of text tell it in the same words; only dataset=csv has an option for it."""
+    TREES[name].build(tmp_path)
+    for path in lists(tmp_path):
+        if path.suffix in (".txt", ".csv"):
+            path.write_bytes(path.read_bytes().rstrip(b"\n") + "\nZoë".encode("cp1252"))
+    remedy = "dataset.reader.encoding=cp1252 reads it" if name == "csv" else "store it in UTF-8"
+    assert refusal(TREES[name], tmp_path).endswith(f": not in UTF-8, it seems to be in cp1252; {remedy}")
+
+
 def test_no_class_of_training_is_tested(tree: Tree, tmp_path: Path) -> None:
     if not compose(f"dataset={tree.dataset}").dataset.disjoint:
         pytest.skip("its classes are the same")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import EncodingError, Layout, read_list_lines
+from dml.data.layout import EncodingError, Layout, name_similar, read_list_lines
 from dml.data.splits import complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
@@ -103,10 +103,10 @@ def read(
 def _find_file(root: str | Path | None) -> Path:
     """Return the path of the file that the root names, or of the only .csv file in the root."""
     if root is None:
-        raise InputError(f"dataset.root: give the path of {LAYOUT}")
+        raise InputError(f"dataset.root: no value; give dataset.root=FILE, the path of {LAYOUT}")
     path = expand_home(root)
     if not os.path.exists(path):
-        raise InputError(f"dataset.root={root}: no such file; give the path of {LAYOUT}")
+        raise InputError(f"dataset.root={root}: no such file{name_similar(path)}; give the path of {LAYOUT}")
     if not os.path.isdir(path):
         return path
     files = [file for file in path.glob("*.csv") if not file.name.startswith(".")]
@@ -168,6 +168,8 @@ def _suggest_columns(header: list[str], missing: list[str]) -> str:
     >>> _suggest_columns(["image", "class"], ["path", "label", "split"])
     "'dataset.reader.columns={path: image, label: class}' would do"
     """
+    if len(header) == 1:
+        return "commas, semicolons or tabs stand between the cells of a line"
     likely = {
         name: next((cell for cell in header if re.sub(r"[ _-]", "", cell.lower()) in OTHER_NAMES[name]), "")
         for name in missing

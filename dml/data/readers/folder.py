@@ -68,6 +68,11 @@ def read(
     _check_depth(folder, images)
     level_classes = _iterate_level_classes([parts for _, parts in images])
     labels, names = zip(*(number_classes(classes) for classes in level_classes), strict=True)
+    if len(names) > 1 and len(names[1]) == 1:
+        logger.warning(
+            "dataset.root=%s: all classes are in one super-class, %s; without it: dataset.root=%s",
+            *map(printable, (folder, names[1][0], folder / names[1][0])),
+        )
     table = ImageTable(
         paths=np.array([os.path.join(folder, split, *parts) for split, parts in images]),
         labels=np.stack(labels, axis=1),

@@ -1,0 +1,71 @@
+"""The checks that a configuration has all groups and values that a command needs, before anything is read."""
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.commands.config_types import select_used_parts
+from dml.commands.remedies import explain_missing
+from dml.ops.errors import InputError
+from dml.ops.nested import flat
+from dml.run.config_folders import CONF
+from dml.run.stages import TRAINING_ONLY, list_stages
+
+FILLED_IN = ("num_classes", "embedding_dim")
+"""The values of a loss that the run fills in."""
+PREPARED = ("dataset", "data")
+"""The parts of train.yaml that ``dml prepare`` needs."""
+
+
+def check_parts(command: str, config: DictConfig) -> None:
+    """Make sure that nothing is missing which a command reads, such as the group that ``~loss`` takes out.
+
+    Args:
+        command: "train", "evaluate" or "prepare".
+        config: the composed configuration.
+
+    Raises:
+        InputError: naming the first group or key that is missing, and its default.
+    """
+    for key, remedy in _list_defaults().items():
+        is_needed = {"train": True, "evaluate": key not in TRAINING_ONLY, "prepare": key in PREPARED}[command]
+        if is_needed and key not in config:
+            raise InputError(f"~{key}: {command} needs {key}; {remedy}")
+
+
+def _list_defaults() -> dict[str, str]:
+    """Return what to give for each group and each other top-level key of train.yaml."""
+    plain: Any = OmegaConf.to_container(OmegaConf.load(CONF / "train.yaml"), resolve=False)
+    choices = [entry for entry in plain.pop("defaults") if isinstance(entry, dict)]
+    groups = {group: choice for entry in choices for group, choice in entry.items()}
+    del plain["hydra"], groups["launcher"], groups["experiment"]  # a run reads neither of these groups
+    remedies = {group: f"give {group}=..., such as the default {group}={choice}" for group, choice in groups.items()}
+    for key, value in plain.items():
+        shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        remedies[key] = "leave it in" if isinstance(value, dict) else f"its default is {key}={shown}"
+    return remedies
+
+
+def check_values(command: str, config: DictConfig) -> None:
+    """Make sure that a value has been given for each ``???`` that the run doesn't fill in.
+
+    Args:
+        command: "train", "evaluate" or "prepare".
+        config: the composed configuration.
+
+    Raises:
+        InputError: naming the first key without a value, with examples of values if there are some.
+    """
+    for stage in list_stages(config) if command == "train" else []:
+        _check_values(stage.config)
+    if command != "train":
+        _check_values(select_used_parts(command, config))
+
+
+def _check_values(config: DictConfig) -> None:
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    for path, value in flat(plain).items():
+        group, _, key = path.rpartition(".")
+        is_filled_in = group == "scheduler.schedule" or (path.startswith("loss.") and key in FILLED_IN)
+        if (value == "???" and not is_filled_in) or (path == "checkpoint" and value in (None, "")):
+            raise InputError(explain_missing(path, f"{path}: no value; give {path}=..."))

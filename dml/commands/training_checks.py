@@ -1,0 +1,84 @@
+"""The checks of ``optimizer``, ``scheduler`` and ``logger``, before data is read or a model is built."""
+
+import warnings
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from dml.ops.errors import InputError
+from dml.run.stages import list_stages
+from dml.training.optimizers import optimizer_by_role
+
+INTERVALS = 1000
+"""The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
+
+
+LOGGER_PACKAGES = ("tensorboard", "wandb")
+"""The loggers of ``conf/logger`` that need a package of the same name, an extra of dml."""
+
+
+def check_training(config: DictConfig) -> None:
+    """Make sure that the optimizer, the schedule and the loggers of each stage of a training can be made.
+
+    Raises:
+        InputError: if one refuses a setting, or isn't installed.
+    """
+    check_loggers(config)
+    for stage in list_stages(config):
+        check_optimizer(stage.config)
+
+
+def check_loggers(config: DictConfig) -> None:
+    """Make sure, before anything is read, that the packages of the loggers are installed.
+
+    Raises:
+        InputError: if one is missing.
+    """
+    for name in config.logger.loggers:
+        if name in LOGGER_PACKAGES and find_spec(name) is None:
+            raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
+
+
+def check_optimizer(config: DictConfig) -> None:
+    """Make the optimizer and the schedule for three parameters of one value each, and move them by one step.
+
+    An optimizer of the user's own that is no `optimizer_by_role`, and a schedule that isn't PyTorch's, are left alone:
+    they may need the parameters of the real model.
+
+    Args:
+        config: configuration of a stage.
+
+    Raises:
+        InputError: if they refuse a setting.
+    """
+    make_optimizer = instantiate(config.optimizer)
+    if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
+        return
+    # two dimensions: some optimizers take matrices alone
+    optimizer = make_optimizer({name: [nn.Parameter(torch.zeros(1, 1))] for name in ("backbone", "heads", "loss")})
+    schedule_config = config.scheduler.schedule
+    if schedule_config is None or not str(schedule_config.get("_target_")).startswith("torch."):
+        return
+    filled: DictConfig = schedule_config.copy()
+    for key in filled:
+        if OmegaConf.is_missing(filled, key):
+            filled[key] = INTERVALS
+    try:
+        schedule = instantiate(filled)(optimizer)
+        with warnings.catch_warnings():  # PyTorch warns that the optimizer took no step
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
+            schedule.step()
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise InputError(f"scheduler.schedule: {_describe(filled)}: {' '.join(str(error).split())}") from error
+
+
+def _describe(schedule_config: DictConfig) -> str:
+    """Return a schedule as its call, such as "StepLR(step_size=0, gamma=0.2)"."""
+    plain: Any = OmegaConf.to_container(schedule_config, resolve=True)
+    values = ", ".join(f"{key}={value}" for key, value in plain.items() if not key.startswith("_"))
+    return f"{str(plain['_target_']).rpartition('.')[2]}({values})"

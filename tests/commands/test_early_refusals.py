@@ -1,0 +1,162 @@
+"""Mistakes that are told before anything is read or built, and before the first line where they can be."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Here, Refused
+
+from dml.run import builders
+
+GROUPS = ["loss", "model", "dataset", "transform", "optimizer", "scheduler", "evaluation", "sampler", "trainer"]
+GROUPS += ["callbacks", "logger", "recurrent", "sweep"]
+
+
+@pytest.fixture
+def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Work in an empty folder, and fail if a run reads its data set or builds its model."""
+
+    def fail(*_: object) -> None:
+        pytest.fail("it was told too late")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("build_table", "build_model"):
+        monkeypatch.setattr(builders, name, fail)
+
+
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["optimizer.lr=-1"], "optimizer.lr=-1: must be a number, 0 or more"),
+        (["optimizer.lr=nan"], "optimizer.lr=nan: must be a number, 0 or more"),
+        (["optimizer=sgd", "optimizer.momentum=-0.5"], "optimizer.momentum=-0.5: must be a number, 0 or more"),
+        (["optimizer.heads_lr_multiplier=-2"], "optimizer.heads_lr_multiplier=-2: must be a number, 0 or more"),
+        (["+optimizer.betas=[2,0]"], "optimizer: Invalid beta parameter at index 0: 2"),
+        (["+optimizer.moment=1"], "unexpected keyword argument 'moment'"),
+        (["scheduler.schedule.eta_min=abc"], "scheduler.schedule.eta_min=abc: must be a number"),
+        (["scheduler=step", "scheduler.schedule.step_size=0"], "scheduler.schedule: StepLR(step_size=0, gamma=0.2): "),
+        (["scheduler=multistep", "scheduler.schedule.milestones=3"], "MultiStepLR(milestones=3, gamma=0.2): 'int'"),
+        (["+scheduler.schedule.speed=1"], "unexpected keyword argument 'speed'"),
+    ],
+)
+def test_an_optimizer_or_schedule_that_cannot_be_made(
+    refused: Refused, tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    assert expected in refused(*overrides)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_that_is_taken_out(
+    refused: Refused, here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], group: str
+) -> None:
+    line = refused(f"~{group}")
+    assert line.startswith(f"error: ~{group}: train needs {group}; give {group}=..., such as the default {group}=")
+    with pytest.raises(SystemExit):
+        here("train", f"~{group}")
+    assert capfd.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["~seed"], "~seed: train needs seed; its default is seed=0"),
+        (["~quick"], "~quick: train needs quick; its default is quick=false"),
+        (["~data"], "~data: train needs data; leave it in"),
+        (
+            ["model=timm"],
+            "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model.",
+        ),
+        (["+loss.level=???"], "loss.level: no value; give loss.level=..."),
+        (["+stages={a:{ema:???}}"], "ema: no value; give ema=..."),
+    ],
+)
+def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: list[str], expected: str) -> None:
+    assert expected in refused(*overrides)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize("logger", ["tensorboard", "wandb"])
+def test_a_logger_that_is_not_installed(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logger: str
+) -> None:
+    monkeypatch.setattr("dml.run.loop.find_spec", lambda _: None)
+    assert f"logger={logger}: not installed; pip install 'dml[{logger}]'" in refused(f"logger={logger}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["~transform", "transform.size=112"],
+            "transform: the configuration has no transform, so nothing",
+        ),
+        (["trainer.precision=fp16"], "; is it 16-mixed?"),
+        (["trainer.precision=float32"], "; is it 32-true?"),
+        (["data.on_corrupt=rais"], "; is it raise?"),
+        (["evaluation.recall_at=5"], "evaluation.recall_at=5: must be a list, such as 'evaluation.recall_at=[5]'"),
+        (["model.heads=H"], "model.heads=H: must be a list, such as 'model.heads=[H]'"),
+        (["init=nowhere.ckpt"], "init=nowhere.ckpt: no such file; a checkpoint of another run"),
+    ],
+)
+def test_the_value_that_is_meant_is_named(refused: Refused, overrides: list[str], expected: str) -> None:
+    assert expected in refused(*overrides)
+
+
+def test_a_test_needs_no_loss_but_a_checkpoint(refused: Refused, tmp_path: Path) -> None:
+    assert "no such file" in refused("~loss", f"checkpoint={tmp_path / 'none'}", command="evaluate")
+    for value in ([], ["checkpoint="]):
+        assert "checkpoint: give it a value, such as checkpoint=" in refused(*value, command="evaluate")
+
+
+def test_preparing_needs_nothing_but_a_data_set(refused: Refused, tmp_path: Path) -> None:
+    nowhere = ["dataset=folder", f"dataset.root={tmp_path / 'none'}"]
+    assert "no such folder" in refused("~loss", "~model", "~transform", *nowhere, command="prepare")
+    assert "~data: prepare needs data" in refused("~data", *nowhere, command="prepare")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ("folder", "dataset.root: no value; give dataset.root=FOLDER, the folder of your own images"),
+        ("csv", "dataset.root: no value; give dataset.root=FILE, the path of a .csv file of your own"),
+        ("sop", "dataset.root: no value; give dataset.root=FOLDER, the folder of Stanford Online Products"),
+    ],
+)
+def test_a_data_set_without_a_root(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dataset: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused(f"dataset={dataset}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_that_is_meant_is_named(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos.csv").touch()
+    line = refused("dataset=folder", f"dataset.root={tmp_path / 'photo'}")
+    assert f"photo: no such folder, but there is {tmp_path / 'photos'}; give" in line
+    line = refused("dataset=csv", f"dataset.root={tmp_path / 'photo.csv'}")
+    assert f"photo.csv: no such file, but there is {tmp_path / 'photos.csv'}; give" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--loss=triplet"], "--loss=triplet: no such option; loss=triplet, without hyphens, sets a value"),
+        (["--epochs", "10"], "--epochs: no such option; values are given as KEY=VALUE"),
+        (["--max-steps=3"], "max_steps=3, without hyphens, sets a value"),
+    ],
+)
+def test_an_option_that_hydra_does_not_have(refused: Refused, arguments: list[str], expected: str) -> None:
+    assert expected in refused(*arguments)
+
+
+def test_a_sweep_may_be_asked_for_behind_an_override(refused: Refused) -> None:
+    assert "loss=trplet: no such choice" in refused("seed=1", "--multirun", "loss=rll,trplet")
