@@ -19,6 +19,7 @@ __all__ = [
     "PairLoss",
     "ProxyLoss",
     "RankedListLoss",
+    "RecallAtKLoss",
     "SmoothAPLoss",
     "SmoothHierarchicalAPLoss",
     "SoftmaxLoss",
@@ -27,6 +28,7 @@ __all__ = [
     "WeightedSum",
     "embedding_drift",
     "embedding_norm",
+    "similarity_mixup",
 ]
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from dml.losses.memory import CrossBatchMemory
     from dml.losses.n_pair import NPairLoss
     from dml.losses.nra import NonlinearRankApproximationLoss
+    from dml.losses.recall_at_k import RecallAtKLoss, similarity_mixup
     from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
     from dml.losses.rll import RankedListLoss
     from dml.losses.roadmap import CalibrationLoss
@@ -63,6 +66,7 @@ else:
             "PairLoss": "baselines",
             "ProxyLoss": "baselines",
             "RankedListLoss": "rll",
+            "RecallAtKLoss": "recall_at_k",
             "SmoothAPLoss": "smooth_ap",
             "SmoothHierarchicalAPLoss": "happier",
             "SoftmaxLoss": "softmax",
@@ -71,5 +75,6 @@ else:
             "WeightedSum": "compose",
             "embedding_drift": "regularizers",
             "embedding_norm": "regularizers",
+            "similarity_mixup": "recall_at_k",
         },
     )
