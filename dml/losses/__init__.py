@@ -13,6 +13,7 @@ __all__ = [
     "EmbeddingDrift",
     "EmbeddingNorm",
     "FacilityLocationLoss",
+    "HyperbolicContrastiveLoss",
     "NPairLoss",
     "NonlinearRankApproximationLoss",
     "OpenCosineSimilarity",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from dml.losses.csl import CSLLoss
     from dml.losses.facility_location import FacilityLocationLoss
     from dml.losses.happier import ClusterLoss, SmoothHierarchicalAPLoss
+    from dml.losses.hyperbolic import HyperbolicContrastiveLoss
     from dml.losses.memory import CrossBatchMemory
     from dml.losses.n_pair import NPairLoss
     from dml.losses.nra import NonlinearRankApproximationLoss
@@ -60,6 +62,7 @@ else:
             "EmbeddingDrift": "regularizers",
             "EmbeddingNorm": "regularizers",
             "FacilityLocationLoss": "facility_location",
+            "HyperbolicContrastiveLoss": "hyperbolic",
             "NPairLoss": "n_pair",
             "NonlinearRankApproximationLoss": "nra",
             "OpenCosineSimilarity": "baselines",
