@@ -1,4 +1,6 @@
-"""Points and distances of the Poincare ball."""
+"""The Poincare ball: its points, its distances, and the order of its distances as one of inner products."""
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,18 @@ MARGIN = 1e-5
 
 LARGEST_NORM = 1.0 - 1e-3
 """The largest norm of a point as a part of the ball's radius, as in the release; distances grow without bound there."""
+
+
+class Ball(NamedTuple):
+    """A Poincare ball, and how embeddings become points of it, see `to_ball`.
+
+    Args:
+        curvature: curvature c of the ball, above 0.
+        clip: largest norm of an embedding before the map into the ball.
+    """
+
+    curvature: float
+    clip: float
 
 
 def check_ball(name: str, curvature: float, clip: float) -> None:
@@ -77,8 +91,51 @@ def poincare_distances(points: Tensor, items: Tensor, curvature: float) -> Tenso
     """
     if not curvature > 0.0:
         raise InputError(f"curvature={curvature}: Poincare distances need a curvature above 0")
-    root = curvature**0.5
     gaps = torch.cdist(points, items, compute_mode="donot_use_mm_for_euclid_dist")
-    rooms = [(1.0 - curvature * part.square().sum(dim=1)).sqrt() for part in (points, items)]
-    distances: Tensor = (root * gaps / (rooms[0][:, None] * rooms[1])).asinh() * (2.0 / root)
+    return _scale_gaps(gaps, points.square().sum(dim=1)[:, None], items.square().sum(dim=1), curvature)
+
+
+def pair_distances(points: Tensor, items: Tensor, curvature: float) -> Tensor:
+    """Compute the Poincare distance of each point (..., D) and its item (..., D), which are broadcast -> (...).
+
+    >>> pair_distances(torch.zeros(2), torch.tensor([0.5, 0.0]), curvature=1.0)
+    tensor(1.0986)
+    """
+    gaps = torch.linalg.vector_norm(points - items, dim=-1)
+    return _scale_gaps(gaps, points.square().sum(dim=-1), items.square().sum(dim=-1), curvature)
+
+
+def _scale_gaps(gaps: Tensor, point_squares: Tensor, item_squares: Tensor, curvature: float) -> Tensor:
+    """Turn Euclidean distances of points and items, and their squared norms, into Poincare distances."""
+    root = curvature**0.5
+    room = ((1.0 - curvature * point_squares) * (1.0 - curvature * item_squares)).sqrt()
+    distances: Tensor = (root * gaps / room).asinh() * (2.0 / root)
     return distances
+
+
+def ranking_vectors(points: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
+    """Turn points into vectors whose inner products are in the descending order of the Poincare distances.
+
+    For a fixed query x, the distances d(x, y) are in the order of |x - y|^2 / (1 - c |y|^2). That is the inner product
+    of (-2x, |x|^2, 1) and (y, 1, |y|^2) / (1 - c |y|^2). Here its sign is changed, each query's vector has unit length
+    and the vectors of the items are divided by the largest norm of a vector of the ball. All inner products are
+    therefore between -1 and 1, and a vector depends on its own point alone.
+
+    >>> queries, items = ranking_vectors(torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.6, 0.0]]), curvature=1.0)
+    >>> (queries @ items.T).argsort(dim=1, descending=True).tolist()
+    [[0, 1, 2], [1, 2, 0], [2, 1, 0]]
+
+    Args:
+        points: (N, D) points of the ball, of norm 0.999 / sqrt(c) at most.
+        curvature: c, above 0.
+
+    Returns:
+        The vectors of the points as queries (N, D + 2), and as items of a gallery (N, D + 2).
+    """
+    wide = points.double()
+    squared, constant = wide.square().sum(dim=1, keepdim=True), wide.new_ones(len(wide), 1)
+    queries = F.normalize(torch.cat([2.0 * wide, -squared, -constant], dim=1), dim=1)
+    items = torch.cat([wide, constant, squared], dim=1) / (1.0 - curvature * squared)
+    edge = LARGEST_NORM**2 / curvature
+    largest = (edge + 1.0 + edge**2) ** 0.5 / (1.0 - LARGEST_NORM**2)
+    return queries.to(points.dtype), (items / largest).to(points.dtype)
