@@ -14,6 +14,7 @@ from dml.evaluation.ranking.queries import rank_queries
 from dml.losses.hyperbolic import poincare_distances, to_ball
 from dml.ops.errors import InputError
 from dml.ops.poincare import ranking_vectors
+from dml.retrieval import nearest_neighbors
 
 BALLS = [(0.1, 2.3), (1.0, 1.0), (1.0, 4.0), (2.0, 0.5)]
 
@@ -100,3 +101,10 @@ def test_items_without_a_curvature_are_their_own_vectors() -> None:
     items = Items(torch.eye(3), np.zeros((3, 1)))
     assert items.gallery_vectors() is items.embeddings
     assert torch.equal(items.query_vectors(slice(1, 3)), torch.eye(3)[1:])
+
+
+@pytest.mark.parametrize("ball", BALLS)
+def test_a_search_of_inner_products_finds_the_nearest_points(ball: tuple[float, float]) -> None:
+    query, gallery = points(30, *ball), points(80, *ball, seed=1)
+    _, indices = nearest_neighbors(ranking_vectors(query, ball[0])[0], 10, ranking_vectors(gallery, ball[0])[1])
+    assert torch.equal(indices, brute_force(query, gallery, ball[0]).argsort(dim=1)[:, :10])
