@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dml.losses.happier import SmoothHierarchicalAPLoss
 from dml.losses.nra import NonlinearRankApproximationLoss
+from dml.losses.recall_at_k import RecallAtKLoss
 from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss
 
@@ -45,6 +46,7 @@ ROWS = [
     Row("smooth H-AP", SmoothHierarchicalAPLoss, 256, 30, 80, 400),
     Row("smooth H-AP, smooth H-rank", lambda: SmoothHierarchicalAPLoss(smooth_h_rank=True), 256, 30, None, 400),
     Row("smooth H-AP", SmoothHierarchicalAPLoss, 1024, 3, None, 2048),
+    Row("recall@k", RecallAtKLoss, 4000, 3, None, 2048),
 ]
 
 
@@ -77,6 +79,8 @@ class Pair(NamedTuple):
     beside: str
     yardstick: Callable[[], nn.Module]
     limit: float
+    batch: int = 256
+    turns: int = 60
 
 
 def make_library_rll() -> nn.Module:
@@ -88,8 +92,8 @@ PAIRS = [
     Pair("RLL", RankedListLoss, "pytorch-metric-learning's", make_library_rll, 1.0),
     Pair("NRA", NonlinearRankApproximationLoss, "logsumexp(E E^T)", LogSumExp, 2.0),
     Pair("tuplet", TupletLoss, "logsumexp(E E^T)", LogSumExp, 2.0),
+    Pair("recall@k", RecallAtKLoss, "logsumexp(E E^T)", LogSumExp, 4.0, batch=4000, turns=5),
 ]
-TURNS = 60
 
 
 def time_step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
@@ -134,14 +138,15 @@ def print_alone(generator: torch.Generator) -> None:
 
 def print_beside(generator: torch.Generator) -> None:
     """Print the table of losses beside their yardsticks."""
-    print(f"\n{'loss':<8}{'ms':>7}  {'beside':<26}{'ms':>7}{'ratio':>8}{'limit':>7}")
-    embeddings, labels = draw_batch(256, generator)
+    print(f"\n{'loss':<8}{'batch':>6}{'ms':>9}  {'beside':<26}{'ms':>9}{'ratio':>8}{'limit':>7}")
     for pair in PAIRS:
+        embeddings, labels = draw_batch(pair.batch, generator)
         both = pair.loss(), pair.yardstick()
-        turns = [tuple(time_step(loss, embeddings, labels) for loss in both) for _ in range(TURNS)]
+        turns = [tuple(time_step(loss, embeddings, labels) for loss in both) for _ in range(pair.turns)]
         milliseconds, yardstick = (median(times) for times in zip(*turns, strict=True))
         ratio = median(first / second for first, second in turns)
-        print(f"{pair.name:<8}{milliseconds:>7.2f}  {pair.beside:<26}{yardstick:>7.2f}{ratio:>8.2f}{pair.limit:>7.1f}")
+        measured = f"{milliseconds:>9.2f}  {pair.beside:<26}{yardstick:>9.2f}{ratio:>8.2f}"
+        print(f"{pair.name:<8}{pair.batch:>6}{measured}{pair.limit:>7.1f}")
 
 
 def main() -> None:

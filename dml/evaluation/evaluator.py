@@ -33,11 +33,12 @@ def evaluate(
     """Compute retrieval and clustering metrics of embeddings, at each level. -> {metric: fraction}
 
     Items are ranked by cosine similarity in float32, whatever the length of their embeddings; a zero embedding has
-    cosine 0 to all. Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries
-    are their own gallery, and each query is excluded from its ranking by its index. At level i the positives of a
-    query are the gallery items with its label in column i; for the hierarchical metrics the level of an item is the
-    number of labels that it shares with the query, whether or not the labels form a tree. A metric is a mean over the
-    queries that have a positive.
+    cosine 0 to all. With a `curvature`, embeddings are points of a Poincare ball, ranked by their Poincare distance.
+    Ties stand in the order of the gallery; equal embeddings always tie. Without a gallery the queries are their own
+    gallery, and each query is excluded from its ranking by its index. At level i the positives of a query are the
+    gallery items with its label in column i; for the hierarchical metrics the level of an item is the number of labels
+    that it shares with the query, whether or not the labels form a tree. A metric is a mean over the queries that have
+    a positive.
 
     - level{i}/recall@{k}, ap, map@r, r_precision: `dml.metrics.binary`; AP is over the whole ranking.
     - h_ap, ndcg, asi: `dml.metrics.graded`, over the whole ranking.
@@ -70,7 +71,7 @@ def evaluate(
             has a positive at some level, because a mean over no query is no result.
     """
     config = MetricConfig(**settings)
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
     ranked, cluster_metrics = _rank_and_cluster(queries, items, config)
     return ranked.compute_means() | cluster_metrics
 
@@ -151,7 +152,8 @@ class Evaluator:
             return evaluator.evaluate(embeddings, neighbors=neighbors)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
-        items = Items(UnitEmbeddings.normalize(embeddings).rows, self.table.labels)
+        unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
+        items = Items(unit.rows, self.table.labels, unit.curvature)
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}

@@ -141,6 +141,8 @@ class MetricConfig:
         clustering: False skips the metrics of clusters, even if `metrics` names them.
         nmi_average: the mean of the two entropies that NMI and AMI divide by: "arithmetic" or "geometric".
         seed: seed of k-means.
+        curvature: curvature of the Poincare ball whose points the embeddings are, which are ranked by Poincare
+            distance; 0 ranks by cosine.
         memory: bytes that the distances of one block of queries may take. A block has at least 32 queries, or as many
             as 2^21 distances if the gallery has more than 65,536 items.
 
@@ -158,6 +160,7 @@ class MetricConfig:
     clustering: bool = True
     nmi_average: Average = "arithmetic"
     seed: int = 0
+    curvature: float = 0.0
     memory: int = 2**29
 
     def __post_init__(self) -> None:
@@ -172,6 +175,8 @@ class MetricConfig:
             raise InputError(f"metrics: two metrics are named {repeated[0]}")
         if self.select_kind(Kind.AT_K) and min(self.recall_at, default=1) < 1:
             raise InputError(f"recall_at = {tuple(self.recall_at)}: every k must be at least 1")
+        if self.curvature < 0.0:
+            raise InputError(f"curvature = {self.curvature}: must be 0 (cosine) or above (Poincare distance)")
 
     @property
     def custom(self) -> tuple[Metric, ...]:

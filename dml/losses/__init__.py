@@ -13,12 +13,14 @@ __all__ = [
     "EmbeddingDrift",
     "EmbeddingNorm",
     "FacilityLocationLoss",
+    "HyperbolicContrastiveLoss",
     "NPairLoss",
     "NonlinearRankApproximationLoss",
     "OpenCosineSimilarity",
     "PairLoss",
     "ProxyLoss",
     "RankedListLoss",
+    "RecallAtKLoss",
     "SmoothAPLoss",
     "SmoothHierarchicalAPLoss",
     "SoftmaxLoss",
@@ -27,6 +29,7 @@ __all__ = [
     "WeightedSum",
     "embedding_drift",
     "embedding_norm",
+    "similarity_mixup",
 ]
 
 if TYPE_CHECKING:
@@ -35,9 +38,11 @@ if TYPE_CHECKING:
     from dml.losses.csl import CSLLoss
     from dml.losses.facility_location import FacilityLocationLoss
     from dml.losses.happier import ClusterLoss, SmoothHierarchicalAPLoss
+    from dml.losses.hyperbolic import HyperbolicContrastiveLoss
     from dml.losses.memory import CrossBatchMemory
     from dml.losses.n_pair import NPairLoss
     from dml.losses.nra import NonlinearRankApproximationLoss
+    from dml.losses.recall_at_k import RecallAtKLoss, similarity_mixup
     from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
     from dml.losses.rll import RankedListLoss
     from dml.losses.roadmap import CalibrationLoss
@@ -57,12 +62,14 @@ else:
             "EmbeddingDrift": "regularizers",
             "EmbeddingNorm": "regularizers",
             "FacilityLocationLoss": "facility_location",
+            "HyperbolicContrastiveLoss": "hyperbolic",
             "NPairLoss": "n_pair",
             "NonlinearRankApproximationLoss": "nra",
             "OpenCosineSimilarity": "baselines",
             "PairLoss": "baselines",
             "ProxyLoss": "baselines",
             "RankedListLoss": "rll",
+            "RecallAtKLoss": "recall_at_k",
             "SmoothAPLoss": "smooth_ap",
             "SmoothHierarchicalAPLoss": "happier",
             "SoftmaxLoss": "softmax",
@@ -71,5 +78,6 @@ else:
             "WeightedSum": "compose",
             "embedding_drift": "regularizers",
             "embedding_norm": "regularizers",
+            "similarity_mixup": "recall_at_k",
         },
     )

@@ -121,12 +121,13 @@ class ProxyLoss(nn.Module):
     def __init__(self, loss: Callable[..., nn.Module], num_classes: int, embedding_dim: int) -> None:
         super().__init__()
         self.loss = loss(num_classes=num_classes, embedding_size=embedding_dim)
+        self.num_classes = num_classes
 
     @property
     def proxies(self) -> Tensor | None:
         """Return the library's proxies (C, D), one of each class; None if a class has several proxies."""
         if isinstance(weights := getattr(self.loss, "W", None), Tensor):
-            return weights.T
+            return weights.T if weights.shape[1] == self.num_classes else None
         proxies: Tensor | None = getattr(self.loss, "proxies", None)
         return proxies
 

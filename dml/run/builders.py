@@ -26,7 +26,7 @@ from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run import quick_run
-from dml.run.evaluators import build_metric_config, choose_selection
+from dml.run.evaluators import build_metric_config, choose_selection, find_ball
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import AnyModel, ModelEmbedder
 from dml.training.gradient_cache import check_chunk_size
@@ -165,7 +165,9 @@ def build_model(config: DictConfig) -> AnyModel:
 def build_embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedder:
     """Build the module that embeds a split with a model, without a loss or an optimizer."""
     kind = RecurrentEmbedder if isinstance(embedding_model, RecurrentModel) else ModelEmbedder
-    return kind(embedding_model, select_joint(list_evaluated_heads(config.model.heads, config.evaluation)))
+    embedder = kind(embedding_model, select_joint(list_evaluated_heads(config.model.heads, config.evaluation)))
+    embedder.ball = find_ball(config)
+    return embedder
 
 
 def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
@@ -213,7 +215,7 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     monitor = config.checkpoints.monitor
     pace = build_pace(config, len(images.sampler))
     kind = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else MetricLearner
-    return kind(
+    learner = kind(
         embedding_model,
         head_losses,
         optimizer=instantiate(config.optimizer),
@@ -226,6 +228,8 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
         gradient_cache=config.gradient_cache,
         compiled=parse_compile(config.compile),
     )
+    learner.ball = find_ball(config)
+    return learner
 
 
 def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:

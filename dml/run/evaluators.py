@@ -11,6 +11,7 @@ from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.monitor import check_monitor
 from dml.evaluation.query_check import check_queries
 from dml.ops.errors import InputError
+from dml.ops.poincare import Ball, check_ball
 
 
 def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
@@ -36,7 +37,41 @@ def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
     }
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery")))
-    return MetricConfig(**values, exclude_nearest=excludes)
+    ball = find_ball(config)
+    return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
+
+
+def find_ball(config: DictConfig) -> Ball | None:
+    """Return the Poincare ball that a run's embeddings are ranked in, by ``geometry``; None ranks by cosine.
+
+    Raises:
+        InputError: if ``geometry`` can't be used, or with an option that compares embeddings by cosine alone.
+    """
+    geometry = config.get("geometry")  # configurations of older versions lack it
+    if geometry == "auto":
+        ball = _find_ball_of_loss(config.loss)
+    elif geometry is None:
+        return None
+    elif OmegaConf.is_dict(geometry) and {*geometry} == {*Ball._fields}:
+        ball = Ball(**geometry)
+    else:
+        raise InputError(f"geometry={geometry}: auto, null (cosine) or a ball such as {{curvature:0.1,clip:2.3}}")
+    if ball is None or not ball.curvature:
+        return None
+    check_ball("geometry", *ball)
+    for option, value in (("recurrent", config.recurrent), ("fixed_neighbors", config.evaluation.fixed_neighbors)):
+        if value:
+            name = option if option == "recurrent" else f"evaluation.{option}"
+            raise InputError(f"geometry: with {name} embeddings are compared by cosine; geometry=null")
+    return ball
+
+
+def _find_ball_of_loss(node: DictConfig) -> Ball | None:
+    """Return the ball of the first loss in a configuration of losses that has a curvature and a clip radius."""
+    if all(name in node for name in Ball._fields):
+        return Ball(*(node[name] for name in Ball._fields))
+    parts = (node[key] for key in node if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, key))
+    return next((ball for part in parts if OmegaConf.is_dict(part) and (ball := _find_ball_of_loss(part))), None)
 
 
 def choose_final_split(table: ImageTable) -> str:

@@ -65,7 +65,9 @@ def run_test(
     skipped = len(table) - len(embedded.rows)
     tested = table.take(embedded.rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(config, table))
-    embeddings = UnitEmbeddings.normalize(embedded.embeddings[ALL_HEADS].to(device))
+    embeddings = UnitEmbeddings.normalize(
+        embedded.embeddings[ALL_HEADS].to(device), curvature=evaluator.config.curvature
+    )
     pictures = [picture for picture in (settings.report, settings.sheet) if picture]
     evaluation = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
     metrics: Metrics = {**evaluation.metrics}

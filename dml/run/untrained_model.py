@@ -1,5 +1,6 @@
 """The tests of a model before its training: the metrics of the backbone's features, and the neighbours by the model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def evaluate_raw_features(config: DictConfig, images: DataModule, model: AnyMode
         trainer.test(embedder, images, verbose=False)
         features = embedder.embedded.embeddings["raw"].to(ranking_device(trainer.strategy.root_device))
         table = images.table.select_evaluated(images.tested_on)
-        metrics = Evaluator(table, build_metric_config(config, table))(features, embedder.embedded.rows)
+        by_cosine = replace(build_metric_config(config, table), curvature=0.0)
+        metrics = Evaluator(table, by_cosine)(features, embedder.embedded.rows)
         rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
     rank_zero_only(print_raw_metrics)(metrics)
     return {f"raw/{name}": value for name, value in metrics.items()}

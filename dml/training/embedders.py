@@ -14,6 +14,7 @@ from dml.evaluation.unit_embeddings import ranking_device
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
+from dml.ops.poincare import Ball, to_ball
 from dml.training.crops import embed_views
 from dml.training.distributed.collectives import gather_rows
 
@@ -134,6 +135,9 @@ class ModelEmbedder(Embedder):
         head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
     """
 
+    ball: Ball | None = None
+    """The Poincare ball that embeddings are mapped into for an evaluation; None L2-normalises them."""
+
     def __init__(self, model: AnyModel, head_sets: Sequence[str] = ()) -> None:
         super().__init__()
         self.model = model
@@ -149,13 +153,31 @@ class ModelEmbedder(Embedder):
         return embeddings
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Compute L2-normalised embeddings of "all" heads concatenated, of each of `head_sets`, and of each head."""
+        """Compute L2-normalised embeddings of "all" heads concatenated, of each of `head_sets`, and of each head.
+
+        With a `ball` they are points of it.
+        """
+        if self.ball:
+            return Embedded(self._map_into_ball(split.embeddings, self.ball), split.rows)
         embeddings = {ALL_HEADS: self.model.concatenate(split.embeddings)}
         for name in self.head_sets:
             embeddings[name] = self.model.concatenate({head: split.embeddings[head] for head in heads_of(name)})
         for head, rows in split.embeddings.items():
             embeddings[head] = F.normalize(rows, dim=1)
         return Embedded(embeddings, split.rows)
+
+    def _map_into_ball(self, embeddings: dict[str, Tensor], ball: Ball) -> dict[str, Tensor]:
+        """Map the embeddings of each head and each set of heads into the ball.
+
+        Those of several heads are concatenated and divided by the root of the number of heads, so that they are as long
+        as those of one head.
+        """
+        sets = {ALL_HEADS: [*embeddings]} | {name: heads_of(name) for name in (*self.head_sets, *embeddings)}
+        joined = {
+            name: torch.cat([embeddings[head] for head in heads], dim=1) / len(heads) ** 0.5
+            for name, heads in sets.items()
+        }
+        return {name: to_ball(rows, ball.curvature, ball.clip) for name, rows in joined.items()}
 
 
 def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from configurations import compose
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -81,7 +82,8 @@ def test_a_proxy_loss_is_the_librarys(name: str) -> None:
 def test_proxies_are_trained_and_stored(name: str) -> None:
     loss = build(name)
     (proxies,) = loss.parameters()
-    assert CLASSES in proxies.shape or 10 * CLASSES in proxies.shape
+    assert {CLASSES, 3 * CLASSES, 10 * CLASSES} & {*proxies.shape}
+    assert loss.proxies is None or loss.proxies.shape == (CLASSES, SIZE)
     (stored,) = loss.state_dict().values()
     assert stored.data_ptr() == proxies.data_ptr()
     loss(rows(), LABELS)
@@ -153,6 +155,21 @@ def test_semi_hard_triplets_by_hand() -> None:
                         terms.append(0.2 - gap)
     assert terms
     assert build("triplet")(embeddings, LABELS).item() == pytest.approx(sum(terms) / len(terms))
+
+
+def test_the_threshold_consistent_margin_joins_any_loss() -> None:
+    embeddings, cosines = rows(), F.normalize(rows(), dim=1) @ F.normalize(rows(), dim=1).T
+    same = LABELS[:, None] == LABELS
+    pulled = [0.9 - float(c) for c in cosines[same & ~torch.eye(len(LABELS), dtype=torch.bool)] if c <= 0.9]
+    pushed = [float(c) - 0.5 for c in cosines[~same] if c >= 0.5]
+    assert pulled
+    assert pushed
+    margin = sum(pulled) / len(pulled) + sum(pushed) / len(pushed)
+    for name in ("multi_similarity", "contrastive", "rll"):
+        config = compose("loss=threshold_consistent_margin", f"loss@loss.terms.base={name}", "loss.weights.tcm=0.5")
+        joined, alone = instantiate(config.loss), instantiate(compose(f"loss={name}").loss)
+        expected = alone(embeddings, LABELS).item() + 0.5 * margin
+        assert joined(embeddings, LABELS).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -25,7 +25,10 @@ pytestmark = pytest.mark.distributed
 
 CONF = Path(__file__).parents[2] / "conf"
 LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
-CHANGED = {"xbm": ["loss.start=1", "loss.size=40"]}  # a memory that is used, and overwritten, within three batches
+CHANGED = {
+    "xbm": ["loss.start=1", "loss.size=40"],  # a memory that is used, and overwritten, within three batches
+    "recall_at_k": ["loss.mixup=true"],  # every process mixes by the same weights
+}
 ROWS, INPUTS, SIZE, BATCH = 96, 10, 6, 24
 
 Gradients = list[dict[str, Tensor]]

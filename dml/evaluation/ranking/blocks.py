@@ -76,9 +76,9 @@ class Ranking:
         return max(self.config.largest_k, self.neighbors)
 
     def _rank_by_search(self, rows: range, size: int) -> Iterator[Block]:
-        search = Search(self.gallery.embeddings, self._num_nearest, self.positives.excluded)
+        search = Search(self.gallery.gallery_vectors(), self._num_nearest, self.positives.excluded)
         for block in _split_range(rows, size):
-            similarities, neighbors = search(self.queries.embeddings[block.start : block.stop], block.start)
+            similarities, neighbors = search(self.queries.query_vectors(slice(block.start, block.stop)), block.start)
             labels = self.queries.labels[block.start : block.stop]
             is_same_by_level = [
                 torch.from_numpy(column[neighbors] == label[:, None])
@@ -89,7 +89,7 @@ class Ranking:
             )
 
     def _rank_by_top_k(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.embeddings)
+        gallery = Gallery(self.gallery.gallery_vectors())
         labels, gallery_labels = self._copy_labels_to_device()
         k = min(self._num_nearest, len(gallery))
         for block in _split_range(rows, size):
@@ -121,7 +121,7 @@ class Ranking:
         return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.embeddings)
+        gallery = Gallery(self.gallery.gallery_vectors())
         memory = torch.empty(min(size, len(rows)), len(gallery))
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=_limit_to_one_thread) as threads:
             for block in _split_range(rows, size):
@@ -136,7 +136,7 @@ class Ranking:
         )
 
     def _rank_by_sort(self, rows: range, size: int) -> Iterator[Block]:
-        gallery = Gallery(self.gallery.embeddings)
+        gallery = Gallery(self.gallery.gallery_vectors())
         labels, gallery_labels = self._copy_labels_to_device()
         for block in _split_range(rows, max(size // SORT_FACTOR, 1)):
             distances = self._compute_distances(gallery, block)
@@ -148,7 +148,7 @@ class Ranking:
         return torch.tensor(self.queries.labels, device=device), torch.tensor(self.gallery.labels, device=device)
 
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
-        queries = self.queries.embeddings[block.start : block.stop]
+        queries = self.queries.query_vectors(slice(block.start, block.stop))
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)
 

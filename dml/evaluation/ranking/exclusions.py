@@ -47,9 +47,9 @@ def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: 
     Returns:
         Indices (Q, 1) of gallery items, `NONE` for the other queries.
     """
-    items = Gallery(gallery.embeddings)
+    items = Gallery(gallery.gallery_vectors())
     nearest = torch.full((len(queries.labels), 1), NONE)
     for start in range(rows.start, rows.stop, block_size):
         block = slice(start, min(start + block_size, rows.stop))
-        nearest[block, 0] = items.distances(queries.embeddings[block]).argmin(dim=1).cpu()
+        nearest[block, 0] = items.distances(queries.query_vectors(block)).argmin(dim=1).cpu()
     return nearest.numpy()

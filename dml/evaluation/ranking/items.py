@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError
+from dml.ops.poincare import ranking_vectors
 from dml.retrieval.rows import Embeddings
 
 Labels = Tensor | npt.NDArray[Any]
@@ -17,35 +18,47 @@ Labels = Tensor | npt.NDArray[Any]
 class Items(NamedTuple):
     """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level.
 
-    The embeddings are those of `UnitEmbeddings`.
+    The embeddings are those of `UnitEmbeddings`. With a curvature above 0, they are points of the Poincare ball of
+    that curvature, and are ranked by Poincare distance.
     """
 
     embeddings: Tensor
     labels: npt.NDArray[Any]
+    curvature: float = 0.0
+
+    def query_vectors(self, rows: slice) -> Tensor:
+        """Return vectors of some items as queries, whose largest inner product is with the nearest gallery item."""
+        points = self.embeddings[rows]
+        return ranking_vectors(points, self.curvature)[0] if self.curvature else points
+
+    def gallery_vectors(self) -> Tensor:
+        """Return the vectors of all items as a gallery, for the inner products with `query_vectors`."""
+        return ranking_vectors(self.embeddings, self.curvature)[1] if self.curvature else self.embeddings
 
     def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
         """Return the items of some rows, with the labels of one level or of all levels."""
         if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
             return self  # without a copy of the embeddings
         labels = self.labels[rows] if level is None else self.labels[rows, level, None]
-        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels)
+        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.curvature)
 
 
-def check_items(embeddings: Embeddings, labels: Labels, name: str) -> Items:
+def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
     """Check embeddings and labels, and scale the embeddings to unit length.
 
     Args:
         embeddings: (N, D) embeddings of any real type.
         labels: (N,) or (N, L) integers.
         name: name of the embeddings in error messages.
+        curvature: curvature of the Poincare ball whose points the embeddings are; 0 for other embeddings.
 
     Raises:
         InputError: if the lengths differ, the labels are not integers, or embeddings are not finite.
     """
-    unit, columns = UnitEmbeddings.normalize(embeddings, name), check_labels(labels, name)
+    unit, columns = UnitEmbeddings.normalize(embeddings, name, curvature), check_labels(labels, name)
     if len(unit) != len(columns):
         raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
-    return Items(unit.rows, columns)
+    return Items(unit.rows, columns, unit.curvature)
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
@@ -69,7 +82,11 @@ def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
 
 
 def check_query_and_gallery(
-    query: Embeddings, query_labels: Labels, gallery: Embeddings | None, gallery_labels: Labels | None
+    query: Embeddings,
+    query_labels: Labels,
+    gallery: Embeddings | None,
+    gallery_labels: Labels | None,
+    curvature: float = 0.0,
 ) -> tuple[Items, Items | None]:
     """Check queries and a gallery; without a gallery the queries are their own.
 
@@ -77,13 +94,13 @@ def check_query_and_gallery(
         InputError: if `check_items` raises one, widths, levels or devices differ, or only one of the gallery and the
             gallery's labels is there.
     """
-    queries = check_items(query, query_labels, "query")
+    queries = check_items(query, query_labels, "query", curvature)
     if gallery is None and gallery_labels is None:
         return queries, None
     if gallery is None or gallery_labels is None:
         present, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise InputError(f"{present} is given without {missing}: a gallery needs both")
-    items = check_items(gallery, gallery_labels, "gallery")
+    items = check_items(gallery, gallery_labels, "gallery", curvature)
     for property_name, in_queries, in_gallery in (
         ("embedding dimensions", queries.embeddings.shape[1], items.embeddings.shape[1]),
         ("label levels", queries.labels.shape[1], items.labels.shape[1]),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES, MetricConfig
 from dml.evaluation.ranking.blocks import Ranking, choose_group_size
@@ -13,6 +14,7 @@ from dml.evaluation.ranking.exclusions import find_nearest_items
 from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.positives import Positives
 from dml.ops.errors import InputError
+from dml.ops.poincare import pair_distances
 from dml.retrieval.rows import Embeddings
 
 LARGEST_BLOCK = 4096
@@ -27,7 +29,8 @@ class PerQuery:
         queries: (Q,) indices among all queries.
         values: {metric: (Q,) float64}, NaN where the query has no positive.
         neighbors: (Q, k) gallery indices of the nearest items, nearest first, ties by index.
-        similarities: (Q, k) float32, cosine similarities of the neighbors.
+        similarities: (Q, k) float32, cosine similarities of the neighbors; in a Poincare ball, their distances with a
+            negative sign.
     """
 
     queries: npt.NDArray[np.int64]
@@ -90,8 +93,9 @@ def rank_queries(
         InputError: if `evaluate` raises one for the same arguments, except that queries may have no positives; or if a
             query excludes the whole gallery.
     """
-    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels)
-    return rank_items(queries, items, MetricConfig(**settings), neighbors=neighbors, share=share, excluded=excluded)
+    config = MetricConfig(**settings)
+    queries, items = check_query_and_gallery(query, query_labels, gallery, gallery_labels, config.curvature)
+    return rank_items(queries, items, config, neighbors=neighbors, share=share, excluded=excluded)
 
 
 def query_share(queries: int, gallery: int, share: tuple[int, int], memory: int = MetricConfig.memory) -> range:
@@ -151,8 +155,21 @@ def rank_items(
             )
             for name, values in block.scores.items():
                 result.values[name][positions] = values.cpu()
+    if queries.curvature:
+        _set_poincare_similarities(result, queries, searched)
     _mask_queries_without_positives(result, positives)
     return result
+
+
+def _set_poincare_similarities(result: PerQuery, queries: Items, gallery: Items) -> None:
+    """Replace the inner products that rank the neighbours by the negative Poincare distances, a block at a time."""
+    for start in range(0, len(result.queries), LARGEST_BLOCK):
+        part = slice(start, start + LARGEST_BLOCK)
+        device = queries.embeddings.device
+        points = queries.embeddings[torch.from_numpy(result.queries[part]).to(device)].double()
+        neighbors = gallery.embeddings[torch.from_numpy(result.neighbors[part]).to(device)].double()
+        distances = pair_distances(points[:, None], neighbors, queries.curvature)
+        result.similarities[part] = 0.0 - distances.cpu().numpy()
 
 
 def _choose_block_size(gallery: int, memory: int) -> int:

@@ -1,0 +1,141 @@
+"""The Poincare ball: its points, its distances, and the order of its distances as one of inner products."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dml.ops.errors import InputError
+
+MARGIN = 1e-5
+"""What the release adds to a norm before it compares it with the clip radius."""
+
+LARGEST_NORM = 1.0 - 1e-3
+"""The largest norm of a point as a part of the ball's radius, as in the release; distances grow without bound there."""
+
+
+class Ball(NamedTuple):
+    """A Poincare ball, and how embeddings become points of it, see `to_ball`.
+
+    Args:
+        curvature: curvature c of the ball, above 0.
+        clip: largest norm of an embedding before the map into the ball.
+    """
+
+    curvature: float
+    clip: float
+
+
+def check_ball(name: str, curvature: float, clip: float) -> None:
+    """Make sure that a curvature and a clip radius describe a ball, or the sphere.
+
+    Args:
+        name: name of the option whose values these are, for the error.
+        curvature: curvature c of the ball, 0 for the sphere.
+        clip: largest norm of an embedding before the map into the ball.
+
+    Raises:
+        InputError: if they don't.
+    """
+    if not 0.0 <= curvature < float("inf"):
+        raise InputError(f"{name}.curvature={curvature}: must be 0 (the sphere) or above, such as 0.1")
+    if not clip > 0.0:
+        raise InputError(f"{name}.clip={clip}: the largest norm of an embedding must be above 0, such as 2.3")
+
+
+def to_ball(embeddings: Tensor, curvature: float, clip: float) -> Tensor:
+    """Map embeddings into the Poincare ball: clipping, and the exponential map at 0 (Ermolov et al., 2022, Eq. 3, 7).
+
+    x is first multiplied by min(1, clip / (|x| + 1e-5)), as in the release, and then becomes
+    tanh(sqrt(c) |x|) x / (sqrt(c) |x|). Points stay within 0.999 of the radius of the ball. Curvature 0 L2-normalises.
+
+    >>> to_ball(torch.tensor([[0.5, 0.0], [30.0, 40.0]]), curvature=1.0, clip=1.0)
+    tensor([[0.4621, 0.0000],
+            [0.4570, 0.6093]])
+
+    Args:
+        embeddings: (B, D) embeddings.
+        curvature: c; the ball has radius 1 / sqrt(c).
+        clip: largest norm of an embedding before the map.
+
+    Returns:
+        The points (B, D).
+    """
+    if not curvature:
+        return F.normalize(embeddings, dim=1)
+    root = curvature**0.5
+    directions: Tensor = F.normalize(embeddings, dim=1)
+    norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+    clipped = norms * (clip / (norms + MARGIN)).clamp(max=1.0)
+    points: Tensor = directions * (root * clipped).tanh().clamp(max=LARGEST_NORM) / root
+    return points
+
+
+def poincare_distances(points: Tensor, items: Tensor, curvature: float) -> Tensor:
+    """Compute the Poincare distances of points (N, D) and other points (M, D) -> (N, M).
+
+    d(x, y) = 2 / sqrt(c) asinh(sqrt(c |x - y|^2 / ((1 - c |x|^2) (1 - c |y|^2)))), which equals the usual form
+    2 / sqrt(c) artanh(sqrt(c) |-x (+) y|) by Moebius addition (+), and is accurate for near points too.
+
+    >>> poincare_distances(torch.zeros(1, 2), torch.tensor([[0.5, 0.0]]), curvature=1.0)
+    tensor([[1.0986]])
+
+    Args:
+        points: (N, D) points of the ball.
+        items: (M, D) points of the ball.
+        curvature: c, above 0; the ball has radius 1 / sqrt(c).
+
+    Raises:
+        InputError: if the curvature isn't above 0.
+    """
+    if not curvature > 0.0:
+        raise InputError(f"curvature={curvature}: Poincare distances need a curvature above 0")
+    gaps = torch.cdist(points, items, compute_mode="donot_use_mm_for_euclid_dist")
+    return _scale_gaps(gaps, points.square().sum(dim=1)[:, None], items.square().sum(dim=1), curvature)
+
+
+def pair_distances(points: Tensor, items: Tensor, curvature: float) -> Tensor:
+    """Compute the Poincare distance of each point (..., D) and its item (..., D), which are broadcast -> (...).
+
+    >>> pair_distances(torch.zeros(2), torch.tensor([0.5, 0.0]), curvature=1.0)
+    tensor(1.0986)
+    """
+    gaps = torch.linalg.vector_norm(points - items, dim=-1)
+    return _scale_gaps(gaps, points.square().sum(dim=-1), items.square().sum(dim=-1), curvature)
+
+
+def _scale_gaps(gaps: Tensor, point_squares: Tensor, item_squares: Tensor, curvature: float) -> Tensor:
+    """Turn Euclidean distances of points and items, and their squared norms, into Poincare distances."""
+    root = curvature**0.5
+    room = ((1.0 - curvature * point_squares) * (1.0 - curvature * item_squares)).sqrt()
+    distances: Tensor = (root * gaps / room).asinh() * (2.0 / root)
+    return distances
+
+
+def ranking_vectors(points: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
+    """Turn points into vectors whose inner products are in the descending order of the Poincare distances.
+
+    For a fixed query x, the distances d(x, y) are in the order of |x - y|^2 / (1 - c |y|^2). That is the inner product
+    of (-2x, |x|^2, 1) and (y, 1, |y|^2) / (1 - c |y|^2). Here its sign is changed, each query's vector has unit length
+    and the vectors of the items are divided by the largest norm of a vector of the ball. All inner products are
+    therefore between -1 and 1, and a vector depends on its own point alone.
+
+    >>> queries, items = ranking_vectors(torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.6, 0.0]]), curvature=1.0)
+    >>> (queries @ items.T).argsort(dim=1, descending=True).tolist()
+    [[0, 1, 2], [1, 2, 0], [2, 1, 0]]
+
+    Args:
+        points: (N, D) points of the ball, of norm 0.999 / sqrt(c) at most.
+        curvature: c, above 0.
+
+    Returns:
+        The vectors of the points as queries (N, D + 2), and as items of a gallery (N, D + 2).
+    """
+    wide = points.double()
+    squared, constant = wide.square().sum(dim=1, keepdim=True), wide.new_ones(len(wide), 1)
+    queries = F.normalize(torch.cat([2.0 * wide, -squared, -constant], dim=1), dim=1)
+    items = torch.cat([wide, constant, squared], dim=1) / (1.0 - curvature * squared)
+    edge = LARGEST_NORM**2 / curvature
+    largest = (edge + 1.0 + edge**2) ** 0.5 / (1.0 - LARGEST_NORM**2)
+    return queries.to(points.dtype), (items / largest).to(points.dtype)
