@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,8 @@ class EmbeddingModel(nn.Module):
         normalize: whether to L2-normalise the embeddings in training too; in evaluation they always are.
         concatenation: how evaluation concatenates the heads' embeddings. "normalized" L2-normalises each of them
             first, so that all heads weigh the same; "raw" normalises the concatenation alone, as RLL's release does.
+        pretraining: facts about the weights of the backbone, such as the licence and the data that they were trained
+            on. The configurations of optimizer and trainer read ``lr`` and ``gradient_clip_val`` in it.
 
     Raises:
         InputError: if a head or a tapped submodule doesn't exist, or a size doesn't fit.
@@ -49,6 +52,7 @@ class EmbeddingModel(nn.Module):
         image_size: int = 224,
         normalize: bool = False,
         concatenation: str = "normalized",
+        pretraining: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if taps is None:
@@ -63,6 +67,7 @@ class EmbeddingModel(nn.Module):
         self.backbone = backbone
         self.normalize = normalize
         self.concatenation = concatenation
+        self.pretraining = {str(key): value for key, value in (pretraining or {}).items()}
         self.embed_dims = {name: _embed_dim(embed_dim, name) for name in heads}
         backbone.tap({name: taps[name] for name in heads})
         shapes = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
