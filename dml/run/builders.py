@@ -26,6 +26,7 @@ from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run import quick_run
+from dml.run.crop_sizes import warn_of_small_crops
 from dml.run.evaluators import build_metric_config, choose_selection
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import AnyModel, ModelEmbedder
@@ -122,6 +123,7 @@ def build_evaluation_data(config: DictConfig, images: ImageTable) -> EvaluationD
 
 def _build_loader_arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments that the loaders of a training and of a test have in common."""
+    warn_of_small_crops(config.transform)
     return {
         "test_transform": instantiate(config.transform.test),
         "crops_transform": build_crops_transform(config),
