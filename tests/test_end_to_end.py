@@ -227,6 +227,25 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
             assert metrics(two)[name] == pytest.approx(value, abs=0.03), name
 
 
+def test_a_transformer_trains_and_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    """With rates by layer, clipped gradients, a frozen patch embedding and branches that are left out at random."""
+    arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "scheduler=constant"]
+    arguments += ["model=dino_small", "model.backbone.weights=null", "model.embed_dim=16", "transform.size=32"]
+    arguments += ["model.heads=[H]", "model.backbone.drop_path_rate=0.2", "optimizer.layer_decay=0.75"]
+    arguments += ["evaluation.clustering=false", "evaluation.sheet=null", "trainer.val_check_interval=null"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=3")
+    here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=1")
+    here("train", f"resume={parts}", "trainer.max_steps=3")
+    expected, found = (last(folder) for folder in (whole, parts))
+    for name, weights in expected["state_dict"].items():
+        assert torch.equal(weights, found["state_dict"][name]), name
+    rates = {group["name"]: group["lr"] for group in found["optimizer_states"][0]["param_groups"]}
+    assert rates["heads"] == rates["backbone.12"] == 1e-5
+    assert rates["backbone.0"] == pytest.approx(1e-5 * 0.75**12)
+    assert metrics(whole) == metrics(parts)
+
+
 WHOLE_RUNS = {
     "rll": "pairs, one label",
     "rll_coarse": "a level of the labels",

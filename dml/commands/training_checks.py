@@ -10,6 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from dml.commands.crop_sizes import warn_of_small_crops
+from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError
 from dml.run.stages import list_stages
 from dml.training.optimizers import optimizer_by_role
@@ -22,15 +24,23 @@ LOGGER_PACKAGES = ("tensorboard", "wandb")
 """The loggers of ``conf/logger`` that need a package of the same name, an extra of dml."""
 
 
-def check_training(config: DictConfig) -> None:
-    """Make sure that the optimizer, the schedule and the loggers of each stage of a training can be made.
+def check_job(command: str, config: DictConfig) -> None:
+    """Make sure that the optimizer, the schedule and the loggers of a training can be made; warn of small crops.
+
+    Args:
+        command: "train", "evaluate" or "prepare".
+        config: the composed configuration.
 
     Raises:
         InputError: if one refuses a setting, or isn't installed.
     """
-    check_loggers(config)
-    for stage in list_stages(config):
-        check_optimizer(stage.config)
+    if command == "train":
+        check_loggers(config)
+    stages = [] if command == "prepare" else list_stages(config)
+    for stage in stages:
+        warn_of_small_crops(stage.config.transform)
+        if command == "train":
+            check_optimizer(stage.config)
 
 
 def check_loggers(config: DictConfig) -> None:
@@ -60,7 +70,8 @@ def check_optimizer(config: DictConfig) -> None:
     if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
         return
     # two dimensions: some optimizers take matrices alone
-    optimizer = make_optimizer({name: [nn.Parameter(torch.zeros(1, 1))] for name in ("backbone", "heads", "loss")})
+    groups = {name: LayeredParameters([nn.Parameter(torch.zeros(1, 1))], [0]) for name in ("backbone", "heads", "loss")}
+    optimizer = make_optimizer(groups)
     schedule_config = config.scheduler.schedule
     if schedule_config is None or not str(schedule_config.get("_target_")).startswith("torch."):
         return

@@ -135,3 +135,12 @@ def _describe_lack(source: str, count: int, option: str, to_keep: int) -> str:
     )
     needed = f"{training} for training{val} and 1 for test"
     return f"{source}: {count} {classes}, {to_keep + 1} are needed to draw whole classes: {needed}; {remedy}"
+
+
+def describe_splits(table: ImageTable) -> str:
+    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573"."""
+    numbers = {split: (counts["images"], counts[table.levels[0]]) for split, counts in table.counts().items()}
+    parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
+    first, (images, classes) = next(iter(numbers.items()))
+    parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
+    return ", ".join(parts)

@@ -59,3 +59,8 @@ def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
             f"[bold red]worse[/]    recall@1 was {before:.1%} before training and is {after:.1%} now; a smaller "
             'optimizer.lr or another loss may help, see "If training makes it worse" in docs/own_data.md'
         )
+
+
+def print_raw_test() -> None:
+    """Print that the backbone is tested before the training, which may take minutes."""
+    console.print("[bold]before[/]   testing the backbone as it is ... (evaluation.raw=false goes without)")

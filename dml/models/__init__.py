@@ -13,12 +13,16 @@ __all__ = [
     "BNInception",
     "Backbone",
     "BranchedGoogLeNet",
+    "ClassTokenHead",
     "EmbeddingModel",
     "FullyConnectedHead",
+    "GeMHead",
     "NormalizedPoolHead",
     "PoolHead",
+    "PooledHead",
     "RecurrentEmbedding",
     "RecurrentModel",
+    "TokenMeanHead",
     "branched_googlenet",
     "resnet",
     "timm_backbone",
@@ -29,7 +33,15 @@ if TYPE_CHECKING:
     from dml.models.bn_inception import BNInception
     from dml.models.embedding import EmbeddingModel
     from dml.models.googlenet import BranchedGoogLeNet
-    from dml.models.heads import AuxiliaryHead, NormalizedPoolHead, PoolHead
+    from dml.models.heads import (
+        AuxiliaryHead,
+        ClassTokenHead,
+        GeMHead,
+        NormalizedPoolHead,
+        PooledHead,
+        PoolHead,
+        TokenMeanHead,
+    )
     from dml.models.networks import branched_googlenet, resnet, timm_backbone
     from dml.models.recurrent import RecurrentEmbedding, RecurrentModel
     from dml.models.small_cnn import FullyConnectedHead
@@ -41,12 +53,16 @@ else:
             "BNInception": "bn_inception",
             "Backbone": "backbone",
             "BranchedGoogLeNet": "googlenet",
+            "ClassTokenHead": "heads",
             "EmbeddingModel": "embedding",
             "FullyConnectedHead": "small_cnn",
+            "GeMHead": "heads",
             "NormalizedPoolHead": "heads",
             "PoolHead": "heads",
+            "PooledHead": "heads",
             "RecurrentEmbedding": "recurrent",
             "RecurrentModel": "recurrent",
+            "TokenMeanHead": "heads",
             "branched_googlenet": "networks",
             "resnet": "networks",
             "timm_backbone": "networks",

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from math import isqrt
@@ -18,6 +18,25 @@ FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
     False: None,
 }
 """Meaning of each value that `Backbone` accepts for ``freeze_batchnorm``."""
+
+FINAL_TAPS = ("tokens", "patches", "pooled")
+"""Taps that name no submodule: see `Backbone.tap`."""
+
+
+class LayeredParameters(list[nn.Parameter]):
+    """A list of a backbone's parameters that also knows the layer of each parameter.
+
+    >>> LayeredParameters([nn.Parameter(torch.zeros(2))], layers=[3]).layers
+    [3]
+
+    Args:
+        parameters: parameters of the backbone in the order of the list.
+        layers: number of the layer of each parameter, from 0 for the first layer; empty if the layers are unknown.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], layers: Sequence[int]) -> None:
+        super().__init__(parameters)
+        self.layers = list(layers)
 
 
 class Backbone(nn.Module):
@@ -44,6 +63,8 @@ class Backbone(nn.Module):
             stored these.
         channels_last: whether images are stored channels last in memory, which halves the time of a step on CPU.
         stages: names of the submodules that end the network's stages, shallowest first.
+        layers: number of the layer, from 0 for the first, of each of the network's parameters by name; with them, an
+            optimizer can give deeper layers larger learning rates. An empty mapping if the layers are unknown.
 
     Raises:
         InputError: if ``channels`` or ``freeze_batchnorm`` has another value.
@@ -63,6 +84,7 @@ class Backbone(nn.Module):
         freeze_batchnorm: str | bool | None = None,
         channels_last: bool = True,
         stages: Sequence[str] = (),
+        layers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         if channels not in ("rgb", "bgr"):
@@ -73,10 +95,12 @@ class Backbone(nn.Module):
         self.channels = channels
         self.freeze_batchnorm = FREEZE_BATCHNORM[freeze_batchnorm]
         self.stages = tuple(stages)
+        self.layers = dict(layers or {})
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", scale * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self._tapped_maps: dict[str, Tensor] = {}
+        self._pooled_taps: list[str] = []
         self._hooks: list[RemovableHandle] = []
         self.to(memory_format=self.memory_format)
         if self.freeze_batchnorm == "all":
@@ -87,20 +111,47 @@ class Backbone(nn.Module):
     def tap(self, taps: Mapping[str, str]) -> None:
         """Choose the submodules whose outputs `forward` returns, such as ``{"H": "layer4"}``.
 
+        Three words stand for outputs of the whole network:
+
+        - "tokens": the class token and the patch tokens of a transformer of timm after the final norm, (B, 1 + N, C).
+          Register tokens are left out.
+        - "patches": the map (B, C, h, w) of the patch tokens after the final norm.
+        - "pooled": the network's pooled features, as a map of one cell, (B, F, 1, 1).
+
         Args:
-            taps: path of the submodule by the name under which `forward` returns its output.
+            taps: path of the submodule, or one of the three words, by the name under which `forward` returns the
+                output.
 
         Raises:
-            InputError: if the network has no submodule of that path.
+            InputError: if the network has no submodule of that path, or no such tokens.
         """
         while self._hooks:
             self._hooks.pop().remove()
+        self._pooled_taps = []
         modules = dict(self.network.named_modules())
         for name, path in taps.items():
+            if path in FINAL_TAPS and path not in modules:
+                self._tap_final(name, path, modules)
+                continue
             if path not in modules:
                 nearest = get_close_matches(path, modules, n=5, cutoff=0.3) or [*modules][-5:]
                 raise InputError(f"model.taps.{name}={path}: no such module; nearest: {', '.join(nearest)}")
             self._hooks.append(modules[path].register_forward_hook(partial(self._store_map, name)))
+
+    def _tap_final(self, name: str, path: str, modules: Mapping[str, nn.Module]) -> None:
+        """Tap the tokens, patches or pooled features of the whole network."""
+        if path == "pooled":
+            self._pooled_taps.append(name)
+            return
+        kind = type(self.network).__name__
+        if "norm" not in modules or not hasattr(self.network, "num_prefix_tokens"):
+            raise InputError(
+                f"model.taps.{name}={path}: {kind} isn't a transformer whose tokens can be tapped; "
+                "tap pooled or a stage"
+            )
+        if path == "tokens" and getattr(self.network, "cls_token", None) is None:
+            raise InputError(f"model.taps.{name}=tokens: {kind} has no class token here; tap patches or pooled")
+        self._hooks.append(modules["norm"].register_forward_hook(partial(self._store_tokens, name, path)))
 
     def fit_image_size(self, image_size: int) -> bool:
         """Fit a transformer of timm, which is made for images of one size, to another, and return whether it can be.
@@ -112,15 +163,35 @@ class Backbone(nn.Module):
             set_input_size(img_size=image_size)
         return set_input_size is not None
 
+    @property
+    def layered_parameters(self) -> "LayeredParameters":
+        """Return the parameters with the layer of each."""
+        named = list(self.network.named_parameters())
+        layers = [self.layers[name] for name, _ in named] if self.layers else []
+        return LayeredParameters([parameter for _, parameter in named], layers)
+
     def _store_map(self, name: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._tapped_maps[name] = _to_map(output, self.network)
 
+    def _store_tokens(self, name: str, path: str, norm: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        network: Any = self.network
+        if isinstance(norm, nn.Identity):  # Networks such as EVA-02 have their norm behind the pool.
+            output = network.fc_norm(output)
+        if path == "patches":
+            self._tapped_maps[name] = _to_map(output, network)
+        else:
+            self._tapped_maps[name] = torch.cat([output[:, :1], output[:, network.num_prefix_tokens :]], dim=1)
+
     def forward(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute pooled features (B, F) and the tapped maps {name: (B, C, h, w)} of RGB images (B, 3, H, W), 0-255."""
+        """Compute pooled features (B, F) and the tapped maps {name: (B, C, h, w)} of RGB images (B, 3, H, W), 0-255.
+
+        The tap "tokens" gives (B, 1 + N, C) instead of a map.
+        """
         pixels = images.flip(1) if self.channels == "bgr" else images
         pixels = ((pixels - self.mean) / self.std).contiguous(memory_format=self.memory_format)
         features = self.network(pixels)
         maps, self._tapped_maps = self._tapped_maps, {}
+        maps |= {name: features.flatten(1)[:, :, None, None] for name in self._pooled_taps}
         return features, maps
 
     def train(self, mode: bool = True) -> "Backbone":

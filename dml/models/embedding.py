@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,7 @@ from dml.models.backbone import Backbone
 from dml.ops.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
-"""Builds a head from the shape (C, h, w) of a tapped map and the size of the embedding."""
+"""Builds a head from the shape (C, h, w) of a tapped map, or (C, T, 1) of T tokens, and the size of the embedding."""
 
 SIZE_ERRORS = (AssertionError, RuntimeError, ValueError)
 """The errors that networks raise for images of a size that they can't take."""
@@ -39,6 +40,8 @@ class EmbeddingModel(nn.Module):
         normalize: whether to L2-normalise the embeddings in training too; in evaluation they always are.
         concatenation: how evaluation concatenates the heads' embeddings. "normalized" L2-normalises each of them
             first, so that all heads weigh the same; "raw" normalises the concatenation alone, as RLL's release does.
+        pretraining: facts about the weights of the backbone, such as the licence and the data that they were trained
+            on. The configurations of optimizer and trainer read ``lr`` and ``gradient_clip_val`` in it.
 
     Raises:
         InputError: if a head or a tapped submodule doesn't exist, or a size doesn't fit.
@@ -55,6 +58,7 @@ class EmbeddingModel(nn.Module):
         image_size: int = 224,
         normalize: bool = False,
         concatenation: str = "normalized",
+        pretraining: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if taps is None:
@@ -69,10 +73,12 @@ class EmbeddingModel(nn.Module):
         self.backbone = backbone
         self.normalize = normalize
         self.concatenation = concatenation
+        self.pretraining = {str(key): value for key, value in (pretraining or {}).items()}
         self.embed_dims = {name: _embed_dim(embed_dim, name) for name in heads}
         backbone.tap({name: taps[name] for name in heads})
         shapes = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
         self.heads = nn.ModuleDict({name: head[name](shapes[name], self.embed_dims[name]) for name in heads})
+        _check_tokens({name: taps[name] for name in heads}, self.heads)
 
     @torch.enable_grad()
     def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, tuple[int, int, int]]:
@@ -86,7 +92,7 @@ class EmbeddingModel(nn.Module):
         self.backbone.eval()
         maps = self._embed_blank(image_size)
         for name, path in taps.items():
-            if name not in maps or maps[name].ndim != 4:
+            if name not in maps or maps[name].ndim != (3 if path == "tokens" else 4):
                 raise InputError(
                     f"model.taps.{name}={path}: this module's output isn't a map (B, C, h, w); tap another one"
                 )
@@ -96,7 +102,7 @@ class EmbeddingModel(nn.Module):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
         self.backbone.train()
-        return {name: (tapped.shape[1], tapped.shape[2], tapped.shape[3]) for name, tapped in maps.items()}
+        return {name: _head_shape(tapped) for name, tapped in maps.items()}
 
     def _embed_blank(self, image_size: int) -> dict[str, Tensor]:
         """Compute the maps of a black image; a transformer made for another size is fitted to this one.
@@ -143,7 +149,7 @@ class EmbeddingModel(nn.Module):
     @property
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters of the groups "backbone" and "heads", for which an optimizer may set learning rates."""
-        return {"backbone": list(self.backbone.parameters()), "heads": list(self.heads.parameters())}
+        return {"backbone": self.backbone.layered_parameters, "heads": list(self.heads.parameters())}
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
         """Concatenate the embeddings (B, D) of all heads to L2-normalised embeddings (B, sum of D) for evaluation."""
@@ -164,3 +170,20 @@ def _embed_dim(embed_dim: int | Mapping[str, int], name: str) -> int:
     if not isinstance(size, int) or size < 1:
         raise InputError(f"model.embed_dim={embed_dim}: head {name} needs an integer size of at least 1")
     return size
+
+
+def _head_shape(tapped: Tensor) -> tuple[int, int, int]:
+    """Return the shape that a head is built for: (C, h, w) of a map (1, C, h, w), (C, T, 1) of tokens (1, T, C)."""
+    if tapped.ndim == 3:
+        return tapped.shape[2], tapped.shape[1], 1
+    return tapped.shape[1], tapped.shape[2], tapped.shape[3]
+
+
+def _check_tokens(taps: Mapping[str, str], heads: nn.ModuleDict) -> None:
+    """Raise InputError if a head of tokens taps a map, or a head of maps taps tokens."""
+    for name, head in heads.items():
+        takes_tokens = bool(getattr(head, "takes_tokens", False))
+        if takes_tokens and taps[name] != "tokens":
+            raise InputError(f"model.taps.{name}={taps[name]}: {type(head).__name__} embeds tokens; tap tokens")
+        if not takes_tokens and taps[name] == "tokens":
+            raise InputError(f"model.taps.{name}=tokens: {type(head).__name__} embeds a map; tap patches or a stage")

@@ -1,7 +1,13 @@
+from typing import ClassVar
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
+
+GEM_FLOOR = 1e-6
+"""Value that `GeMHead` takes instead of smaller ones, whose powers aren't real or have no finite gradient."""
 
 
 class PoolHead(nn.Module):
@@ -50,6 +56,128 @@ class NormalizedPoolHead(nn.Module):
     def forward(self, tapped: Tensor) -> Tensor:
         """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
         embeddings: Tensor = self.embedding(self.norm(tapped.mean(dim=(2, 3))))
+        return embeddings
+
+
+class ClassTokenHead(nn.Module):
+    """A linear layer of a transformer's class token after the final norm, as in Hyp-ViT (Ermolov et al., 2022).
+
+    As in Hyp-ViT, the layer begins as an orthogonal matrix with a bias of 0. With ``embed_dim`` C, an untrained head
+    therefore leaves the cosine similarities of the class tokens as they are.
+
+    >>> import torch
+    >>> ClassTokenHead((16, 1 + 4, 1), embed_dim=8)(torch.zeros(2, 1 + 4, 16)).shape
+    torch.Size([2, 8])
+
+    Args:
+        shape: shape (C, 1 + N, 1) of the tapped tokens of one image.
+        embed_dim: size of the embedding.
+    """
+
+    takes_tokens: ClassVar[bool] = True
+
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+        super().__init__()
+        self.embedding = _orthogonal_layer(shape[0], embed_dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed a class token and N patch tokens (B, 1 + N, C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(tokens[:, 0])
+        return embeddings
+
+
+class TokenMeanHead(nn.Module):
+    """A linear layer of a transformer's class token and the mean of its patch tokens, concatenated.
+
+    DINOv2's model card (Oquab et al., 2023) recommends these features for linear classifiers. The layer begins as an
+    orthogonal matrix.
+
+    >>> import torch
+    >>> TokenMeanHead((16, 1 + 4, 1), embed_dim=8)(torch.zeros(2, 1 + 4, 16)).shape
+    torch.Size([2, 8])
+
+    Args:
+        shape: shape (C, 1 + N, 1) of the tapped tokens of one image.
+        embed_dim: size of the embedding.
+    """
+
+    takes_tokens: ClassVar[bool] = True
+
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+        super().__init__()
+        self.embedding = _orthogonal_layer(2 * shape[0], embed_dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed a class token and N patch tokens (B, 1 + N, C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1))
+        return embeddings
+
+
+class GeMHead(nn.Module):
+    """A generalized mean (GeM) of a map's cells, and a linear layer that begins as an orthogonal matrix.
+
+    Channel c is pooled to (mean over cells of max(x_c, 1e-6) ** p) ** (1 / p) (Radenovic et al., "Fine-tuning CNN image
+    retrieval with no human annotation", 2019, Eq. 4): the mean for p = 1, and nearly the maximum for a large p. The
+    exponent p is trained with the head. Negative values count as 1e-6.
+
+    >>> import torch
+    >>> GeMHead((16, 4, 4), embed_dim=8)(torch.zeros(2, 16, 4, 4)).shape
+    torch.Size([2, 8])
+
+    Args:
+        shape: shape (C, h, w) of the tapped map.
+        embed_dim: size of the embedding.
+        exponent: first value of the exponent p.
+
+    Raises:
+        InputError: if ``exponent`` is not above 0.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int, exponent: float = 3.0) -> None:
+        super().__init__()
+        if not exponent > 0:
+            raise InputError(f"exponent={exponent}: must be above 0; 1 is the mean, 3 the paper's value")
+        self.exponent = nn.Parameter(torch.tensor(float(exponent)))
+        self.embedding = _orthogonal_layer(shape[0], embed_dim)
+
+    def forward(self, tapped: Tensor) -> Tensor:
+        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
+        # Powers of half-precision values would underflow; autocast runs only the linear layer in half precision.
+        cells = tapped.to(torch.promote_types(tapped.dtype, torch.float32)).clamp(min=GEM_FLOOR)
+        pooled = cells.pow(self.exponent).mean(dim=(2, 3)).pow(1 / self.exponent)
+        embeddings: Tensor = self.embedding(pooled)
+        return embeddings
+
+
+class PooledHead(nn.Module):
+    """A linear layer of the network's own pooled features, which ``taps: {H: pooled}`` gives.
+
+    These are what the network's authors take for an image's embedding: the pooled attention of SigLIP 2 and Perception
+    Encoder, or the normalised mean of ConvNeXt. The layer begins as an orthogonal matrix.
+
+    >>> import torch
+    >>> PooledHead((16, 1, 1), embed_dim=8)(torch.zeros(2, 16, 1, 1)).shape
+    torch.Size([2, 8])
+
+    Args:
+        shape: shape (C, 1, 1) of the tapped features.
+        embed_dim: size of the embedding.
+
+    Raises:
+        InputError: if the shape is that of a map of several cells.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], embed_dim: int) -> None:
+        super().__init__()
+        if shape[1:] != (1, 1):
+            raise InputError(
+                f"PooledHead takes pooled features, but the tapped map is {shape[1]}x{shape[2]}: tap pooled"
+            )
+        self.embedding = _orthogonal_layer(shape[0], embed_dim)
+
+    def forward(self, tapped: Tensor) -> Tensor:
+        """Embed pooled features (B, C, 1, 1) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(tapped.flatten(1))
         return embeddings
 
 
@@ -104,3 +232,11 @@ class AuxiliaryHead(nn.Module):
 def _pooled_size(size: int) -> int:
     """Compute the side of a map after a pool of width 5 and stride 3 in ceil mode."""
     return -(-(size - 5) // 3) + 1
+
+
+def _orthogonal_layer(inputs: int, outputs: int) -> nn.Linear:
+    """Make a linear layer whose weights are an orthogonal matrix, and whose bias is 0."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -9,11 +9,13 @@ Every function takes ``weights``, which is one of
 """
 
 import logging
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import timm
 import torchvision
+from timm.models import group_parameters
 from torch import nn
 
 from dml.models.backbone import Backbone
@@ -27,7 +29,15 @@ logger = logging.getLogger(__name__)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def timm_backbone(name: str, weights: str | None = None, **settings: Any) -> Backbone:
+def timm_backbone(
+    name: str,
+    weights: str | None = None,
+    *,
+    any_size: bool = False,
+    drop_path_rate: float = 0.0,
+    freeze_patch_embedding: bool = False,
+    **settings: Any,
+) -> Backbone:
     """Build a timm model by name.
 
     >>> timm_backbone("resnet18").stages
@@ -36,27 +46,77 @@ def timm_backbone(name: str, weights: str | None = None, **settings: Any) -> Bac
     Args:
         name: name of the model in timm.
         weights: see the top of this module.
+        any_size: whether a transformer takes images of any size. It keeps the position embeddings at the size of the
+            weights, and resamples them in each forward pass, so that weights of runs with other sizes fit. Without
+            this, `Backbone.fit_image_size` fits the network to one size.
+        drop_path_rate: probability with which the residual branches of the last block are left out of a training step
+            (stochastic depth); it grows linearly from 0 at the first block.
+        freeze_patch_embedding: whether the convolution that makes tokens of the pixels keeps its weights.
         settings: arguments of `Backbone`, which replace those that timm states for the weights.
 
     Raises:
-        InputError: if timm has no such model, or the weights can't be loaded.
+        InputError: if timm has no such model, it takes no such option, or the weights can't be loaded.
     """
+    if not 0 <= drop_path_rate < 1:
+        raise InputError(f"model.backbone.drop_path_rate={drop_path_rate}: must be 0 or more, below 1")
     if not timm.is_model(name):
         nearest = get_close_matches(name, timm.list_models(), n=8, cutoff=0.0)
         raise InputError(f"model.backbone.name={name}: timm has no such model; nearest: {', '.join(nearest)}")
+    options: dict[str, Any] = {"dynamic_img_size": True, "dynamic_img_pad": True} if any_size else {}
+    if drop_path_rate:
+        options["drop_path_rate"] = drop_path_rate
     try:
-        network: Any = timm.create_model(name, pretrained=weights == "download")
+        network: Any = timm.create_model(name, pretrained=weights == "download", **options)
     except OSError as error:
         raise _download_error(name, error) from error
     except RuntimeError as error:  # timm has no such tag, or no weights for this model
         raise InputError(f"model.backbone.name={name}: {error}") from error
+    except TypeError as error:  # The network takes none of the options.
+        if not options:
+            raise
+        raise InputError(
+            f"model.backbone.name={name}: takes no any_size or no drop_path_rate ({error}); give false and 0"
+        ) from error
     config = network.pretrained_cfg
     classifier = config.get("classifier") or ()
     ignore = tuple(f"{key}." for key in ([classifier] if isinstance(classifier, str) else classifier))
     _load(network, name, weights, ignore)
     network.reset_classifier(0)
+    if freeze_patch_embedding:
+        _freeze(network, config["first_conv"])
     stages = [stage["module"] for stage in network.feature_info]
-    return Backbone(network, **{"mean": config["mean"], "std": config["std"], "stages": stages, **settings})
+    stated = {"mean": config["mean"], "std": config["std"], "stages": stages, "layers": number_layers(network, stages)}
+    return Backbone(network, **{**stated, **settings})
+
+
+def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
+    """Return the number of the layer of each parameter of a timm model by name.
+
+    The result is {} if timm doesn't order the layers. A transformer's layer 0 is the patch embedding with the positions
+    and the prefix tokens, and layer i + 1 is block i. The layers behind the last stage, such as the final norm, have
+    the number of the last layer of that stage.
+
+    >>> network = timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=2)
+    >>> layers = number_layers(network, ["blocks.0", "blocks.1"])
+    >>> layers["cls_token"], layers["blocks.0.norm1.weight"], layers["blocks.1.norm1.weight"], layers["norm.weight"]
+    (0, 1, 2, 2)
+
+    Args:
+        network: timm model without its classifier.
+        stages: names of the submodules that end its stages, shallowest first.
+    """
+    if not hasattr(network, "group_matcher"):
+        return {}
+    numbers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
+    in_last_stage = [number for name, number in numbers.items() if name.startswith(f"{stages[-1]}.")]
+    last = max(in_last_stage or numbers.values())
+    return {name: min(int(number), last) for name, number in numbers.items()}
+
+
+def _freeze(network: nn.Module, first_conv: str | Sequence[str]) -> None:
+    """Freeze the first layers of a network; the layers are submodules that timm names."""
+    for path in [first_conv] if isinstance(first_conv, str) else first_conv:
+        network.get_submodule(path).requires_grad_(False)
 
 
 def resnet(name: str, weights: str | None = None, **settings: Any) -> Backbone:

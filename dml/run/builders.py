@@ -21,6 +21,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
 from dml.evaluation.metric_names import MetricName
 from dml.evaluation.monitor import make_validation_config
+from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
@@ -207,7 +208,7 @@ def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, l
 def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
     """The model with its losses, optimizer and schedule."""
     head_losses = build_losses(config, embedding_model.embed_dims, images.train_table.labels)
-    _check_pairs(images, head_losses)
+    check_pairs(next(iter(head_losses.values())), getattr(images.sampler, "images_per_class", 2))
     check_beginning(config.proxies, head_losses.values())
     check_chunk_size(embedding_model, config.gradient_cache)
     names = list_evaluated_heads(config.model.heads, config.evaluation)
@@ -271,12 +272,3 @@ def fill_in_schedule(config: DictConfig, pace: SchedulePace) -> DictConfig | Non
         if OmegaConf.is_missing(filled, key):
             filled[key] = pace.schedule_length(config.trainer.max_steps)
     return filled
-
-
-def _check_pairs(images: DataModule, head_losses: Mapping[str, nn.Module]) -> None:
-    loss = next(iter(head_losses.values()))
-    compares = any(getattr(part, "needs_positives", False) for part in loss.modules())
-    if compares and getattr(images.sampler, "images_per_class", 2) < 2:
-        raise InputError(
-            f"sampler.images_per_class=1: {type(loss).__name__} compares images of one class and needs at least 2"
-        )

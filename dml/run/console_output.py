@@ -7,7 +7,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.copies import count_queries_in_gallery
-from dml.data.table import ImageTable
+from dml.data.splits import describe_splits
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 from dml.run import builders
@@ -25,7 +25,7 @@ def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder:
         console.print("[bold red]quick[/]    a short run on a part of the data; its metrics say nothing about a method")
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    console.print(f"[bold]data[/]     {in_markup(f'{config.dataset.name}: {_describe_splits(images.table)}')}")
+    console.print(f"[bold]data[/]     {in_markup(f'{config.dataset.name}: {describe_splits(images.table)}')}")
     in_gallery, queries = count_queries_in_gallery(images.table)
     if in_gallery:
         console.print(
@@ -39,21 +39,6 @@ def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder:
     if late := describe_late_milestones(config.scheduler.schedule or {}, pace, config.trainer.max_steps):
         console.print(f"[bold red]schedule[/] {in_markup(late)}")
     console.print(f"[bold]folder[/]   {in_markup(folder)}")
-
-
-def _describe_splits(table: ImageTable) -> str:
-    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573"."""
-    numbers = {split: (counts["images"], counts[table.levels[0]]) for split, counts in table.counts().items()}
-    parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
-    first, (images, classes) = next(iter(numbers.items()))
-    parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
-    return ", ".join(parts)
-
-
-@rank_zero_only
-def print_raw_test() -> None:
-    """Print that the backbone is tested before the training, which may take minutes."""
-    console.print("[bold]before[/]   testing the backbone as it is ... (evaluation.raw=false goes without)")
 
 
 @rank_zero_only

@@ -6,12 +6,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.table import TEST_SPLITS, ImageTable
+from dml.evaluation.geometry import choose_ball
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.monitor import check_monitor
 from dml.evaluation.query_check import check_queries
 from dml.ops.errors import InputError
-from dml.ops.poincare import Ball, check_ball
+from dml.ops.poincare import Ball
 
 
 def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
@@ -47,31 +48,13 @@ def find_ball(config: DictConfig) -> Ball | None:
     Raises:
         InputError: if ``geometry`` can't be used, or with an option that compares embeddings by cosine alone.
     """
-    geometry = config.get("geometry")  # configurations of older versions lack it
-    if geometry == "auto":
-        ball = _find_ball_of_loss(config.loss)
-    elif geometry is None:
-        return None
-    elif OmegaConf.is_dict(geometry) and {*geometry} == {*Ball._fields}:
-        ball = Ball(**geometry)
-    else:
-        raise InputError(f"geometry={geometry}: auto, null (cosine) or a ball such as {{curvature:0.1,clip:2.3}}")
-    if ball is None or not ball.curvature:
-        return None
-    check_ball("geometry", *ball)
+    loss = OmegaConf.to_container(config.loss) if "loss" in config else {}
+    ball = choose_ball(config.get("geometry"), loss)  # configurations of older versions have no geometry
     for option, value in (("recurrent", config.recurrent), ("fixed_neighbors", config.evaluation.fixed_neighbors)):
-        if value:
+        if ball and value:
             name = option if option == "recurrent" else f"evaluation.{option}"
             raise InputError(f"geometry: with {name} embeddings are compared by cosine; geometry=null")
     return ball
-
-
-def _find_ball_of_loss(node: DictConfig) -> Ball | None:
-    """Return the ball of the first loss in a configuration of losses that has a curvature and a clip radius."""
-    if all(name in node for name in Ball._fields):
-        return Ball(*(node[name] for name in Ball._fields))
-    parts = (node[key] for key in node if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, key))
-    return next((ball for part in parts if OmegaConf.is_dict(part) and (ball := _find_ball_of_loss(part))), None)
 
 
 def choose_final_split(table: ImageTable) -> str:

@@ -7,16 +7,15 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 
 from dml.data.cache import CacheFolder
 from dml.data.cache_build import build_cache
 from dml.data.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
+from dml.data.count_table import make_count_table
 from dml.data.limits import ImageLimits, limit_list_bytes
 from dml.data.pngs import user_cache_folder
 from dml.data.prepared_files import hold_preparation_lock, make_writable_folder
-from dml.data.table import SPLITS, ImageTable
+from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.verification import CheckedImage, check_images, list_faults, write_table
 from dml.evaluation.table_pictures import write_contact_sheets
@@ -71,7 +70,7 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
             limits=limits,
         )
     write_table(folder, table, images)
-    console.print(_make_counts_table(table, dataset.counts or {}))
+    console.print(make_count_table(table, dataset.counts or {}))
     readable_rows = np.flatnonzero([not images[path].error for path in table.paths.tolist()])
     write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **config.sheet)
     if resize:
@@ -100,26 +99,6 @@ def _make_cache_folder(config: DictConfig) -> CacheFolder:
         raise InputError("data.cache=null: auto, or the folder to write to")
     make_writable_folder(folder.path)
     return folder
-
-
-def _make_counts_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
-    """Make a table of the number of images and of classes in each split, beside the published numbers."""
-    shown = Table(title="images and classes", title_justify="left", title_style="bold")
-    for name in ("split", "of"):
-        shown.add_column(name)
-    for name in ("found", "published"):
-        shown.add_column(name, justify="right")
-    shown.add_column("")
-    counts = table.counts()
-    for split in SPLITS:
-        split_counts, split_published = counts.get(split, {}), published.get(split, {})
-        for i, kind in enumerate([*split_counts, *(set(split_published) - set(split_counts))]):
-            count, expected = split_counts.get(kind, 0), split_published.get(kind)
-            verdict = "" if expected is None else "[green]same" if count == expected else "[red]differs"
-            numbers = f"{count:,}", "" if expected is None else f"{expected:,}"
-            shown.add_row(split if i == 0 else "", Text(printable(kind)), *numbers, verdict)
-        shown.add_section()
-    return shown
 
 
 def _write_cache(

@@ -11,12 +11,12 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors
-from dml.evaluation.result_lines import print_raw_metrics
+from dml.evaluation.result_lines import print_raw_metrics, print_raw_test
 from dml.evaluation.unit_embeddings import ranking_device
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
-from dml.run import console_output, loop
+from dml.run import loop
 from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.stored_configuration import plain_config
 from dml.training.data import DataModule
@@ -41,7 +41,7 @@ def evaluate_raw_features(config: DictConfig, images: DataModule, model: AnyMode
     metrics = folder.raw_metrics(configuration)
     if metrics is None:
         images.tested_on = choose_final_split(images.table)
-        console_output.print_raw_test()
+        rank_zero_only(print_raw_test)()
         trainer, embedder = loop.build_testing_trainer(config), RawFeatures(model)
         trainer.test(embedder, images, verbose=False)
         features = embedder.embedded.embeddings["raw"].to(ranking_device(trainer.strategy.root_device))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import MakeRun
@@ -26,6 +27,7 @@ from dml.evaluation.report.sheets import (
 )
 from dml.evaluation.report.tiles import COLUMNS, Tiles
 from dml.ops.errors import InputError
+from dml.ops.run_files import write_text
 
 pytest_plugins = ("report_runs",)
 
@@ -289,6 +291,15 @@ def test_facts_of_a_run(make_run: MakeRun) -> None:
     }
     assert len(run.history) == 30
     assert "val/level0/recall@1" not in run.history[0]
+
+
+@pytest.mark.parametrize("weights", ["download", None])
+def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRun, weights: str | None) -> None:
+    folder = make_run("run")
+    config = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
+    config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
+    write_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
+    assert read_run(folder).summarize().get("weights trained on") == ("WebLI (licence: mit)" if weights else None)
 
 
 def test_a_run_without_what_may_be_missing(make_run: MakeRun) -> None:

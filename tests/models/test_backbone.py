@@ -295,3 +295,72 @@ def test_timms_stages_can_be_tapped(name: str) -> None:
     config = timm.get_pretrained_cfg(name)
     assert network.mean.flatten().tolist() == pytest.approx([255 * value for value in config.mean])
     assert network.std.flatten().tolist() == pytest.approx([255 * value for value in config.std])
+
+
+def final_tokens(network: Backbone, batch: Tensor) -> Tensor:
+    """What timm's own `forward_features` gives, with the norm that EVA-02 applies behind its pool."""
+    inner: Any = network.network
+    pixels = (batch - network.mean) / network.std
+    normed = inner.forward_features(pixels)
+    return inner.fc_norm(normed) if isinstance(inner.norm, nn.Identity) else normed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [("test_vit", 1), ("vit_tiny_patch16_dinov3_qkvb", 5), ("eva02_tiny_patch14_224", 1), ("test_vit2", 1)],
+)
+def test_tokens_and_patches_are_those_after_the_final_norm(name: str, prefix: int) -> None:
+    network = timm_backbone(name, any_size=True).eval()
+    for module in network.network.modules():
+        if isinstance(module, nn.LayerNorm) and module.elementwise_affine:
+            nn.init.uniform_(module.weight, 0.5, 2)
+    has_class = name != "test_vit2"
+    network.tap({"P": "patches", **({"T": "tokens"} if has_class else {})})
+    batch = images(2, 56)
+    _, maps = network(batch)
+    expected = final_tokens(network, batch)
+    assert expected.shape[1] == prefix + 16
+    assert maps["P"].shape == (2, expected.shape[2], 4, 4)
+    torch.testing.assert_close(maps["P"][1, :, 2, 3], expected[1, prefix + 2 * 4 + 3])
+    if has_class:  # the class token, and the patches without the register tokens
+        assert maps["T"].shape == (2, 17, expected.shape[2])
+        torch.testing.assert_close(maps["T"][:, 0], expected[:, 0])
+        torch.testing.assert_close(maps["T"][:, 1:], expected[:, prefix:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext"])
+def test_pooled_features_can_be_tapped(name: str) -> None:
+    network = timm_backbone(name).eval()
+    network.tap({"H": "pooled"})
+    features, maps = network(images(2, 160))
+    assert torch.equal(maps["H"][:, :, 0, 0], features)
+    assert maps["H"].shape == (*features.shape, 1, 1)
+    network.tap({})
+    assert network(images(2, 160))[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "tap", "message"),
+    [
+        ("test_convnext", "tokens", "model.taps.H=tokens: ConvNeXt isn't a transformer whose tokens can be tapped"),
+        ("test_resnet", "patches", "model.taps.H=patches: ResNet isn't a transformer"),
+        (
+            "test_vit2",
+            "tokens",
+            "model.taps.H=tokens: VisionTransformer has no class token here; tap patches or pooled",
+        ),
+    ],
+)
+def test_networks_without_such_tokens(name: str, tap: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        timm_backbone(name).tap({"H": tap})
+
+
+def test_a_submodule_of_that_name_is_tapped_itself() -> None:
+    inner = Network()
+    inner.pooled = nn.Identity()
+    network = Backbone(inner, **PLAIN)
+    network.tap({"H": "pooled"})
+    assert network(images())[1] == {}  # the network doesn't call it

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
-from dml.models.heads import AuxiliaryHead, PoolHead
+from dml.models.heads import AuxiliaryHead, ClassTokenHead, GeMHead, PooledHead, PoolHead, TokenMeanHead
 from dml.models.networks import bn_inception, resnet, timm_backbone
 from dml.ops.errors import InputError
 
@@ -287,7 +287,62 @@ def test_transformers_train() -> None:
         assert parameter.requires_grad is not behind, name
 
 
+@pytest.mark.parametrize("tap", ["tokens", "patches", "pooled", "blocks.2"])
+def test_exactly_what_a_tap_of_a_transformer_reaches_is_trained(tap: str) -> None:
+    head = ClassTokenHead if tap == "tokens" else PooledHead if tap == "pooled" else GeMHead
+    built = EmbeddingModel(
+        timm_backbone("test_vit", any_size=True, freeze_patch_embedding=True),
+        taps={"H": tap},
+        head={"H": head},
+        heads=["H"],
+        embed_dim=8,
+        image_size=40,
+    )
+    built(images(2, 40))["H"].square().sum().backward()
+    for name, parameter in built.named_parameters():
+        path = name.removeprefix("backbone.network.")
+        behind = tap == "blocks.2" and path.startswith(("blocks.3.", "blocks.4.", "blocks.5.", "norm."))
+        is_frozen = behind or path.startswith("patch_embed.")
+        assert parameter.requires_grad is not is_frozen, name
+        assert (parameter.grad is None) is is_frozen, name
+
+
+def test_one_network_takes_images_of_any_size() -> None:
+    """The sizes need not be multiples of a patch, and weights of one size fit another."""
+
+    def build(size: int) -> EmbeddingModel:
+        heads = {"H": ClassTokenHead, "M": TokenMeanHead, "L": GeMHead}
+        taps = {"H": "tokens", "M": "tokens", "L": "patches"}
+        network = timm_backbone("test_vit", any_size=True)
+        return EmbeddingModel(network, taps=taps, head=heads, embed_dim=8, image_size=size).eval()
+
+    built = build(160)
+    with torch.no_grad():
+        for size in (16, 50, 112, 160, 171):
+            embeddings = built(images(2, size))
+            assert {rows.shape for rows in embeddings.values()} == {(2, 8)}
+            other = build(size)
+            other.load_state_dict(built.state_dict())
+            torch.testing.assert_close(other(images(2, size)), embeddings)
+
+
 # errors
+
+
+@pytest.mark.parametrize(
+    ("tap", "head", "message"),
+    [
+        ("blocks.5", ClassTokenHead, r"model\.taps\.H=blocks\.5: ClassTokenHead embeds tokens; tap tokens"),
+        ("pooled", TokenMeanHead, r"model\.taps\.H=pooled: TokenMeanHead embeds tokens; tap tokens"),
+        ("tokens", GeMHead, r"model\.taps\.H=tokens: GeMHead embeds a map; tap patches or a stage"),
+        ("patches", PooledHead, r"PooledHead takes pooled features, but the tapped map is 2x2"),
+    ],
+)
+def test_heads_that_do_not_fit_the_tap(tap: str, head: type[nn.Module], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        EmbeddingModel(
+            timm_backbone("test_vit", any_size=True), taps={"H": tap}, head={"H": head}, heads=["H"], image_size=32
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.models.heads import AuxiliaryHead, NormalizedPoolHead, PoolHead
+from dml.models.heads import (
+    AuxiliaryHead,
+    ClassTokenHead,
+    GeMHead,
+    NormalizedPoolHead,
+    PooledHead,
+    PoolHead,
+    TokenMeanHead,
+)
 from dml.ops.errors import InputError
 
 
@@ -115,3 +123,109 @@ def test_maps_too_small_for_the_pool(size: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=f"pools 5x5 but the tapped map is {size[0]}x{size[1]}: use larger images"):
         AuxiliaryHead((6, *size), 10)
     AuxiliaryHead((6, *size), 10, grid=2).eval()(maps(1, 6, *size))
+
+
+# transformers
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def apply_layer(layer: nn.Linear, vector: list[float]) -> Tensor:
+    """A product of a matrix and a vector, plus a bias, number by number."""
+    rows = layer.weight.tolist()
+    values = [sum(w * x for w, x in zip(row, vector, strict=True)) for row in rows]
+    return torch.tensor([v + b for v, b in zip(values, layer.bias.tolist(), strict=True)], dtype=torch.float64)
+
+
+def randomized_layer(head: nn.Module) -> nn.Linear:
+    layer = head.double().embedding
+    assert isinstance(layer, nn.Linear)
+    nn.init.uniform_(layer.bias, -1, 1)
+    return layer
+
+
+def test_class_token_head_takes_the_first_token() -> None:
+    head = ClassTokenHead((7, 1 + 6, 1), 5)
+    layer, batch = randomized_layer(head), tokens(3, 1 + 6, 7)
+    for image, embedding in zip(batch, head(batch), strict=True):
+        torch.testing.assert_close(embedding, apply_layer(layer, image[0].tolist()))
+    other_patches = torch.cat([batch[:, :1], tokens(3, 9, 7)], dim=1)
+    torch.testing.assert_close(head(other_patches), head(batch))
+
+
+def test_token_mean_head_joins_the_class_token_and_the_mean_patch() -> None:
+    head = TokenMeanHead((7, 1 + 6, 1), 5)
+    layer, batch = randomized_layer(head), tokens(3, 1 + 6, 7)
+    for image, embedding in zip(batch, head(batch), strict=True):
+        mean = [sum(image[i, c].item() for i in range(1, 7)) / 6 for c in range(7)]
+        torch.testing.assert_close(embedding, apply_layer(layer, [*image[0].tolist(), *mean]))
+
+
+@pytest.mark.parametrize("exponent", [1.0, 3.0, 4.5])
+def test_gem_head_is_the_mean_of_powers(exponent: float) -> None:
+    head = GeMHead((7, 2, 3), 5, exponent=exponent)
+    layer, batch = randomized_layer(head), tokens(3, 7, 2, 3)
+    assert (batch < 0).any()
+    for image, embedding in zip(batch, head(batch), strict=True):
+        pooled = []
+        for channel in image.flatten(1).tolist():
+            powers = [max(value, 1e-6) ** exponent for value in channel]
+            pooled.append((sum(powers) / len(powers)) ** (1 / exponent))
+        torch.testing.assert_close(embedding, apply_layer(layer, pooled))
+
+
+def test_gem_head_trains_its_exponent() -> None:
+    head, batch = GeMHead((7, 2, 3), 5).double(), tokens(3, 7, 2, 3).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda exponent: torch.func.functional_call(head, {"exponent": exponent}, batch),
+        head.exponent.detach().clone().requires_grad_(),
+    )
+    head(-batch.abs()).sum().backward()
+    assert batch.grad is not None
+    assert batch.grad.isfinite().all()
+    assert head.exponent.grad is not None
+    assert head.exponent.grad.isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gem_head_pools_half_precision_without_underflow(dtype: torch.dtype) -> None:
+    head = GeMHead((2, 2, 2), 2)
+    with torch.no_grad():
+        head.embedding.weight.copy_(torch.eye(2))
+    small = torch.full((1, 2, 2, 2), 1e-3, dtype=dtype)
+    torch.testing.assert_close(head(small), torch.full((1, 2), float(small[0, 0, 0, 0])))
+
+
+@pytest.mark.parametrize("exponent", [0, -1, float("nan")])
+def test_gem_head_refuses_an_exponent(exponent: float) -> None:
+    with pytest.raises(InputError, match=f"exponent={exponent}: must be above 0"):
+        GeMHead((7, 2, 3), 5, exponent=exponent)
+
+
+def test_pooled_head_is_a_matrix() -> None:
+    head = PooledHead((7, 1, 1), 5)
+    layer, batch = randomized_layer(head), tokens(3, 7, 1, 1)
+    for image, embedding in zip(batch, head(batch), strict=True):
+        torch.testing.assert_close(embedding, apply_layer(layer, image.flatten().tolist()))
+    with pytest.raises(InputError, match="PooledHead takes pooled features, but the tapped map is 2x1: tap pooled"):
+        PooledHead((7, 2, 1), 5)
+
+
+@pytest.mark.parametrize("embed_dim", [4, 8, 12])
+@pytest.mark.parametrize(("kind", "inputs"), [(ClassTokenHead, 8), (TokenMeanHead, 16), (GeMHead, 8), (PooledHead, 8)])
+def test_layers_begin_orthogonal(kind: type[nn.Module], inputs: int, embed_dim: int) -> None:
+    layer = kind((8, 1, 1), embed_dim).embedding
+    assert isinstance(layer, nn.Linear)
+    assert layer.weight.shape == (embed_dim, inputs)
+    gram = layer.weight @ layer.weight.T if embed_dim <= inputs else layer.weight.T @ layer.weight
+    torch.testing.assert_close(gram, torch.eye(min(embed_dim, inputs)))
+    assert not layer.bias.any()
+
+
+def test_an_untrained_head_of_full_size_keeps_cosines() -> None:
+    head, batch = ClassTokenHead((16, 5, 1), 16), maps(4, 5, 16)
+    expected = F.cosine_similarity(batch[:, None, 0], batch[None, :, 0], dim=2)
+    embeddings = head(batch)
+    torch.testing.assert_close(F.cosine_similarity(embeddings[:, None], embeddings[None], dim=2), expected)

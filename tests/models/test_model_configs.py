@@ -7,7 +7,11 @@ from omegaconf import DictConfig
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, PoolHead
 
-CONFIGS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+CONFIGS = sorted(
+    path.stem
+    for path in (CONF / "model").glob("*.yaml")
+    if "pretraining:" not in path.read_text()  # see test_pretrained_configs.py
+)
 SIZES = {"bn_inception": 144, "googlenet": 144}
 """The smallest images that leave 5 x 5 cells for the pool of RLL's heads."""
 NAMES = {"timm": "convnext_atto"}

@@ -325,3 +325,49 @@ def test_a_transformer_is_fitted_to_the_size_of_the_images() -> None:
     assert build("vit_tiny_patch16_224")(torch.zeros(2, 3, 64, 64))["H"].shape == (2, 4)
     with pytest.raises(InputError, match=r"transform.size=64: ConVit can't take images of this size"):
         build("convit_tiny")
+
+
+# options of timm's networks
+
+
+def test_drop_path_grows_from_block_to_block() -> None:
+    network: Any = networks.timm_backbone("test_vit", drop_path_rate=0.25).network
+    rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in network.blocks]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25])
+    network.eval()
+    plain: Any = networks.timm_backbone("test_vit").network.eval()
+    plain.load_state_dict(network.state_dict())
+    batch = torch.rand(1, 3, 160, 160)
+    torch.testing.assert_close(plain(batch), network(batch))
+    with pytest.raises(InputError, match=r"model.backbone.drop_path_rate=1: must be 0 or more, below 1"):
+        networks.timm_backbone("test_vit", drop_path_rate=1)
+
+
+def test_any_size_is_for_transformers() -> None:
+    with pytest.raises(InputError, match=r"model.backbone.name=test_resnet: takes no any_size or no drop_path_rate \("):
+        networks.timm_backbone("test_resnet", any_size=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen"),
+    [
+        ("test_vit", {"patch_embed.proj.weight", "patch_embed.proj.bias"}),
+        ("test_convnext", {"stem.0.weight", "stem.0.bias"}),
+        ("test_resnet", {"conv1.0.weight"}),
+    ],
+)
+def test_the_patch_embedding_can_be_frozen(name: str, frozen: set[str]) -> None:
+    network = networks.timm_backbone(name, freeze_patch_embedding=True).network
+    assert {path for path, parameter in network.named_parameters() if not parameter.requires_grad} == frozen
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_efficientnet", "test_vit", "swin_tiny_patch4_window7_224"])
+def test_layers_are_numbered_without_gaps(name: str) -> None:
+    backbone = networks.timm_backbone(name)
+    parameters = backbone.layered_parameters
+    assert [id(parameter) for parameter in parameters] == [id(parameter) for parameter in backbone.parameters()]
+    assert sorted(set(parameters.layers)) == list(range(max(parameters.layers) + 1))
+    assert parameters.layers[0] == 0
+    last_stage = [i for path, i in backbone.layers.items() if path.startswith(f"{backbone.stages[-1]}.")]
+    assert max(last_stage) == max(parameters.layers)
+    assert networks.resnet("resnet18").layered_parameters.layers == []

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dml.commands.job_commands import replace_resize_option
 from dml.data.cache import CacheFolder
+from dml.data.count_table import make_count_table
 from dml.data.dataset import ImageDataset
 from dml.data.transforms import Pipeline, Resize
 from dml.ops.errors import InputError
@@ -108,9 +109,7 @@ def test_the_table_of_counts_fits_a_narrow_screen() -> None:
     names = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
     table = builders.ImageTable(np.array(["a.jpg"]), np.zeros((1, 7), dtype=np.int64), np.array(["train"]), names)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(
-        prepare_job._make_counts_table(table, {"train": dict.fromkeys(names, 1_000_000), "test": {"images": 7}})
-    )
+    console.print(make_count_table(table, {"train": dict.fromkeys(names, 1_000_000), "test": {"images": 7}}))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) < 80
     assert any("kingdom" in line and "1,000,000" in line and "differs" in line for line in lines)

@@ -1,7 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from dml.models.embedding import EmbeddingModel
+from dml.models.heads import PoolHead
+from dml.models.networks import resnet, timm_backbone
 from dml.ops.errors import InputError
 from dml.training.optimizers import change_settings, list_settings, optimizer_by_role
 
@@ -57,3 +62,68 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
     checkpoint = {"optimizer_settings": list_settings(optimizer), "optimizer_states": [optimizer.state_dict()]}
     with pytest.raises(InputError, match=r"optimizer\.optimizer=SGD: the run was trained with another optimizer"):
         change_settings(checkpoint, optimizer_by_role(roles(), optimizer=torch.optim.SGD, lr=0.01))
+
+
+# layer-wise decay
+
+RATES = {  # a table by hand: halved from layer to layer of a transformer of six blocks
+    "patch_embed.proj.weight": 0.00015625,
+    "cls_token": 0.00015625,
+    "pos_embed": 0.00015625,
+    "blocks.0.attn.qkv.weight": 0.0003125,
+    "blocks.1.mlp.fc2.bias": 0.000625,
+    "blocks.2.norm1.weight": 0.00125,
+    "blocks.3.mlp.fc1.weight": 0.0025,
+    "blocks.4.attn.proj.bias": 0.005,
+    "blocks.5.norm2.weight": 0.01,
+    "norm.weight": 0.01,
+}
+
+
+def transformer(tap: str = "patches", **settings: Any) -> EmbeddingModel:
+    backbone = timm_backbone("test_vit", any_size=True, **settings)
+    return EmbeddingModel(backbone, taps={"H": tap}, head={"H": PoolHead}, heads=["H"], embed_dim=4, image_size=32)
+
+
+def rates(model: EmbeddingModel, **settings: float) -> dict[str, float]:
+    """The rate of each trained parameter by name, each of which is in one group."""
+    optimizer = optimizer_by_role(model.parameter_groups, optimizer=torch.optim.SGD, lr=0.01, **settings)
+    pairs = [(parameter, group["lr"]) for group in optimizer.param_groups for parameter in group["params"]]
+    by_parameter = dict(pairs)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert len(pairs) == len(trained)
+    return {name.removeprefix("backbone.network."): by_parameter[p] for name, p in trained.items()}
+
+
+def test_layer_decay_gives_the_rates_of_the_table() -> None:
+    found = rates(transformer(), layer_decay=0.5, heads_lr_multiplier=3.0)
+    assert {name: found[name] for name in RATES} == pytest.approx(RATES)
+    assert found["heads.H.embedding.weight"] == pytest.approx(0.03)
+
+
+def test_the_last_layer_that_is_trained_has_the_rate() -> None:
+    found = rates(transformer("blocks.2", freeze_patch_embedding=True), layer_decay=0.5, heads_lr_multiplier=1.0)
+    assert "norm.weight" not in found
+    assert "patch_embed.proj.weight" not in found
+    expected = {"blocks.2.norm1.weight": 0.01, "blocks.1.norm1.weight": 0.005, "blocks.0.norm1.weight": 0.0025}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found["cls_token"] == pytest.approx(0.00125)
+
+
+def test_without_decay_there_is_one_group_as_before() -> None:
+    model = transformer()
+    optimizer = optimizer_by_role(model.parameter_groups, optimizer=torch.optim.SGD, lr=0.01, layer_decay=1.0)
+    assert [group["name"] for group in optimizer.param_groups] == ["backbone", "heads"]
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.backbone.parameters()]
+
+
+def test_layer_decay_needs_the_order_of_the_layers() -> None:
+    model = EmbeddingModel(resnet("resnet18"), taps={"H": "layer4"}, head={"H": PoolHead}, heads=["H"], image_size=32)
+    with pytest.raises(InputError, match=r"optimizer.layer_decay=0\.5: the order of this network's layers is unknown"):
+        rates(model, layer_decay=0.5)
+
+
+@pytest.mark.parametrize("layer_decay", [0, -0.5, 1.5, float("nan")])
+def test_layer_decay_out_of_range(layer_decay: float) -> None:
+    with pytest.raises(InputError, match=f"optimizer.layer_decay={layer_decay}: must be above 0 and at most 1"):
+        groups(layer_decay=layer_decay)

@@ -83,12 +83,21 @@ class ReportedRun:
             "split": self.metrics.get("split"),
             "loss": _name_choice(self.choices.get("loss"), _last_part(loss.get("_target_"))),
             "model": _name_choice(self.choices.get("model"), model.get("backbone", {}).get("name")),
+            "weights trained on": _describe_pretraining(model),
             "heads": ", ".join(model.get("heads", [])),
             "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
             "seed": self.settings.get("seed"),
             "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
         }
         return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _describe_pretraining(model: Mapping[str, Any]) -> str | None:
+    """Return the data that downloaded weights were trained on, and their licence, if the configuration states them."""
+    pretraining = model.get("pretraining") or {}
+    if model.get("backbone", {}).get("weights") != "download" or not {"data", "license"} <= set(pretraining):
+        return None
+    return f"{pretraining['data']} (licence: {pretraining['license']})"
 
 
 def _last_part(dotted_name: str | None) -> str | None:
