@@ -25,6 +25,7 @@ from dml.inference.model_settings import ModelSettings
 from dml.models.embedding import EmbeddingModel
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
+from dml.ops.poincare import join_in_ball
 from dml.training.crops import embed_views
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 class ImageEmbedder:
     """A trained model that turns images into vectors; `dml.load` makes one.
 
-    The vectors are L2-normalised, so the inner product of two of them is their cosine similarity.
+    The vectors are L2-normalised, so the inner product of two of them is their cosine similarity. A model that was
+    trained in a Poincare ball gives points of the ball, which are compared by their Poincare distance.
 
     Args:
         model: network with its heads.
@@ -46,9 +48,6 @@ class ImageEmbedder:
     Raises:
         InputError: if the model has no such head.
     """
-
-    geometry = "cosine"
-    """How vectors are compared: by the cosine of their angle, which is the inner product of unit vectors."""
 
     def __init__(
         self,
@@ -62,6 +61,7 @@ class ImageEmbedder:
         if not self.heads or len(set(self.heads)) < len(self.heads) or not set(self.heads) <= set(available):
             raise InputError(f"heads={[*self.heads]}: this model has the heads {', '.join(available)}, each once")
         self.settings = settings
+        self.ball = settings.ball
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
         self._transform = settings.build_transform()
@@ -71,6 +71,11 @@ class ImageEmbedder:
             f"ImageEmbedder({self.settings.name}, heads={'+'.join(self.heads)}, dimension={self.dimension}, "
             f"geometry={self.geometry}, fingerprint={self.fingerprint})"
         )
+
+    @property
+    def geometry(self) -> str:
+        """How vectors are compared: "cosine", or by the distance in a ball such as "poincare (curvature 0.1)"."""
+        return f"poincare (curvature {self.ball.curvature:g})" if self.ball else "cosine"
 
     @property
     def dimension(self) -> int:
@@ -115,7 +120,7 @@ class ImageEmbedder:
         on_corrupt: str = "raise",
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed images. -> (N, D) float32, L2-normalised, in the order of the images
+        """Embed images. -> (N, D) float32, L2-normalised or points of the model's ball, in the order of the images
 
         Args:
             images: one image or several, as paths, PIL images, arrays (H, W, 3) uint8 or tensors (3, H, W) uint8; or
@@ -167,6 +172,8 @@ class ImageEmbedder:
         with torch.autocast(self.device.type, dtype=precision, enabled=precision is not None):
             embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
         chosen = {head: embedded[head].float() for head in self.heads}
+        if self.ball:
+            return join_in_ball([*chosen.values()], self.ball).cpu().numpy()
         is_part = len(chosen) == 1 < len(self.model.embed_dims)  # the test normalises one of several heads just once
         vectors = F.normalize(chosen[self.heads[0]], dim=1) if is_part else self.model.concatenate(chosen)
         return vectors.cpu().numpy()

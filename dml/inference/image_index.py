@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from dml.inference.image_embedder import ImageEmbedder
@@ -18,6 +19,7 @@ from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.files import replacing, write_text
 from dml.ops.paths import expand_home
+from dml.ops.poincare import product_distances, ranking_vectors
 from dml.retrieval.vector_index import EXACT, VectorIndex
 
 FORMAT = 1
@@ -68,16 +70,17 @@ class Index:
             InputError: if there is no image, or an argument can't be used.
         """
         paths, labels = list_source(source)
-        vectors = VectorIndex(model.dimension, factory)
+        vectors = VectorIndex(model.dimension + (2 if model.ball else 0), factory)
         vectors.set_parameters(parameters)
         items = IndexItems.number(paths, labels)
         embedded = model.embed(items.paths.tolist(), **options)
         is_read = ~np.isnan(embedded[:, 0])
         items, embedded = items.take(is_read), embedded[is_read]
+        searched = _make_gallery(embedded, model)
         if vectors.needs_training:
-            chosen = np.random.default_rng(0).permutation(len(embedded))[:MOST_TRAINING_VECTORS]
-            vectors.train(embedded[np.sort(chosen)])
-        vectors.add(embedded, items.ids)
+            chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
+            vectors.train(searched[np.sort(chosen)])
+        vectors.add(searched, items.ids)
         return cls(model, vectors, items)
 
     def __len__(self) -> int:
@@ -86,8 +89,9 @@ class Index:
     def search(self, images: Any, k: int = 10) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.
 
-        A score is the cosine similarity. An image that is itself in the index finds itself first. Where an approximate
-        index finds fewer than k, the path is an empty string and the score -inf.
+        A score is the cosine similarity, or the negative distance in the model's Poincare ball. An image that is itself
+        in the index finds itself first. Where an approximate index finds fewer than k, the path is an empty string and
+        the score -inf.
 
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors, an array (Q, D) of floats.
@@ -105,15 +109,24 @@ class Index:
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
         is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
         queries = np.atleast_2d(images).astype(np.float32) if is_vectors else self.model.embed(images)
-        if queries.ndim != 2 or queries.shape[1] != self.vectors.dimension:
+        if queries.ndim != 2 or queries.shape[1] != self.model.dimension:
             raise InputError(
-                f"vectors of shape {queries.shape}: the index has vectors of {self.vectors.dimension} numbers"
+                f"vectors of shape {queries.shape}: the index has vectors of {self.model.dimension} numbers"
             )
         if not np.isfinite(queries).all():
             raise InputError("vectors: a number in them is NaN or infinite")
-        scores, ids = self.vectors.search(queries, k)
+        scores, ids = self._search(queries, k)
         is_missing = ids < 0
         return np.where(is_missing, -np.inf, scores), np.where(is_missing, -1, self.items.positions(ids))
+
+    def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
+        ball = self.model.ball
+        if ball is None:
+            return self.vectors.search(queries, k)
+        points = torch.from_numpy(queries)
+        products, ids = self.vectors.search(ranking_vectors(points, ball.curvature)[0].numpy(), k)
+        return -product_distances(points, torch.from_numpy(products), ball.curvature).numpy(), ids
 
     def add(self, source: Source, **options: Any) -> int:
         """Embed images and add them, and return how many.
@@ -154,7 +167,7 @@ class Index:
         if known.any():
             self.remove(items.paths[self.items.holds(items.paths)].tolist())
         self.vectors.make_changeable()
-        self.vectors.add(embedded, items.ids)
+        self.vectors.add(_make_gallery(embedded, self.model), items.ids)
         self.items = self.items.join(items)
         return len(items)
 
@@ -255,6 +268,13 @@ class Index:
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
         return cls(model, vectors, items)
+
+
+def _make_gallery(embedded: NDArray[np.float32], model: ImageEmbedder) -> NDArray[np.float32]:
+    """Turn vectors (N, D) into those that are searched by inner product: (N, D + 2) for points of a Poincare ball."""
+    if model.ball is None:
+        return embedded
+    return ranking_vectors(torch.from_numpy(embedded), model.ball.curvature)[1].numpy()
 
 
 def is_index(folder: str | Path) -> bool:

@@ -21,8 +21,9 @@ USE = """\
 import dml
 
 model = dml.load("FOLDER")               # the folder of this file
-vectors = model.embed(["a.jpg", "b.jpg"])  # (2, {dimension}) float32, L2-normalised
-similarity = vectors[0] @ vectors[1]     # cosine
+vectors = model.embed(["a.jpg", "b.jpg"])  # (2, {dimension}) float32
+index = dml.Index.build(model, "photos")
+scores, paths = index.search("a.jpg", k=5)
 ```
 """
 
@@ -86,7 +87,7 @@ def _list_facts(embedder: "ImageEmbedder", license_id: str | None) -> Iterable[t
     settings = embedder.settings
     config, training = settings.config, settings.training
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
-    yield "vector", f"{embedder.dimension} numbers, L2-normalised; compare by {embedder.geometry}"
+    yield "vector", f"{embedder.dimension} numbers; geometry: {embedder.geometry}"
     yield "input", f"RGB images of any size, {_describe_input(embedder)}"
     yield "trained on", f"{config['dataset']['name']}, {len(settings.class_names) or 'an unknown number of'} classes"
     yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]

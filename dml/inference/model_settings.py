@@ -11,15 +11,28 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.data.limits import ImageLimits
 from dml.data.transforms import Pipeline
+from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
+from dml.ops.poincare import Ball
 from dml.ops.targets import unknown_targets
 from dml.run import builders
 
 DECISIVE_PARTS = ("model", "transform")
 """The parts of a configuration that, beside the weights, decide an image's embedding."""
 
-SAVED_PARTS = (*DECISIVE_PARTS, "data", "dataset", "loss", "sampler", "optimizer", "scheduler", "trainer", "evaluation")
+SAVED_PARTS = (
+    *DECISIVE_PARTS,
+    "geometry",
+    "data",
+    "dataset",
+    "loss",
+    "sampler",
+    "optimizer",
+    "scheduler",
+    "trainer",
+    "evaluation",
+)
 """The parts of a configuration that are kept with a model, beside the seed."""
 
 
@@ -57,7 +70,14 @@ class ModelSettings:
     def decisive(self) -> dict[str, Any]:
         """The settings that, beside the weights, decide an image's embedding."""
         model = {key: value for key, value in self.config["model"].items() if key != "heads"}
-        return {"model": _without_weights(model), "transform": self.config["transform"]["test"]}
+        ball = self.ball
+        geometry = {"geometry": ball._asdict()} if ball else {}
+        return {"model": _without_weights(model), "transform": self.config["transform"]["test"], **geometry}
+
+    @property
+    def ball(self) -> Ball | None:
+        """The Poincare ball in which embeddings are compared; None compares them by cosine."""
+        return choose_ball(self.config.get("geometry"), self.config.get("loss", {}))
 
     def build_transform(self, views: int = 1) -> Pipeline:
         """Build the preprocessing of the run's test.

@@ -1,5 +1,6 @@
 """The Poincare ball: its points, its distances, and the order of its distances as one of inner products."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -72,6 +73,18 @@ def to_ball(embeddings: Tensor, curvature: float, clip: float) -> Tensor:
     return points
 
 
+def join_in_ball(parts: Sequence[Tensor], ball: Ball) -> Tensor:
+    """Map the embeddings (B, D) of several heads into a ball -> points (B, sum of D).
+
+    They are concatenated and divided by the root of the number of heads, so that they are as long as those of one head.
+
+    Args:
+        parts: embeddings (B, D) of each head.
+        ball: ball that the points are in.
+    """
+    return to_ball(torch.cat([*parts], dim=1) / len(parts) ** 0.5, ball.curvature, ball.clip)
+
+
 def poincare_distances(points: Tensor, items: Tensor, curvature: float) -> Tensor:
     """Compute the Poincare distances of points (N, D) and other points (M, D) -> (N, M).
 
@@ -136,6 +149,31 @@ def ranking_vectors(points: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
     squared, constant = wide.square().sum(dim=1, keepdim=True), wide.new_ones(len(wide), 1)
     queries = F.normalize(torch.cat([2.0 * wide, -squared, -constant], dim=1), dim=1)
     items = torch.cat([wide, constant, squared], dim=1) / (1.0 - curvature * squared)
+    return queries.to(points.dtype), (items / _largest_item(curvature)).to(points.dtype)
+
+
+def _largest_item(curvature: float) -> float:
+    """Return the largest norm that an item's vector of `ranking_vectors` has before it is divided by this number."""
     edge = LARGEST_NORM**2 / curvature
-    largest = (edge + 1.0 + edge**2) ** 0.5 / (1.0 - LARGEST_NORM**2)
-    return queries.to(points.dtype), (items / largest).to(points.dtype)
+    return float((edge + 1.0 + edge**2) ** 0.5 / (1.0 - LARGEST_NORM**2))
+
+
+def product_distances(points: Tensor, products: Tensor, curvature: float) -> Tensor:
+    """Compute the Poincare distances that inner products of `ranking_vectors` stand for.
+
+    The rounding of the products is that of the squared distances, so near 0 a distance is inexact: in float32 the
+    distance of a point to itself comes out as 0 to 0.01.
+
+    Args:
+        points: (Q, D) points of the ball, whose vectors as queries were multiplied.
+        products: (Q, k) inner products with the vectors of k items for each query.
+        curvature: c, above 0.
+
+    Returns:
+        The distances (Q, k).
+    """
+    squares = points.double().square().sum(dim=1, keepdim=True)
+    lengths = (4.0 * squares + squares.square() + 1.0).sqrt()
+    gaps = (-products.double() * lengths * _largest_item(curvature)).clamp(min=0.0)
+    distances: Tensor = (curvature * gaps / (1.0 - curvature * squares)).sqrt().asinh() * (2.0 / curvature**0.5)
+    return distances.to(products.dtype)

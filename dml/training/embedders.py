@@ -14,7 +14,7 @@ from dml.evaluation.unit_embeddings import ranking_device
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import RecurrentModel
 from dml.ops.errors import InputError
-from dml.ops.poincare import Ball, to_ball
+from dml.ops.poincare import Ball, join_in_ball
 from dml.training.crops import embed_views
 from dml.training.distributed.collectives import gather_rows
 
@@ -167,17 +167,9 @@ class ModelEmbedder(Embedder):
         return Embedded(embeddings, split.rows)
 
     def _map_into_ball(self, embeddings: dict[str, Tensor], ball: Ball) -> dict[str, Tensor]:
-        """Map the embeddings of each head and each set of heads into the ball.
-
-        Those of several heads are concatenated and divided by the root of the number of heads, so that they are as long
-        as those of one head.
-        """
+        """Map the embeddings of each head and each set of heads into the ball."""
         sets = {ALL_HEADS: [*embeddings]} | {name: heads_of(name) for name in (*self.head_sets, *embeddings)}
-        joined = {
-            name: torch.cat([embeddings[head] for head in heads], dim=1) / len(heads) ** 0.5
-            for name, heads in sets.items()
-        }
-        return {name: to_ball(rows, ball.curvature, ball.clip) for name, rows in joined.items()}
+        return {name: join_in_ball([embeddings[head] for head in heads], ball) for name, heads in sets.items()}
 
 
 def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dml.data.table import ImageTable
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
+from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import VectorIndex
 
 SETTINGS = ModelSettings(
@@ -245,3 +247,20 @@ def test_an_approximate_index_finds_almost_the_same() -> None:
     graph.add(vectors[:100], ids[:100])
     with pytest.raises(InputError, match="factory=HNSW8: an index of this kind can't remove"):
         graph.remove(ids[:1])
+
+
+def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings = replace(SETTINGS, config={**SETTINGS.config, "geometry": {"curvature": 0.1, "clip": 2.3}})
+    model = ImageEmbedder(settings.build_model(), settings)
+    for weights in model.model.heads.parameters():
+        weights.data *= 20  # points all over the ball
+    assert model.geometry == "poincare (curvature 0.1)"
+    assert model.fingerprint != ImageEmbedder(model.model, SETTINGS).fingerprint
+    points = torch.from_numpy(model.embed(photos)).double()
+    distances = poincare_distances(points, points, 0.1)
+    index = dml.Index.load(dml.Index.build(model, photos).save(tmp_path / "index"))
+    scores, positions = index.search_positions(photos, k=12)
+    np.testing.assert_array_equal(positions, distances.argsort(dim=1).numpy())
+    np.testing.assert_allclose(-scores, distances.sort(dim=1).values.numpy(), atol=0.01)
+    assert (model.embed(photos) ** 2).sum(axis=1).max() < 1 / 0.1

@@ -16,6 +16,7 @@ from runs import metrics
 from safetensors.torch import load_file, save_file
 
 import dml
+from dml.commands import main
 from dml.data.images import UnreadableImageError
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
@@ -26,14 +27,17 @@ SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=
 RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", *SHORT]
 
 
+def train(folder: Path, small_emoji: Path, *arguments: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        run = [f"dataset.root={small_emoji}", *RUN, *arguments, f"hydra.run.dir={folder}"]
+        patched.setattr("sys.argv", ["train.py", *run])
+        main("train")
+
+
 @pytest.fixture(scope="module")
 def run(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dml.commands import main
-
     folder = tmp_path_factory.mktemp("trained") / "run"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sys.argv", ["train.py", f"dataset.root={small_emoji}", *RUN, f"hydra.run.dir={folder}"])
-        main("train")
+    train(folder, small_emoji)
     return folder
 
 
@@ -309,3 +313,17 @@ def test_the_upload_is_the_saved_folder(model: dml.ImageEmbedder, monkeypatch: p
     assert model.push_to_hub("somebody/emoji") == "hub/somebody/emoji"
     files = ["README.md", "config.yaml", "model.json", "model.safetensors", "retrieval.png"]
     assert calls == [("somebody/emoji", True, True), ("somebody/emoji", files)]
+
+
+def test_a_model_in_a_ball_embeds_as_its_test_did(small_emoji: Path, tested: ImageTable, tmp_path: Path) -> None:
+    train(tmp_path / "run", small_emoji, "loss=hyperbolic")
+    model = dml.load(tmp_path / "run")
+    assert model.geometry == "poincare (curvature 0.1)"
+    points = model.embed(tested.paths.tolist())
+    expected = metrics(tmp_path / "run")
+    for name, value in evaluate(points, tested.labels, clustering=False, curvature=0.1).items():
+        if isinstance(value, float):
+            assert value == expected[name], name
+    saved = dml.load(model.save_pretrained(tmp_path / "saved"))
+    np.testing.assert_array_equal(saved.embed(tested.paths[:3].tolist()), model.embed(tested.paths[:3].tolist()))
+    assert "poincare (curvature 0.1)" in (tmp_path / "saved" / "README.md").read_text()
