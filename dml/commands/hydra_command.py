@@ -22,7 +22,6 @@ from dml.commands.log_levels import quiet
 from dml.commands.required_values import check_parts, check_values
 from dml.commands.start_line import announce_start
 from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
-from dml.commands.training_checks import check_job
 from dml.commands.working_folder import import_from_working_folder
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
@@ -134,6 +133,8 @@ class Task:
         quiet()  # Lightning sets its own level when it is imported
         trust.check_targets(self.command, config, self.typed)
         check_types(select_used_parts(self.command, config))  # it imports the targets
+        from dml.commands.training_checks import check_job  # late: it imports torch
+
         check_job(self.command, config)
         result = job(config, folder, overrides)
         watch.leave()

@@ -7,7 +7,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.ops.errors import InputError
-from dml.run.evaluators import find_ball
 
 TRAINING_ONLY = (
     "sampler",
@@ -99,6 +98,8 @@ def make_evaluation_config(config: DictConfig) -> DictConfig:
         backbone["weights"] = None
     if parts["split"] not in ("train", "val"):
         parts["dataset"]["folds"] = None  # nothing of the training classes is looked at
+    from dml.run.evaluators import find_ball  # late: it imports torch, which --help needs no time for
+
     ball = find_ball(config)  # the loss, which geometry=auto asks, is not in the parts
     parts["geometry"] = ball._asdict() if ball else None
     return OmegaConf.create(parts)

@@ -16,7 +16,7 @@ from dml.run import builders
 CLASSES, SIZE = 6, 5
 LABELS = torch.stack([torch.arange(24) % CLASSES, torch.arange(24) % 2], dim=1)
 HAPPIER = {"happier", "happier_f", "happier_f_release"}
-WITH_PROXIES = {"arcface", "cluster", "csl", "normalized_softmax", "proxy_anchor", "proxy_nca"} | HAPPIER
+WITH_PROXIES = {"arcface", "cluster", "cosface", "csl", "normalized_softmax", "proxy_anchor", "proxy_nca"} | HAPPIER
 
 
 def embeddings(seed: int = 0) -> torch.Tensor:

@@ -27,7 +27,9 @@ CLAIMS = read_claims()
 
 
 def values(name: str) -> dict[str, Any]:
-    return flat(OmegaConf.to_container(compose(CLAIMS.arms[name].training), resolve=False))
+    config = compose(CLAIMS.arms[name].training)
+    config.optimizer.lr = float(config.optimizer.lr)  # of the model, in some arms, and the same number in others
+    return flat(OmegaConf.to_container(config, resolve=False))
 
 
 DIFFER = [
