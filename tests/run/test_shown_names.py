@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 import dml
+from dml.data.count_table import make_count_table
 from dml.data.table import ImageTable
 from dml.data.verification import CheckedImage, list_faults
 from dml.evaluation.intervals import Interval
@@ -48,7 +49,7 @@ def test_the_tables_of_metrics(screen: StringIO, name: str, shown: str) -> None:
 @pytest.mark.parametrize(("name", "shown"), PAIRS)
 def test_what_prepare_prints(screen: StringIO, name: str, shown: str) -> None:
     table = ImageTable(np.array([f"{name}/1.jpg"]), np.zeros((1, 1), np.int64), np.array(["train"]), (name,))
-    prepare_job.console.print(prepare_job._make_counts_table(table, {}))
+    prepare_job.console.print(make_count_table(table, {}))
     gone = CheckedImage(-1, -1, 0, 0, "", "no such file")
     prepare_job._print_faults(list_faults(table, dict.fromkeys(table.paths.tolist(), gone)))
     text = screen.getvalue()
