@@ -81,5 +81,5 @@ def test_options_may_stand_anywhere_and_two_dashes_nowhere() -> None:
         *("-m", "--config-dir", "mine"),
         *("loss=rll", "~callbacks.progress", "seed=1,2"),
     ]
-    with pytest.raises(InputError, match="--: names nothing; values are given as"):
+    with pytest.raises(InputError, match="--: no such option; values are given as"):
         put_options_first(["--", "loss=rll"])
