@@ -169,6 +169,16 @@ class DataModule(EvaluationData):
         )
         return self.stream
 
+    def teardown(self, stage: str) -> None:
+        """End the workers of the training when Lightning has ended it."""
+        if stage == "fit":
+            self.stream.close()
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """End the workers of a training that has failed: the process may go on with the next run of a sweep."""
+        if hasattr(self, "stream"):
+            self.stream.close()
+
     def training_images(self) -> DataLoader[Item | None]:
         """Return a loader of the training images, each once, in order and with the transform of a test."""
         return self._make_loader(self.train_table, self.test_transform)

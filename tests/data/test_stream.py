@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from itertools import islice
+from multiprocessing import active_children
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -322,3 +323,26 @@ def test_a_sampler_that_breaks_its_promise_is_found_out(dataset: ImageDataset) -
 
     with pytest.raises(RuntimeError, match="promised 4 batches"):
         first(stream(dataset, sampler=Short()), 4)
+
+
+def test_closed_workers_end_and_a_new_iteration_starts_others(dataset: ImageDataset) -> None:
+    batches = stream(dataset, num_workers=2)
+    before = set(active_children())
+    expected = [next(iter(stream(dataset))), *islice(stream(dataset), 1, 2)]
+    iteration = iter(batches)
+    first_batch = next(iteration)
+    workers = set(active_children()) - before
+    assert len(workers) == 2
+    batches.close()
+    assert not workers & set(active_children())
+    batches.close()  # twice does nothing
+    second_batch = next(iter(batches))
+    for found, batch in zip((first_batch, second_batch), expected, strict=True):
+        assert all(map(torch.equal, found, batch))
+    batches.close()
+
+
+def test_a_stream_without_workers_closes(dataset: ImageDataset) -> None:
+    batches = stream(dataset)
+    next(iter(batches))
+    batches.close()
