@@ -22,7 +22,7 @@ PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk":
 """The papers' names as pages print them."""
 
 DATASETS = {"cub": "cub200"}
-"""The data sets that reference/paper_tables.csv and conf/dataset name differently."""
+"""The data sets that the papers' numbers and conf/dataset name differently."""
 
 NUMBERS = ("paper_tables.csv", "published_recalls.csv")
 """The files of the papers' numbers. Those of the second have sources, and its tables are lanes."""
