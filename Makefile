@@ -7,6 +7,7 @@
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
+# make table-rsk, make table-hyp   the lanes of RS@k and Hyp-ViT: published numbers with their sources
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims tested on the embedded data, in a few hours: writes docs/claims.md; JOBS=2 runs at a time
 # make reliability   makes faults happen to real commands, in half an hour: writes docs/reliability.md

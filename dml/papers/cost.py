@@ -12,6 +12,8 @@ GMACS = {
     "resnet34": 3.7,
     "resnet50": 4.1,
     "tf_efficientnet_lite0": 0.4,
+    "vit_base_patch16_224.augreg_in21k": 17.6,
+    "vit_small_patch16_224.augreg_in21k": 4.6,
 }
 """Billions of multiplications and additions of one image of 224 x 224 through a backbone."""
 
@@ -30,7 +32,8 @@ def estimate_gpu_hours(config: DictConfig) -> float:
     passes = 2 * _count_test_images(config)
     for stage in list_stages(config):
         steps, interval = count_steps(stage.config), _validation_interval(stage.config)
-        passes += 3 * steps * _batch_size(stage.config)  # a backward pass costs two forward ones
+        forward_passes = 2 if stage.config.gradient_cache else 1
+        passes += (forward_passes + 2) * steps * _batch_size(stage.config)  # a backward pass costs two forward ones
         passes += steps // interval * _count_validation_images(stage.config) if interval else 0
     gmacs = GMACS[_backbone_name(config)] * (config.transform.size / 224) ** 2
     return float(passes * gmacs / GMACS_PER_SECOND / 3600)

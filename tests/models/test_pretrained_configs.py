@@ -27,6 +27,7 @@ WIDTHS = {
     "pe_core_base": 768,
     "dino_small": 384,
     "vit_small_in21k": 384,
+    "vit_base_in21k": 768,
     "eva02_base": 768,
 }
 RATES = {"dino_small": 1e-5, "vit_small_in21k": 3e-5}

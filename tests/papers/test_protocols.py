@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 import dml.papers.tables.protocols
 from dml.papers.experiments import compose
-from dml.papers.tables.paper_tables import Training, find_tables, read_tables
+from dml.papers.tables.paper_tables import PAPERS, Training, find_tables, read_tables
 from dml.papers.tables.protocols import (
     Difference,
     UnstatedValue,
@@ -120,7 +120,7 @@ def test_the_page_is_that_of_the_experiments() -> None:
     )
     lines = [line for line in render_protocols_page().splitlines() if line.startswith("| ")]
     for table in read_tables():
-        (line,) = [line for line in lines if line.lower().startswith(f"| {table.paper} {table.name.lower()} |")]
+        (line,) = [line for line in lines if line.startswith(f"| {PAPERS[table.paper]} {table.name} |")]
         assert f" {len(table.cells)} |" in line
 
 

@@ -18,11 +18,14 @@ from dml.ops.errors import InputError
 REFERENCE = Path(__file__).parents[1] / "reference"
 """The folder of the papers' numbers, and of the experiments that stand for them."""
 
-PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER"}
+PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}
 """The papers' names as pages print them."""
 
 DATASETS = {"cub": "cub200"}
-"""The data sets that reference/paper_tables.csv and conf/dataset name differently."""
+"""The data sets that the papers' numbers and conf/dataset name differently."""
+
+NUMBERS = ("paper_tables.csv", "published_recalls.csv")
+"""The files of the papers' numbers. Those of the second have sources, and its tables are lanes."""
 
 TAXA = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, "coarse": 1}
@@ -32,11 +35,11 @@ HIERARCHICAL_METRICS = metric_names_of_kind(Kind.HIERARCHY)
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, as its paper prints it: a line of reference/paper_tables.csv.
+    """One number of a table, as its paper prints it: a line of one of the files `NUMBERS`.
 
     Args:
-        paper: key of the paper: rll, nra, lns or happier.
-        table: number of the table in the paper, such as "IV".
+        paper: key of the paper, one of `PAPERS`.
+        table: number of the table in the paper, such as "IV", or a lane, such as "resnet50".
         row: stable key of the row.
         method: name of the row as the paper prints it.
         origin: "true" for the paper's method, an ablation or a second run of it, "retrained" for a baseline that the
@@ -46,6 +49,7 @@ class Cell:
         metric: recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd.
         printed: the number in percent; empty where the paper prints a dash.
         note: remark on what is odd about the number.
+        source: paper or repository of the number and where it was read; "" for a number from the paper's own table.
     """
 
     paper: str
@@ -61,6 +65,7 @@ class Cell:
     metric: str
     printed: str
     note: str
+    source: str = ""
 
     @property
     def is_quoted(self) -> bool:
@@ -134,7 +139,11 @@ def add_prefix(prefix: str, metric: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table: those of its cells that the paper trained itself."""
+    """A paper's table: those of its cells that the paper trained itself.
+
+    A lane is a table whose numbers are of one network, one pretraining and one size of the embedding. It was put
+    together here, and each of its numbers has a source.
+    """
 
     paper: str
     name: str
@@ -147,6 +156,11 @@ class Table:
     def rows(self) -> list[tuple[str, str]]:
         """Each pair (row, data set) once, in the paper's order."""
         return list(dict.fromkeys((cell.row, cell.dataset) for cell in self.cells))
+
+    @property
+    def is_lane(self) -> bool:
+        """Whether the table's numbers have sources of their own."""
+        return any(cell.source for cell in self.cells)
 
     @property
     def trainings(self) -> list[Training]:
@@ -202,8 +216,12 @@ def read_tables() -> tuple[Table, ...]:
 @cache
 def read_cells() -> tuple[Cell, ...]:
     """Read every number of every table, quoted ones included."""
-    with (REFERENCE / "paper_tables.csv").open(newline="", encoding="utf-8") as file:
-        return tuple(_read_cell(line) for line in csv.DictReader(file))
+    return tuple(cell for name in NUMBERS for cell in _read_file(REFERENCE / name))
+
+
+def _read_file(path: Path) -> list[Cell]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_read_cell(line) for line in csv.DictReader(file)]
 
 
 def _read_cell(line: dict[str, str]) -> Cell:

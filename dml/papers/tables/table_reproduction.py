@@ -73,7 +73,7 @@ def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, 
 def _write_table(table: Table, plan: Plan) -> None:
     """Print a table with the results of the finished runs, and write it to files."""
     results = collect_results(table, plan)
-    title = f"{PAPERS[table.paper]}, Table {table.name}"
+    title = f"{PAPERS[table.paper]}, {'Lane' if table.is_lane else 'Table'} {table.name}"
     page = format_markdown(results, f"{title} (smoke: not the paper's training)" if plan.is_small else title)
     say(page)
     write_csv(plan.outputs / f"{table}.csv", csv_rows(results))

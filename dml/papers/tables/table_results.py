@@ -57,7 +57,7 @@ def format_markdown(results: Sequence[CellResult], title: str) -> str:
     """Format a page: the table, with half the 95 % interval behind each mean, and the runs that are missing."""
     header = ["row", "data set", "metric", "paper", "ours", "difference", "runs"]
     table = markdown_table(header, map(_markdown_cells, results), right=(3, 4, 5, 6))
-    return f"# {title}\n\n{table}\n\n{_missing_runs(results)}\n"
+    return f"# {title}\n\n{table}\n\n{_describe_lane(results)}{_missing_runs(results)}\n"
 
 
 def csv_rows(results: Iterable[CellResult]) -> list[list[object]]:
@@ -91,6 +91,17 @@ def _markdown_cells(result: CellResult) -> list[str]:
     difference = "" if result.difference is None else f"{result.difference:+.{decimals}f}"
     finished = f"{sum(run.is_finished for run in result.runs)} of {len(result.runs)}"
     return [cell.row, cell.dataset, cell.metric, cell.printed or "–", mean, difference, finished]
+
+
+def _describe_lane(results: Iterable[CellResult]) -> str:
+    """Return paragraphs on what the numbers of a lane can be compared with, and their sources; "" for other tables."""
+    cells = [result.cell for result in results if result.cell.source]
+    if not cells:
+        return ""
+    lanes = dict.fromkeys(f"{cell.backbone}, {cell.dim} numbers" for cell in cells)
+    sources = dict.fromkeys(cell.source for cell in cells)
+    note = f"Compare only inside a lane, here {'; '.join(lanes)}."
+    return f"{note}\n\nSources of the paper's numbers: {'; '.join(sources)}.\n\n"
 
 
 def _missing_runs(results: Iterable[CellResult]) -> str:

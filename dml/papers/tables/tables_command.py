@@ -13,7 +13,7 @@ again.
 
 Without a name the command is about all tables, with a paper's name about all
 of the paper. DATA is a folder that holds a folder for each data set, and
-weights/. The papers are rll, nra, lns and happier."""
+weights/. The papers are rll, nra, lns, happier, rsk and hyp."""
 
 EXAMPLES = {
     "dml tables --list": "lists every table with its runs and their estimated cost",
