@@ -13,17 +13,19 @@ import torch
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from dml.commands.error_lines import explain
 from dml.data.cache import CacheFolder
 from dml.data.limits import ImageLimits
 from dml.data.prepared_files import hold_preparation_lock
 from dml.data.split_overview import describe_copies, make_overview_table, summarize_splits
 from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
-from dml.data.verification import CheckedImage, check_images
+from dml.data.verification import CheckedImage, check_images, write_table
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric_table import metric_table
 from dml.evaluation.query_check import check_queries
@@ -52,17 +54,21 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
         The metrics on the split that a training is tested on at its end, by backbone and projection.
 
     Raises:
-        InputError: if a backbone is unknown or no backbone has weights, the data set has a fault, no query has a
-            positive, or another process prepares the data set.
+        InputError: if an option can't be used, a backbone is unknown or none has weights, the data set has a fault, no
+            query has a positive, or another process prepares the data set.
     """
     model_configs = compose_models(config, overrides)
-    whole = build_table(config)
-    table = draw_share_of_classes(whole, config.max_images, config.seed)
-    if len(table) < len(whole):
-        _print_line("part", f"{len(table):,} of {len(whole):,} images, the same share of each class (max_images)")
+    if config.components is not None and not (isinstance(config.components, int) and config.components > 0):
+        raise InputError(f"components={config.components}: a whole number above 0, or null")
+    whole_table = build_table(config)
+    table = draw_share_of_classes(whole_table, config.max_images, config.seed)
+    if len(table) < len(whole_table):
+        _print_line("part", f"{len(table):,} of {len(whole_table):,} images, the same share of each class (max_images)")
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
         images = _check_images(config, table, folder)
+        if len(table) == len(whole_table):
+            write_table(folder, table, images)
         console.print(make_overview_table(summarize_splits(table, images)))
         for line in describe_copies(table, images):
             _warn(line)
@@ -86,7 +92,9 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
     """
     chosen = HydraConfig.get().runtime.choices.get("model")
     known = GlobalHydra.instance().config_loader().get_group_options("model")
-    others = [override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")]
+    other_overrides = [
+        override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
+    ]
     names = [chosen] if config.backbones is None else config.backbones
     if isinstance(names, str) or not names:
         raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
@@ -94,7 +102,7 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
     for name in map(str, names):
         if name not in known:
             raise InputError(f"backbones={name}: no such model{nearest(name, known)}")
-        composed = config if name == chosen else compose("inspect", overrides=[*others, f"model={name}"])
+        composed = config if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         model_configs[name] = composed.model
     return model_configs
 
@@ -128,14 +136,16 @@ def _test_backbones(
     evaluator = Evaluator(tested, metric_config)
     used_rows = np.concatenate([table.rows("train"), np.flatnonzero(np.isin(table.split, np.unique(tested.split)))])
     used, num_training = table.take(used_rows.astype(np.int64)), len(table.rows("train"))
-    size = config.components or sum(_build_model(config.model, config.seed).embed_dims.values())
+    size = config.components or _count_dimensions(config.model)
     results: dict[str, Metrics] = {}
-    errors: list[InputError] = []
+    errors: list[Exception] = []
     for name, model_config in model_configs.items():
         try:
             model = _build_model(model_config, config.seed)
-        except InputError as error:  # weights that can't be had
-            _warn(f"backbone {name} is left out: {error}")
+        except (InputError, InstantiationException) as error:  # often weights that can't be had
+            if (line := explain(error)) is None:
+                raise
+            _warn(f"backbone {name} is left out: {line}")
             errors.append(error)
             continue
         features = _embed(config, model_config, model, used, folder)
@@ -145,8 +155,17 @@ def _test_backbones(
         raise errors[0]
     title = f"features before any training, on the {split} split"
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
-    console.print(in_markup(describe_best(results, len(evaluator.benchmark_lists[0].queries))))
+    verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries))
+    console.print(in_markup(verdict), soft_wrap=False)
     return results
+
+
+def _count_dimensions(model_config: DictConfig) -> int:
+    """Return the size of a model's concatenated embeddings, without its pretrained weights."""
+    without_weights = model_config.copy()
+    if "weights" in without_weights.backbone:
+        without_weights.backbone.weights = None
+    return sum(_build_model(without_weights, seed=0).embed_dims.values())
 
 
 def _build_model(model_config: DictConfig, seed: int) -> EmbeddingModel:

@@ -119,8 +119,8 @@ def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> It
         shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
         if shared:
             example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
-            what = f"{_count_files(shared)} in {second} with the content of a file in {first}"
-            yield f"{what}, such as {example}{_advise(first, second)}"
+            finding = f"{_count_files(shared)} in {second} with the content of a file in {first}"
+            yield f"{finding}, such as {example}{_advise(first, second)}"
     yield from _describe_double_labels(table, images)
 
 

@@ -17,6 +17,7 @@ from dml.data.contents import read_stamps
 from dml.data.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
 from dml.ops.checksums import DamageError, check_zip
+from dml.ops.errors import InputError
 
 FORMAT = 1
 """Version of the files of features; it goes up when the features or their storage change."""
@@ -82,7 +83,12 @@ def _read_features(path: Path, fingerprint: str, count: int, warn: Callable[[str
             stored_fingerprint, features = str(arrays["fingerprint"]), arrays["features"]
     except FileNotFoundError:
         return None
-    except (DamageError, UnfitFileError, BadZipFile, KeyError, ValueError, EOFError) as error:
+    except InputError as error:
+        if not isinstance(error, UnfitFileError):
+            raise
+        warn(f"{error}; the features are computed anew")
+        return None
+    except (DamageError, BadZipFile, KeyError, ValueError, EOFError) as error:
         warn(f"{path}: damaged ({error}); the features are computed anew")
         return None
     if stored_fingerprint != fingerprint or features.dtype != np.float32 or features.shape[:1] != (count,):
