@@ -63,7 +63,8 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
     whole_table = build_table(config)
     table = draw_share_of_classes(whole_table, config.max_images, config.seed)
     if len(table) < len(whole_table):
-        _print_line("part", f"{len(table):,} of {len(whole_table):,} images, the same share of each class (max_images)")
+        number, total = len(table), len(whole_table)
+        console.print(f"[bold]part[/]     {number:,} of {total:,} images, the same share of each class (max_images)")
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
         images = _check_images(config, table, folder)
@@ -78,7 +79,7 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
         table = table.take(np.flatnonzero(readable).astype(np.int64))
         write_contact_sheets(table, folder.path, ImageLimits.from_settings(config.data), **config.sheet)
         results = _test_backbones(config, table, folder, model_configs)
-    _print_line("written", f"{in_markup(folder.path)}: sheet_*.png, features-*.npz")
+    console.print(f"[bold]written[/]  {in_markup(folder.path)}: sheet_*.png, features-*.npz")
     return results
 
 
@@ -204,10 +205,6 @@ def _make_embedding_function(config: DictConfig, model: EmbeddingModel) -> Calla
         return embedder.embedded.embeddings["raw"]
 
     return compute
-
-
-def _print_line(label: str, text: str) -> None:
-    console.print(f"[bold]{label:9}[/]{text}")
 
 
 def _warn(line: str) -> None:

@@ -15,7 +15,6 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from PIL import Image
 
-from dml.data.readers.folder import read
 from dml.models.embedding import EmbeddingModel
 from dml.run.config_folders import CONF
 from dml.training.embedders import RawFeatures
@@ -53,10 +52,10 @@ def inspect(here: Here, mine: Path, capfd: pytest.CaptureFixture[str]) -> Callab
 def embed_by_hand(mine: Path, split: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Resize, crop and embed each image alone -> L2-normalised features, labels."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("inspect", overrides=SETTINGS)
+        config = compose("inspect", overrides=["dataset=folder", *SETTINGS])
     torch.manual_seed(config.seed)
     model: EmbeddingModel = instantiate(config.model).eval()
-    transform, table = instantiate(config.transform.test), read(str(mine)).subset(split)
+    transform, table = instantiate(config.transform.test), instantiate(config.dataset.reader)(str(mine)).subset(split)
     features = []
     for path in table.paths.tolist():
         pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)
@@ -99,12 +98,8 @@ def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
     assert "│ median size    │ 24x20 │ 24x20 │ 24x20 │" in printed
     assert "warning" not in printed
     assert max(map(len, printed.splitlines())) <= 80 + len(str(mine))
-    files = sorted(path.name for path in (mine / ".dml" / "folder").iterdir())
-    assert [re.sub("[0-9a-f]{16}", "*", name) for name in files] == [
-        "features-*.npz",
-        "sheet_test.png",
-        "sheet_train.png",
-    ]
+    names = sorted(re.sub("[0-9a-f]{16}", "*", path.name) for path in (mine / ".dml" / "folder").iterdir())
+    assert names == ["features-*.npz", *(f"sheet_{split}.png" for split in ("test", "train", "val")), "table.parquet"]
 
     def fail(*arguments: object) -> None:
         raise AssertionError("a second call embeds images")
