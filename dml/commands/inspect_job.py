@@ -42,6 +42,7 @@ from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.loop import build_testing_trainer
 from dml.run.prepare_job import make_cache_folder
 from dml.training.embedders import RawFeatures
+from dml.training.hardware import uses_cuda
 from dml.training.raw_feature_cache import load_or_compute
 
 METRICS = ("recall@1", "map@r")
@@ -64,7 +65,9 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
     table = draw_share_of_classes(whole_table, config.max_images, config.seed)
     if len(table) < len(whole_table):
         number, total = len(table), len(whole_table)
-        console.print(f"[bold]part[/]     {number:,} of {total:,} images, the same share of each class (max_images)")
+        console.print(
+            f"[bold]part[/]     {number:,} of {total:,} images, the same share of each class, at least 2 (max_images)"
+        )
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
         images = _check_images(config, table, folder)
@@ -127,14 +130,7 @@ def _test_backbones(
     """Print the metrics of each backbone's features, and what they mean; a backbone without weights is left out."""
     tested = table.select_evaluated(split := choose_final_split(table))
     check_queries(tested)
-    metric_config = replace(
-        build_metric_config(config, tested),
-        metrics=("recall", "map@r"),
-        recall_at=(1,),
-        clustering=False,
-        curvature=0.0,
-    )
-    evaluator = Evaluator(tested, metric_config)
+    evaluator = _make_evaluator(config, tested)
     used_rows = np.concatenate([table.rows("train"), np.flatnonzero(np.isin(table.split, np.unique(tested.split)))])
     used, num_training = table.take(used_rows.astype(np.int64)), len(table.rows("train"))
     size = config.components or _count_dimensions(config.model)
@@ -156,9 +152,16 @@ def _test_backbones(
         raise errors[0]
     title = f"features before any training, on the {split} split"
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
-    verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries))
+    verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
     console.print(in_markup(verdict), soft_wrap=False)
     return results
+
+
+def _make_evaluator(config: DictConfig, tested: ImageTable) -> Evaluator:
+    """Make the evaluator of recall@1 and MAP@R by cosine; what a ranking excludes is as in a test."""
+    metric_config = build_metric_config(config, tested)
+    shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False, curvature=0.0)
+    return Evaluator(tested, shown)
 
 
 def _count_dimensions(model_config: DictConfig) -> int:
@@ -199,6 +202,8 @@ def _make_embedding_function(config: DictConfig, model: EmbeddingModel) -> Calla
     def compute(images: ImageTable) -> Tensor:
         reading = config.copy()
         reading.data.on_corrupt = "raise"  # what can't be read was left out before
+        if reading.data.num_workers == "auto" and not uses_cuda(config.trainer.accelerator):
+            reading.data.num_workers = os.cpu_count() or 1  # large photographs take longer to decode than to embed
         trainer = build_testing_trainer(config, devices=1, num_nodes=1, strategy="auto")
         embedder = RawFeatures(model)
         trainer.test(embedder, build_evaluation_data(reading, images), verbose=False)

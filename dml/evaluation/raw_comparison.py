@@ -1,6 +1,6 @@
 """The metrics of features that no training has changed: as they are, after a PCA, and whitened by it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,12 +73,13 @@ def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size
     return results
 
 
-def describe_best(results: Mapping[str, Metrics], queries: int) -> str:
+def describe_best(results: Mapping[str, Metrics], queries: int, levels: Sequence[str] = ("class",)) -> str:
     """Describe in one sentence which features find most, and what a training can gain over them.
 
     Args:
         results: metrics by the name of the features; the first of equal ones is the best.
         queries: number of queries of the test.
+        levels: names of the levels; of several, the sentence is about the finest.
     """
     metric = choose_first_metric(next(iter(results.values()))) or ""
     best = max(results, key=lambda name: results[name][metric])
@@ -87,7 +88,8 @@ def describe_best(results: Mapping[str, Metrics], queries: int) -> str:
     recall = results[best][metric]
     missed = round((1 - recall) * counted)
     gain = "little is left to gain by a training" if recall >= HIGH_RECALL else "a training can gain these at most"
+    place = f" of {levels[0]}" if len(levels) > 1 else ""
     return (
-        f"{best} finds most: recall@1 is {recall:.1%} of {counted:,} queries. "
+        f"{best} finds most: recall@1{place} is {recall:.1%} of {counted:,} queries. "
         f"The nearest image of {missed:,} is of another class; {gain}."
     )

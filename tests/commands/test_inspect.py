@@ -134,7 +134,7 @@ def test_copies_across_splits_and_unreadable_files_are_warnings(inspect: Callabl
 
 def test_a_part_of_each_class_is_announced(inspect: Callable[..., str]) -> None:
     printed = inspect("max_images=24")
-    assert "part     24 of 48 images, the same share of each class (max_images)" in printed
+    assert "part     24 of 48 images, the same share of each class, at least 2 (max_images)" in printed
     assert "│ smallest class │     2 │     2 │     2 │" in printed
 
 

@@ -82,5 +82,9 @@ def test_the_verdict_names_the_best_and_counts_what_it_misses() -> None:
         "b, raw finds most: recall@1 is 75.0% of 8 queries. The nearest image of 2 is of another class; a training can "
         "gain these at most."
     )
+    assert describe_best(results, 10, ("species", "genus")) == (
+        "b, raw finds most: recall@1 of species is 75.0% of 8 queries. The nearest image of 2 is of another class; a "
+        "training can gain these at most."
+    )
     results["b, raw"]["level0/recall@1"] = 1.0
     assert describe_best(results, 10).endswith("of 0 is of another class; little is left to gain by a training.")
