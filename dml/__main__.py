@@ -26,6 +26,7 @@ COMMANDS = {
     "train": Command("dml.commands.job_commands", "train", "train a model, test it, and write its report"),
     "evaluate": Command("dml.commands.job_commands", "evaluate", "test a checkpoint again, also on another data set"),
     "prepare": Command("dml.commands.job_commands", "prepare", "check a data set, and keep its images decoded"),
+    "inspect": Command("dml.commands.job_commands", "inspect", "show what a data set holds, and what networks find"),
     "report": Command("dml.commands.report_command", "write_report", "write the report of one run, or of two together"),
     "compare": Command("dml.commands.compare_command", "compare_runs", "print a table of finished runs"),
     "embed": Command("dml.commands.embed_command", "embed_images", "write the vectors of images to a file"),

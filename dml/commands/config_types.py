@@ -60,7 +60,7 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
     `dml.commands.trust` hasn't looked at them.
 
     Args:
-        command: "train", "evaluate" or "prepare".
+        command: "train", "evaluate", "prepare" or "inspect".
         config: the composed configuration.
     """
     if command == "train":

@@ -37,11 +37,13 @@ from dml.training.distributed import watch
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
 """What a training writes before its first step."""
 
-COMMANDS = ("train", "evaluate", "prepare")
+COMMANDS = ("train", "evaluate", "prepare", "inspect")
+WITHOUT_RUN_FOLDER = ("prepare", "inspect")
+"""The commands that write to the data set's cache folder alone."""
 
 
 def main(command: str, *, is_named: bool = False) -> None:
-    """Run ``train``, ``evaluate`` or ``prepare`` with the overrides of the command line.
+    """Run one of `COMMANDS` with the overrides of the command line.
 
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
@@ -118,7 +120,9 @@ class Task:
         do_job = partial(self._do_job, config, folder, overrides)
         # user errors end within the job: Hydra would announce its failure first
         errors = told_errors(folder.path, self.is_debugged) if in_sweep else one_line_errors(self.is_debugged)
-        is_first = self.command != "prepare" and not follower_processes.is_follower(hydra_config.overrides.hydra)
+        is_first = self.command not in WITHOUT_RUN_FOLDER and not follower_processes.is_follower(
+            hydra_config.overrides.hydra
+        )
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
         lock = _hold(folder, wait=in_sweep) if is_first else follower_processes.announcing_end()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
@@ -181,6 +185,10 @@ def _import_job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], An
         from dml.run.prepare_job import prepare
 
         return prepare
+    if command == "inspect":
+        from dml.commands.inspect_job import inspect
+
+        return inspect
     if command == "evaluate":
         from dml.run.evaluate_job import evaluate
 

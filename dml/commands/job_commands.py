@@ -1,4 +1,4 @@
-"""The commands whose arguments Hydra composes: ``dml train``, ``dml evaluate`` and ``dml prepare``."""
+"""The commands whose arguments Hydra composes: ``dml train``, ``evaluate``, ``prepare``, ``inspect``."""
 
 import sys
 from collections.abc import Sequence
@@ -31,6 +31,15 @@ def prepare(arguments: Sequence[str]) -> None:
         arguments: overrides; ``--resize 256`` stands for ``resize=256``.
     """
     _run("prepare", replace_resize_option(arguments))
+
+
+def inspect(arguments: Sequence[str]) -> None:
+    """Show what a data set holds, and what networks find in it before any training.
+
+    Args:
+        arguments: overrides, such as ["dataset=folder", "dataset.root=mine", "backbones=[resnet18]"].
+    """
+    _run("inspect", arguments)
 
 
 def replace_resize_option(arguments: Sequence[str]) -> list[str]:

@@ -21,14 +21,14 @@ def check_parts(command: str, config: DictConfig) -> None:
     """Make sure that nothing is missing which a command reads, such as the group that ``~loss`` takes out.
 
     Args:
-        command: "train", "evaluate" or "prepare".
+        command: "train", "evaluate", "prepare" or "inspect".
         config: the composed configuration.
 
     Raises:
         InputError: naming the first group or key that is missing, and its default.
     """
     for key, remedy in _list_defaults().items():
-        is_needed = {"train": True, "evaluate": key not in TRAINING_ONLY, "prepare": key in PREPARED}[command]
+        is_needed = key in PREPARED if command == "prepare" else command == "train" or key not in TRAINING_ONLY
         if is_needed and key not in config:
             raise InputError(f"~{key}: {command} needs {key}; {remedy}")
 
@@ -50,7 +50,7 @@ def check_values(command: str, config: DictConfig) -> None:
     """Make sure that a value has been given for each ``???`` that the run doesn't fill in.
 
     Args:
-        command: "train", "evaluate" or "prepare".
+        command: "train", "evaluate", "prepare" or "inspect".
         config: the composed configuration.
 
     Raises:

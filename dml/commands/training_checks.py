@@ -28,7 +28,7 @@ def check_job(command: str, config: DictConfig) -> None:
     """Make sure that the optimizer, the schedule and the loggers of a training can be made; warn of small crops.
 
     Args:
-        command: "train", "evaluate" or "prepare".
+        command: "train", "evaluate", "prepare" or "inspect".
         config: the composed configuration.
 
     Raises:

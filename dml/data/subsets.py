@@ -1,9 +1,10 @@
-"""Small parts of a data set, for runs that only show that everything works."""
+"""Parts of a data set: for runs that only show that everything works, and for a quick look at a large data set."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import EVERY_LEVEL, TEST_SPLITS, ImageTable
+from dml.ops.errors import InputError
 
 
 def take_first_classes(table: ImageTable, *, classes: int, images: int) -> ImageTable:
@@ -28,6 +29,34 @@ def take_first_classes(table: ImageTable, *, classes: int, images: int) -> Image
                 rows = np.flatnonzero(is_candidate & (table.split == split) & np.isin(labels, first_classes))
                 is_kept[rows[_count_before(labels[rows]) < images]] = True
     return table.take(np.flatnonzero(is_kept).astype(np.int64))
+
+
+def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int = 0) -> ImageTable:
+    """Draw the same share of the images of each class in each split, but at least two, so that queries find positives.
+
+    Args:
+        table: the data set.
+        max_images: number of images that decides the share, ``max_images / len(table)``. The result has more images if
+            many classes have few. None keeps all images.
+        seed: seed of the draw.
+
+    Raises:
+        InputError: if ``max_images`` isn't a number above 0.
+    """
+    if max_images is not None and (not isinstance(max_images, int) or isinstance(max_images, bool) or max_images < 1):
+        raise InputError(f"max_images={max_images}: a whole number above 0, or null for all images")
+    if max_images is None or len(table) <= max_images:
+        return table
+    level = np.maximum(table.benchmark, 0)
+    labels = np.take_along_axis(table.labels, level[:, None], axis=1)[:, 0]
+    keys = np.stack([np.unique(table.split, return_inverse=True)[1], table.benchmark, labels], axis=1)
+    _, groups, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    groups = groups.reshape(-1)
+    order = np.random.default_rng(seed).permutation(len(table))
+    is_drawn = np.zeros(len(table), dtype=np.bool_)
+    drawn_sizes = np.maximum(2, sizes * max_images // len(table))
+    is_drawn[order] = _count_before(groups[order]) < drawn_sizes[groups[order]]
+    return table.take(np.flatnonzero(is_drawn).astype(np.int64))
 
 
 def _count_before(labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -42,7 +42,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
         raise InputError(f"verify={config.verify}: stamp or content")
     with limit_list_bytes(config.data.max_list_bytes):
         table: ImageTable = instantiate(dataset.reader)(dataset.root)
-    folder = _make_cache_folder(config)
+    folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
         faults = _prepare(config, table, resize, folder)
     if faults and dataset.verify:
@@ -90,7 +90,12 @@ def _warn(line: str) -> None:
     console.print(f"[bold red]warning[/]  {in_markup(line)}")
 
 
-def _make_cache_folder(config: DictConfig) -> CacheFolder:
+def make_cache_folder(config: DictConfig) -> CacheFolder:
+    """Make the folder of a data set's prepared files that ``data.cache`` names.
+
+    Raises:
+        InputError: if it names none, or a folder that can't be written to.
+    """
     root, cache = config.dataset.root, config.data.cache
     if root is None and cache == "auto":
         cache = str(user_cache_folder())

@@ -10,7 +10,7 @@ import pytest
 from dml.__main__ import COMMANDS, dispatch, format_help
 from dml.commands.report_command import find_common_folder
 
-HYDRA = {"train", "evaluate", "prepare"}
+HYDRA = {"train", "evaluate", "prepare", "inspect"}
 """The commands whose help is Hydra's."""
 
 
@@ -51,6 +51,7 @@ def test_help_fits_a_terminal_and_has_examples(
     [
         (["train", "loss=rl"], "loss=rl: no such choice; nearest: rll"),
         (["evaluate", "checkpoint=/nowhere.ckpt"], "checkpoint=/nowhere.ckpt: no such file"),
+        (["inspect", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["prepare", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["report"], "the following arguments are required: RUN; dml report --help lists all"),
         (["report", "/nowhere"], "/nowhere: metrics.json, per_query.parquet, .hydra/config.yaml missing"),

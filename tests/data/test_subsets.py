@@ -1,8 +1,12 @@
+from typing import Any
+
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from dml.data.subsets import take_first_classes
+from dml.data.subsets import draw_share_of_classes, take_first_classes
 from dml.data.table import ImageTable
+from dml.ops.errors import InputError
 
 
 def make_table(labels: list[int], split: list[str], benchmark: list[int] | None = None) -> ImageTable:
@@ -46,3 +50,36 @@ def test_rows_of_one_level_count_by_their_class_of_that_level():
 def test_a_small_table_is_kept_whole():
     table = make_table([0, 1, 1, 2], ["train", "train", "train", "test"])
     assert kept(take_first_classes(table, classes=5, images=5)).tolist() == table.paths.tolist()
+
+
+def test_a_share_of_each_class_is_drawn_but_at_least_two_images():
+    table = make_table(
+        [0] * 40 + [1] * 20 + [2] * 3 + [3] + [1] * 36, ["train"] * 64 + ["query"] * 16 + ["gallery"] * 20
+    )
+    drawn = draw_share_of_classes(table, 25)
+    sizes = {
+        (split, label): int(((drawn.split == split) & (drawn.labels[:, 0] == label)).sum())
+        for split, label in (("train", 0), ("train", 1), ("train", 2), ("train", 3), ("query", 1), ("gallery", 1))
+    }
+    assert [*sizes.values()] == [10, 5, 2, 1, 4, 5]
+    assert len({*drawn.paths.tolist()}) == len(drawn) == 27
+    assert drawn.paths.tolist() == draw_share_of_classes(table, 25).paths.tolist()
+    assert drawn.paths.tolist() != draw_share_of_classes(table, 25, seed=1).paths.tolist()
+
+
+def test_each_list_of_a_level_keeps_its_share():
+    table = make_table([0] * 8 + [1] * 8, ["test"] * 16, [0] * 8 + [1] * 8)
+    assert draw_share_of_classes(table, 8).benchmark.tolist() == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("max_images", [None, 4, 100])
+def test_a_small_data_set_stays_whole(max_images: int | None):
+    table = make_table([0, 0, 1, 1], ["train"] * 4)
+    assert draw_share_of_classes(table, max_images) is table
+
+
+@pytest.mark.parametrize("max_images", [0, -1, True, 2.5, "many"])
+def test_a_share_of_no_images_is_refused(max_images: Any):
+    table = make_table([0, 0, 1, 1], ["train"] * 4)
+    with pytest.raises(InputError, match=f"max_images={max_images}: a whole number above 0, or null for all images"):
+        draw_share_of_classes(table, max_images)
