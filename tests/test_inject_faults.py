@@ -106,6 +106,16 @@ def test_a_command_is_measured(tmp_path: Path) -> None:
     assert 10**8 < ended.peak < 2 * 10**9
 
 
+def test_a_command_may_allocate_beside_what_the_forked_process_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "DATA_LIMIT", 10**9)
+    held = bytearray(10**9)  # allocated before the fork
+    assert run("train.py", "loss=rl", folder=tmp_path, before=lambda: bytearray(5 * 10**8)).code == 2
+    assert run("train.py", "loss=rl", folder=tmp_path, before=lambda: bytearray(2 * 10**9)).code == 1
+    assert len(held) == 10**9
+
+
 def test_a_process_that_outlives_its_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "GRACE_PERIOD", 0.1)
     ended = run("train.py", "loss=rl", folder=tmp_path, before=lambda: subprocess.Popen(["sleep", "100"]))

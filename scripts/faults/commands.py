@@ -27,7 +27,7 @@ TIME_LIMIT = 60.0
 MEMORY_LIMIT = 2 * GIGABYTE
 """Bytes that the largest process of a command may hold at a time."""
 DATA_LIMIT = 6 * GIGABYTE
-"""Bytes of data that a process may allocate, so that no fault harms the machine."""
+"""Bytes of data that a process may allocate beside what it was forked with, so that no fault harms the machine."""
 GRACE_PERIOD = 8.0
 """Seconds after the end of a command within which the processes that it started have to end too."""
 
@@ -182,11 +182,18 @@ def _become_command(out: Path, err: Path, folder: Path, environment: dict[str, s
     # pytest may have replaced these two
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-    resource.setrlimit(resource.RLIMIT_DATA, (DATA_LIMIT, DATA_LIMIT))
+    limit = _allocated_data() + DATA_LIMIT
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _allocated_data() -> int:
+    """Return the bytes of data that this process has allocated, used or not."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    return pages * resource.getpagesize()
 
 
 def _run_script(script: str, arguments: Sequence[str], before: Before | None) -> int:
