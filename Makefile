@@ -1,6 +1,6 @@
 # make demo    sets everything up, then trains, evaluates and shows a retrieval model
 # make test    sets everything up, then runs the tests
-# make test-fast   the tests that run no commands and start no processes, with fewer random examples
+# make test-fast   the quick tests alone, with fewer random examples: CONTRIBUTING.md says which are left out
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
 # make bench   training step, losses, loading, readers, evaluation and samplers against their bare counterparts
@@ -38,7 +38,7 @@ test: setup
 	$(PYTEST)
 
 test-fast: setup
-	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed'
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed and not data_sets'
 
 check: setup
 	$(BIN)/ruff check .

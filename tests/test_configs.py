@@ -10,6 +10,8 @@ from configurations import CONF, compose
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+pytestmark = pytest.mark.pipeline
+
 # tests/run/test_sweeps.py composes the launchers: they are Hydra's plugins, and not all are installed
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name not in ("experiment", "launcher"))
 CHOICES = [

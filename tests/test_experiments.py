@@ -24,6 +24,8 @@ from dml.run import builders, jobs
 from dml.run.config_folders import CONF
 from dml.run.stored_configuration import plain_config
 
+pytestmark = pytest.mark.pipeline
+
 TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false")
 
 # tests/papers/test_tables.py misses the others

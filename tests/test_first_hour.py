@@ -15,6 +15,8 @@ from dml.data.contents import read_content
 from dml.data.readers.emoji import read
 from dml.ops.run_folder import folders_below
 
+pytestmark = pytest.mark.pipeline
+
 CLASSES = 24
 TINY = [value for value in SMALL if not value.startswith(("dataset.", "sampler.", "evaluation."))]
 """Overrides that make a run take seconds; data, batches and evaluation stay as the page says."""

@@ -13,6 +13,8 @@ from gloo import on_processes
 
 from dml.commands import main
 
+pytestmark = pytest.mark.distributed
+
 WORLD = 3
 
 

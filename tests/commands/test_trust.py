@@ -10,6 +10,8 @@ from hydra import compose, initialize_config_dir
 from dml.commands.trust import check_overrides, check_targets, file_source, is_trusted
 from dml.ops.errors import InputError
 
+pytestmark = pytest.mark.pipeline
+
 RESUMED = ["resume=some/run"]
 
 

@@ -18,6 +18,8 @@ from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
 from dml.ops.errors import InputError
 from dml.run import builders
 
+pytestmark = pytest.mark.data_sets
+
 MODULES = sorted(path.stem for path in (Path(__file__).parent / "trees").glob("*.py") if path.stem != "tree")
 TREES: dict[str, Tree] = {module: import_module(f"trees.{module}").TREE for module in MODULES}
 

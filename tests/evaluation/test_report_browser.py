@@ -17,7 +17,10 @@ pytest_plugins = ("report_runs",)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+]
 
 LIGHT = {"light": (200, 256), "dark": (0, 60)}
 

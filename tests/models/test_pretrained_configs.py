@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.models.embedding import EmbeddingModel
 
+pytestmark = pytest.mark.pipeline
+
 WIDTHS = {
     "dinov2_small": 384,
     "dinov2_base": 768,

@@ -23,6 +23,8 @@ from dml.papers.experiments import compose
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import Training
 
+pytestmark = pytest.mark.pipeline
+
 CLAIMS = read_claims()
 
 

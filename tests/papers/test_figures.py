@@ -26,6 +26,8 @@ from dml.papers.plans import Plan, check_data
 from dml.papers.tables.paper_tables import Training
 from dml.run import jobs
 
+pytestmark = pytest.mark.pipeline
+
 NAMES = ("nra_3", "happier_4", "nra_4")
 
 

@@ -11,6 +11,8 @@ from dml.papers.tables.paper_tables import Training, find_tables, read_tables
 from dml.papers.tables.table_results import collect_results, format_markdown
 from dml.run.evaluators import find_ball
 
+pytestmark = pytest.mark.pipeline
+
 RSK = {
     "resnet50/cub200": (1e-4, [10, 20, 30], 40, 400, 200),
     "resnet50/cars196": (1e-4, [80, 140], 170, 392, 200),

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pipeline
+
 PROGRAM = """
 from dml.commands.error_lines import say
 from dml.papers.plans import {start}

@@ -20,6 +20,8 @@ from dml.papers.tables.protocols import (
 from dml.papers.tables.protocols_page import render_protocols_page
 from dml.run.config_folders import CONF
 
+pytestmark = pytest.mark.pipeline
+
 FILE = """# @package _global_
 # RLL, Table I: something. Its head is
 # not stated; ours. About 2 GPU hours.

@@ -33,6 +33,8 @@ from dml.run.config_folders import CONF
 from dml.run.stages import Stage, list_stages
 from dml.run.stored_configuration import plain_config
 
+pytestmark = pytest.mark.pipeline
+
 PAPERS = ("rll", "nra", "lns", "happier", "rsk", "hyp")
 OWN = {"rll": 15, "nra": 2, "lns": 11, "happier": 6, "rsk": 2, "hyp": 1}
 

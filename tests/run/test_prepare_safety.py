@@ -21,6 +21,8 @@ from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.run import builders, prepare_job
 
+pytestmark = pytest.mark.pipeline
+
 FOLDER = ["dataset=folder", "dataset.reader.val_fraction=0", "dataset.queries_in_gallery=true"]
 ARGUMENTS = [*FOLDER, "processes=1", "sheet.classes=1", "resize=8"]
 Prepare = Callable[..., None]
