@@ -10,7 +10,7 @@ from typing import Any
 
 from dml.ops.signal_state import shared
 
-PARENT_KNOWS_WITHIN = 0.3
+PARENT_KNOWS_WITHIN = 2.0
 """Seconds in which a signal to a whole process group reaches the other processes of the group."""
 STARTED_BY = "DML_STARTED_BY"
 """The environment variable with the id of the process that reports signals to the user, see `reporting_signals`."""
