@@ -107,7 +107,7 @@ class ImageEmbedder:
             UnreadableImageError: if the image can't be read.
             InputError: if it is something else.
         """
-        return ImageInputs([], self._transform, ImageLimits()).transform(read_pixels(image, ImageLimits()))
+        return self._transform(read_pixels(image, ImageLimits()))
 
     def embed(
         self,

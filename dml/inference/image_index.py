@@ -72,11 +72,7 @@ class Index:
         paths, labels = list_source(source)
         vectors = VectorIndex(model.dimension + (2 if model.ball else 0), factory)
         vectors.set_parameters(parameters)
-        items = IndexItems.number(paths, labels)
-        embedded = model.embed(items.paths.tolist(), **options)
-        is_read = ~np.isnan(embedded[:, 0])
-        items, embedded = items.take(is_read), embedded[is_read]
-        searched = _make_gallery(embedded, model)
+        items, searched = _embed_items(model, IndexItems.number(paths, labels), options)
         if vectors.needs_training:
             chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
             vectors.train(searched[np.sort(chosen)])
@@ -161,13 +157,11 @@ class Index:
                 f"{printable(items.paths[known][0])}: in the index already, as are {known.sum() - 1} more of these "
                 "images; upsert replaces them"
             )
-        embedded = self.model.embed(items.paths.tolist(), **options)
-        is_read = ~np.isnan(embedded[:, 0])
-        items, embedded = items.take(is_read), embedded[is_read]
+        items, searched = _embed_items(self.model, items, options)
         if known.any():
             self.remove(items.paths[self.items.holds(items.paths)].tolist())
         self.vectors.make_changeable()
-        self.vectors.add(_make_gallery(embedded, self.model), items.ids)
+        self.vectors.add(searched, items.ids)
         self.items = self.items.join(items)
         return len(items)
 
@@ -270,11 +264,19 @@ class Index:
         return cls(model, vectors, items)
 
 
-def _make_gallery(embedded: NDArray[np.float32], model: ImageEmbedder) -> NDArray[np.float32]:
-    """Turn vectors (N, D) into those that are searched by inner product: (N, D + 2) for points of a Poincare ball."""
+def _embed_items(
+    model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
+) -> tuple[IndexItems, NDArray[np.float32]]:
+    """Embed images -> the readable ones, and their vectors for the search by inner product.
+
+    These are the embeddings (N, D) themselves, or vectors (N, D + 2) for the points of a Poincare ball.
+    """
+    embedded = model.embed(items.paths.tolist(), **options)
+    is_read = ~np.isnan(embedded[:, 0])
+    items, embedded = items.take(is_read), embedded[is_read]
     if model.ball is None:
-        return embedded
-    return ranking_vectors(torch.from_numpy(embedded), model.ball.curvature)[1].numpy()
+        return items, embedded
+    return items, ranking_vectors(torch.from_numpy(embedded), model.ball.curvature)[1].numpy()
 
 
 def is_index(folder: str | Path) -> bool:

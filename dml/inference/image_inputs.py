@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,13 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
 
     Args:
         images: paths, PIL images, arrays or tensors.
-        transform: function of an image (3, H, W) uint8, or of an `ImageFile`, that returns the network's input.
+        transform: transform of an image (3, H, W) uint8, or of an `ImageFile`, to the network's input.
         limits: largest size of an image file.
     """
 
-    def __init__(self, images: Sequence[ImageInput], transform: Callable[[Any], Tensor], limits: ImageLimits) -> None:
+    def __init__(self, images: Sequence[ImageInput], transform: Pipeline, limits: ImageLimits) -> None:
         self.images = images
-        self.transform = transform if isinstance(transform, Pipeline) else Pipeline([transform])
+        self.transform = transform
         self.limits = limits
 
     def __len__(self) -> int:

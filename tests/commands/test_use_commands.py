@@ -6,46 +6,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
+from small_embedders import make_model, write_photos
 
 import dml
 from dml.__main__ import dispatch
-from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.model_settings import ModelSettings
-
-CONFIG = {
-    "model": {
-        "_target_": "dml.models.embedding.EmbeddingModel",
-        "backbone": {"_target_": "dml.models.small_cnn.small_cnn"},
-        "taps": {"H": "pool2"},
-        "head": {"H": {"_target_": "dml.models.heads.PoolHead", "_partial_": True}},
-        "heads": ["H"],
-        "embed_dim": 8,
-        "image_size": 28,
-    },
-    "transform": {"test": {"_target_": "dml.data.transforms.Resize", "mode": "warp", "size": 28}},
-    "data": {"eval_batch_size": 4},
-    "dataset": {"name": "squares"},
-}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    settings = ModelSettings(CONFIG, "small_cnn")
-    return ImageEmbedder(settings.build_model(), settings).save_pretrained(tmp_path_factory.mktemp("model") / "saved")
+    return make_model().save_pretrained(tmp_path_factory.mktemp("model") / "saved")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for number in range(8):
-        image = folder / ("cats" if number < 4 else "dogs") / f"{number:02}.png"
-        image.parent.mkdir(exist_ok=True)
-        Image.fromarray(generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(image)
-    return folder
+    return write_photos(tmp_path_factory.mktemp("photos"), 8)
 
 
 def test_vectors_are_written(model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,39 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from small_embedders import SETTINGS, make_model, write_photos
 
 import dml
 from dml.data.table import ImageTable
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import VectorIndex
-
-SETTINGS = ModelSettings(
-    config={
-        "model": {
-            "_target_": "dml.models.embedding.EmbeddingModel",
-            "backbone": {"_target_": "dml.models.small_cnn.small_cnn"},
-            "taps": {"H": "pool2"},
-            "head": {"H": {"_target_": "dml.models.heads.PoolHead", "_partial_": True}},
-            "heads": ["H"],
-            "embed_dim": 8,
-            "image_size": 28,
-        },
-        "transform": {"test": {"steps": [{"_target_": "dml.data.transforms.Resize", "mode": "warp", "size": 28}]}},
-        "data": {"eval_batch_size": 4},
-        "dataset": {"name": "squares"},
-    },
-    name="small_cnn",
-)
-SETTINGS.config["transform"]["test"]["_target_"] = "dml.data.transforms.Pipeline"
-
-
-def make_model(seed: int = 0) -> ImageEmbedder:
-    torch.manual_seed(seed)
-    return ImageEmbedder(SETTINGS.build_model(), SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +26,7 @@ def model() -> ImageEmbedder:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for number in range(12):
-        image = folder / ("cats" if number < 6 else "dogs") / f"{number:02}.png"
-        image.parent.mkdir(exist_ok=True)
-        Image.fromarray(generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(image)
-    return folder
+    return write_photos(tmp_path_factory.mktemp("photos"), 12)
 
 
 @pytest.fixture
