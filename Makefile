@@ -3,13 +3,20 @@
 # make test-fast   the quick tests alone, with fewer random examples: CONTRIBUTING.md says which are left out
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
-# make bench   training step, losses, loading, readers, evaluation and samplers against their bare counterparts
+# make bench   start, training step, losses, loading, readers, evaluation, samplers, indexes and embedding against their bare counterparts
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make table-rsk, make table-hyp   the lanes of RS@k and Hyp-ViT: published numbers with their sources
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
-# make claims  the papers' claims tested on the embedded data, in a few hours: writes docs/claims.md; JOBS=2 runs at a time
+# make claims  the papers' claims, tested in some hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
+#     DATA=/data tests them on the photographs of /data/grocery too; make claims-quick: an eighth of the steps, in an hour
+# make leaderboard   every loss after the same search, in an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
+#     second data set, KIND=whole trains whole networks, LOSSES=rll,circle some losses alone
+# make protocol   some losses by cross-validation, with one look at the test classes, in an hour: docs/protocol.md. LOSSES=rll,nra,
+#     DATASET, FOLDS, TRIALS, SEEDS, JOBS and DATA change it; SET='trainer.max_steps=400' in place of the heads alone
+# make ablation  one part of the default changed at a time, in ten minutes: docs/ablation.md; PHOTOGRAPHS=CSV, KIND=whole
+# make robustness  what each loss loses by wrong labels and long tails, in an hour: docs/robustness.md. LOSSES=rll,circle
 # make reliability   makes faults happen to real commands, in half an hour: writes docs/reliability.md
 # make figures   runs what the papers' figures take and draws them to docs/images/figures; DATA, SEEDS, JOBS and -n as above
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
@@ -18,7 +25,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-fast check format docs bench tables tables-list reproducibility claims reliability figures emoji clean
+.PHONY: demo setup test test-fast check format docs bench tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -54,13 +61,17 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
+	$(BIN)/python scripts/bench_start.py
 	$(BIN)/python scripts/bench_training.py
 	$(BIN)/python scripts/bench_gradient_cache.py
 	$(BIN)/python scripts/bench_losses.py
+	$(BIN)/python scripts/bench_sharding.py
 	$(BIN)/python scripts/bench_loading.py
 	$(BIN)/python scripts/bench_tables.py
 	$(BIN)/python scripts/bench_evaluation.py
 	$(BIN)/python scripts/bench_sampling.py
+	$(BIN)/python scripts/bench_index.py
+	$(BIN)/python scripts/bench_embedding.py
 
 TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
 	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
@@ -77,8 +88,33 @@ tables-list: setup
 reproducibility: setup
 	$(BIN)/python -m dml reproducibility
 
+CLAIMS = $(BIN)/python -m dml claims $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY)) \
+	$(addprefix --data ,$(DATA))
+
 claims: setup
-	$(BIN)/python -m dml claims $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY))
+	$(CLAIMS)
+
+claims-quick: setup
+	$(CLAIMS) --quick
+
+leaderboard: setup
+	$(BIN)/python -m dml leaderboard --readme README.md $(addprefix --photographs ,$(PHOTOGRAPHS)) \
+		$(addprefix --kind ,$(KIND)) $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+
+PROTOCOL_LOSSES = rll,multi_similarity,proxy_anchor,triplet
+PROTOCOL_SET = $(or $(SET),frozen=true trainer.max_steps=600 trainer.val_check_interval=100 data.num_workers=0)
+
+ablation: setup
+	$(BIN)/python -m dml ablation $(addprefix --photographs ,$(PHOTOGRAPHS)) $(addprefix --kind ,$(KIND)) \
+		$(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+
+robustness: setup
+	$(BIN)/python -m dml robustness $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+
+protocol: setup
+	$(BIN)/python -m dml protocol losses=$(or $(LOSSES),$(PROTOCOL_LOSSES)) \
+		dataset=$(or $(DATASET),emoji) folds=$(or $(FOLDS),4) trials=$(or $(TRIALS),8) $(addprefix --set ,$(PROTOCOL_SET)) \
+		$(addprefix seeds=,$(SEEDS)) $(addprefix jobs=,$(JOBS)) $(addprefix data=,$(DATA))
 
 reliability: setup
 	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))

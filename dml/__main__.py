@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from dml.ops.lean_imports import import_lean
 from dml.ops.signals import handle_signals
 
 
@@ -27,13 +28,30 @@ COMMANDS = {
     "evaluate": Command("dml.commands.job_commands", "evaluate", "test a checkpoint again, also on another data set"),
     "prepare": Command("dml.commands.job_commands", "prepare", "check a data set, and keep its images decoded"),
     "inspect": Command("dml.commands.job_commands", "inspect", "show what a data set holds, and what networks find"),
+    "audit": Command("dml.commands.job_commands", "audit", "find copies and doubtful labels in a data set"),
+    "shift": Command("dml.commands.job_commands", "shift", "write class splits of growing distance"),
     "report": Command("dml.commands.report_command", "write_report", "write the report of one run, or of two together"),
     "compare": Command("dml.commands.compare_command", "compare_runs", "print a table of finished runs"),
     "embed": Command("dml.commands.embed_command", "embed_images", "write the vectors of images to a file"),
     "index": Command("dml.commands.index_command", "index_images", "make an index of images, or extend one"),
     "search": Command("dml.commands.search_command", "search_images", "find the images that are most similar to one"),
+    "export": Command("dml.commands.export_command", "export_model", "write a model as ONNX or as a torch.export file"),
+    "compress": Command(
+        "dml.commands.compress_command", "compress_vectors", "measure what smaller vectors of a model cost"
+    ),
+    "serve": Command("dml.commands.serve_command", "serve_index", "show an index as a page to search in a browser"),
     "tables": Command("dml.papers.tables.tables_command", "run_tables", "reproduce tables of the papers"),
-    "claims": Command("dml.papers.claims.claims_command", "run_claims", "test the papers' claims on the emoji"),
+    "claims": Command("dml.papers.claims.claims_command", "run_claims", "test the papers' claims in a small setting"),
+    "leaderboard": Command(
+        "dml.papers.leaderboard.leaderboard_command", "run_leaderboard", "compare every loss after the same search"
+    ),
+    "ablation": Command("dml.papers.ablation.ablation_command", "run_ablation", "change parts of the default training"),
+    "robustness": Command(
+        "dml.papers.robustness.robustness_command", "run_robustness", "measure what losses lose by wrong labels"
+    ),
+    "protocol": Command(
+        "dml.papers.protocol.protocol_command", "run_protocol", "compare losses by cross-validation without bias"
+    ),
     "figures": Command("dml.papers.figures.figures_command", "run_figures", "reproduce figures of the papers"),
     "reproducibility": Command(
         "dml.papers.tables.protocols_command",
@@ -66,6 +84,7 @@ def run_command(*leading_arguments: str) -> None:
             one command only.
     """
     handle_signals(is_importing=True)  # before a command's imports, which take seconds
+    import_lean()
     dispatch([*leading_arguments, *sys.argv[1:]])
 
 

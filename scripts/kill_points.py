@@ -18,7 +18,7 @@ import torch
 from dml.ops.run_folder import RunFolder
 from dml.run import final_test, jobs
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
-from dml.training.checkpoints import AtomicCheckpointIO
+from dml.training.checkpoint_io import AtomicCheckpointIO
 from dml.training.history import History
 from dml.training.module import MetricLearner
 

@@ -1,3 +1,4 @@
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -7,16 +8,21 @@ import configurations
 import examples  # noqa: F401  loads the Hypothesis profile
 import pytest
 from forks import ROOT, run_forked
+from quick_hydra import remembering
 
 from dml.commands import main
+from dml.ops.lean_imports import import_lean
 
-# many small jobs: threads would only wait for each other; set before torch is imported
-os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+# many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
+# behind, which would print a line at each fork of a later test; set before grpc is imported.
+os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji
 
 from dml.papers import experiments
+
+import_lean()  # as commands do, and before the tests import torch
 
 SHORT_RUN = [
     "dataset.counts=null",
@@ -30,6 +36,9 @@ SHORT_RUN = [
     "trainer.log_every_n_steps=1",
     "checkpoints.every_n_steps=2",
     "evaluation.report=null",
+    "initial_heads=null",
+    "checkpoints.beginning=false",
+    "choose_heads=false",
 ]
 """Overrides that make a run of any network take seconds."""
 
@@ -63,10 +72,19 @@ def _compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         session = session.parent
     folder = session / "compositions"
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched, remembering():
         for module, name in ((configurations, "_compose_once"), (experiments, "_compose_groups")):
             patched.setattr(module, name, configurations.keep_results(getattr(module, name).__wrapped__, folder))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """Undo Hydra's logging: its handler writes to a file that pytest closes after the test."""
+    yield
+    for handler in [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]:
+        logging.root.removeHandler(handler)
+    logging.root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

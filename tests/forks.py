@@ -6,6 +6,7 @@ A test forks a script unless it is about how a process begins: its imports, its 
 Such a test starts `sys.executable`.
 """
 
+import logging
 import os
 import runpy
 import signal
@@ -61,6 +62,7 @@ class ForkedScript:
             os.dup2(output.fileno(), descriptor)
             output.reconfigure(line_buffering=True)  # a signal ends a process without a flush
         sys.stdout, sys.stderr = self._outputs  # pytest has replaced them
+        logging.root.handlers.clear()  # pytest's take what a script would print
         sys.argv = [script, *arguments]
         runpy.run_path(script, run_name="__main__")
 

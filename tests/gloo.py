@@ -14,13 +14,16 @@ from torch.multiprocessing import start_processes
 PRELOADED = ["dml.run.jobs", "pytorch_metric_learning.losses"]
 
 
-def on_processes(count: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_processes(
+    count: int, folder: Path, function: Callable[..., Any], *arguments: Any, method: str = "forkserver"
+) -> list[Any]:
     """function(*arguments) in each of ``count`` processes -> what each of them gave, in the order of ranks.
 
-    A server that has imported everything once forks them: importing torch takes longer than the tests.
+    A server that has imported everything once forks them: importing torch takes longer than the tests. The method
+    "fork" makes them copies of this process, for a function that needs what only this process has imported.
     """
     get_context("forkserver").set_forkserver_preload(PRELOADED)
-    start_processes(_one, (count, folder, function, arguments), nprocs=count, start_method="forkserver")
+    start_processes(_one, (count, folder, function, arguments), nprocs=count, start_method=method)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
 
 

@@ -18,7 +18,7 @@ from hydra.errors import MissingConfigException
         ("losss=rll", "losss: no such key; nearest: loss"),
         ("loss.margn=0.2", "loss.margn: no such key; nearest: margin"),
         ("trainer.max_stps=3", "trainer.max_stps: no such key; nearest: max_steps"),
-        ("lr=0.1", "lr: no such key; is it optimizer.lr?"),
+        ("lr=0.1", "lr: no such key; is it optimizer.lr or optimizer.loss.lr?"),
         ("batch_size=8", "is it sampler.classes_per_batch and sampler.images_per_class?"),
         ("dataset.name=my photos (2026]", """quote it twice: 'dataset.name="my photos (2026]"'"""),
         ("photos", "photos: no KEY=VALUE; a value with spaces takes quotes"),

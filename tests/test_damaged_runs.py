@@ -24,6 +24,7 @@ from dml.evaluation.report import read_run
 from dml.evaluation.run_comparison import find_runs
 from dml.ops.checksums import CHECKSUMS
 from dml.ops.errors import InputError
+from dml.ops.run_files import write_values
 from dml.ops.run_folder import RunFolder
 from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
@@ -41,6 +42,7 @@ def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         run = [f"dataset.root={small_emoji}", *SHORT, "evaluation.metrics=[recall]", f"hydra.run.dir={folder}"]
         patched.setattr(sys, "argv", ["train.py", *run])
         main("train")
+    write_values(folder / "compression.json", {"split": "test", "prefix8/float32/bytes": 32}, {})
     (folder / "raw_id").write_text(json.loads((folder / "raw_metrics.json").read_text())["configuration"])
     return folder
 
@@ -67,6 +69,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "splits.json": lambda run: RunFolder(run).splits(),
     "metrics.csv": read_run,
     "per_query.parquet": read_run,
+    "threshold_curves.json": read_run,
+    "compression.json": read_run,
     "fixed_neighbors.npz": lambda run: FixedNeighbors.read(run / "fixed_neighbors.npz"),
     ".hydra/config.yaml": lambda run: (read_stored_configuration(RunFolder(run)), RunFolder(run).config_text),
     ".hydra/overrides.yaml": lambda run: read_stored_configuration(RunFolder(run)),
@@ -169,7 +173,7 @@ def test_a_row_of_the_history_that_cannot_be_read_is_named(run: Path, row: str) 
 
 def test_files_of_runs_without_checksums_are_read(run: Path) -> None:
     expected = {name: read(run) for name, read in READERS.items()}
-    for name in ("metrics.json", "raw_metrics.json", "splits.json"):
+    for name in ("metrics.json", "raw_metrics.json", "splits.json", "threshold_curves.json"):
         values = json.loads((run / name).read_text())
         del values[CHECKSUMS]
         (run / name).write_text(json.dumps(values))

@@ -12,7 +12,7 @@ MODULES = [
     if "    >>> " in path.read_text(encoding="utf-8")
 ]
 PACKAGES = ["losses", "metrics", "models", "retrieval", "samplers"]
-INTERFACES = {"EpochSampler"}
+INTERFACES = {"EpochSampler", "TwoStepHead"}
 """Public classes that are only used through their subclasses."""
 
 

@@ -81,6 +81,7 @@ EXAMPLES = (
     "claims/lns_longer",
     "claims/rnn",
     "figures/happier_4",
+    "leaderboard/emoji",
 )
 """An experiment of each structure: the first one."""
 

@@ -192,6 +192,22 @@ def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
     assert metrics(tmp_path)["step"] == 5
 
 
+def test_validations_that_are_no_better_end_a_training(
+    here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *SMALL, f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
+    arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "ema=null"]
+    here("train", *arguments)  # nothing is learnt, so the first validation stays the best
+    assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out
+    assert last(tmp_path)["global_step"] == 3
+    assert metrics(tmp_path)["step"] == 1
+    here("train", f"resume={tmp_path}")  # it ends there again
+    assert last(tmp_path)["global_step"] == 3
+    # more patience goes on, and still counts from the best validation
+    here("train", f"resume={tmp_path}", "checkpoints.patience=4")
+    assert last(tmp_path)["global_step"] == 5
+
+
 def end_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch, timer: type) -> None:
     """Lets the time be over after the fourth batch, the first of the second step's three."""
     original: Callable[..., None] = timer.on_train_batch_end  # type: ignore[attr-defined]

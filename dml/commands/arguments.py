@@ -13,7 +13,10 @@ from dml.run.config_folders import quote
 
 UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
 """Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
-STORED_PATHS = ("dataset.root", "data.cache", "init", "model.backbone.weights")
+STORED_PATHS = (
+    *("dataset.root", "dataset.corrections", "dataset.class_splits"),
+    *("data.cache", "init", "model.backbone.weights"),
+)
 """Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
 MULTIRUN = ("-m", "--multirun")
 OPTIONS = (

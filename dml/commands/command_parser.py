@@ -3,10 +3,10 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import nearest
 from dml.ops.escaping import printable
 
 
@@ -69,18 +69,48 @@ def embedding_options(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def add_contest_options(parser: CommandParser, name: str, *, seeds: int) -> None:
+    """Add the options of the commands that train many runs, keep their results in a file, and write a page of it.
+
+    Args:
+        parser: parser of the command.
+        name: name of the folder for the runs, and of the file and the page.
+        seeds: number of tested runs of each training, unless the user gives another.
+    """
+    parser.add_argument(
+        "--seeds", type=positive_number, default=seeds, metavar="N", help="runs of each training (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive_number,
+        default=2,
+        metavar="N",
+        help="runs at a time, each with one thread (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--outputs",
+        type=Path,
+        default=Path("outputs", name),
+        metavar="FOLDER",
+        help="folder for the runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        default=Path("docs"),
+        metavar="FOLDER",
+        help=f"folder of {name}.json and {name}.md (default: %(default)s)",
+    )
+    parser.add_argument("--show", action="store_true", help=f"write the page of {name}.json, and train nothing")
+
+
+def parse_names(text: str) -> list[str]:
+    """Read an argument that is a list of names, such as rll,circle."""
+    return [name.strip() for name in text.split(",")]
+
+
 def positive_number(text: str) -> int:
     """Read an argument that is a whole number above 0."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return int(text)
-
-
-def check_installed(library: str, extra: str) -> None:
-    """Check that a library of an optional extra is installed.
-
-    Raises:
-        InputError: if it isn't; the line says how to install it.
-    """
-    if find_spec(library) is None:
-        raise InputError(f"{library}: not installed; pip install 'dml[{extra}]'")

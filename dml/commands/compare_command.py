@@ -17,8 +17,10 @@ seeds, and how sure it is.
 Folders are searched for runs at any depth, so a sweep's folder stands for all
 its runs; the unfinished ones are listed on stderr. Runs that differ in the
 seed alone share a row. Runs that a sweep ended early have rows of their own.
-The Markdown table is in percent: mean ± half the 95 % interval (standard
-deviation of one run)."""
+The Markdown table is in percent: mean ± half the 95 % interval over the seeds
+(standard deviation of one run). Below it stand size and geometry of the
+vectors, first weights and choice of checkpoint, and the differences to the
+best row with intervals over the test classes."""
 
 EXAMPLES = {
     "dml compare outputs/emoji/rll/* outputs/emoji/nra/*": "the recall@1 of two losses",
@@ -30,7 +32,8 @@ EXAMPLES = {
 def compare_runs(arguments: Sequence[str]) -> None:
     """Print the table of runs that the arguments of ``dml compare`` describe, and write it to files."""
     options = _parser().parse_args(arguments)
-    from dml.evaluation.run_comparison import (  # it takes seconds
+    from dml.evaluation.comparison_notes import describe_differences, describe_facts  # it takes seconds
+    from dml.evaluation.run_comparison import (
         compare,
         csv_lines,
         find_runs,
@@ -40,7 +43,8 @@ def compare_runs(arguments: Sequence[str]) -> None:
 
     with one_line_errors():
         rows = compare(find_runs(options.runs))
-        table = markdown(rows, options.metrics)
+        notes = (describe_facts(rows), describe_differences(rows, options.metrics[0]))
+        table = "\n".join(part for part in (markdown(rows, options.metrics), *notes) if part)
         sys.stdout.write(table)
         for folder in find_unfinished(options.runs):
             sys.stderr.write(f"unfinished: {printable(folder)}\n")

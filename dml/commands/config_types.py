@@ -13,12 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 from dml.ops.errors import InputError
 from dml.ops.nested import flat
 from dml.run.stages import TRAINING_ONLY
+from dml.training.run_length import AUTO, COUNTED
 
 OWN_KEYS: dict[str, Any] = {
     "seed": int,
     "split": Literal["train", "val", "test"],
     "ema": float | None,
     "gradient_cache": int | None,
+    "shard_loss": bool,
     "debug": bool,
     "trust": bool,
     "data.eval_batch_size": int,
@@ -29,12 +31,25 @@ OWN_KEYS: dict[str, Any] = {
     "data.on_corrupt": Literal["raise", "skip"],
     "dataset.disjoint": bool,
     "dataset.verify": bool,
+    "dataset.corrections": str | None,
+    "dataset.class_splits": str | None,
     "dataset.folds": int | None,
     "dataset.fold": int,
     "transform.size": int,
     "checkpoints.every_n_steps": int,
+    "checkpoints.patience": int | None,
     "checkpoints.mode": Literal["max", "min"],
     "evaluation.selection": Literal["val", "last", "test"],
+    "evaluation.split": Literal["val"] | None,
+    "evaluation.crops": int,
+    "evaluation.alpha": float,
+    "evaluation.count_query": bool,
+    "evaluation.clustering": bool,
+    "evaluation.heads": bool,
+    "evaluation.raw": bool,
+    "evaluation.report.map": bool,
+    "evaluation.threshold.fmr": float | None,
+    "evaluation.threshold.seed": int,
     "scheduler.warmup_steps": int,
     "scheduler.interval": Literal["step", "epoch"],
     "stored.every_n_steps": int | None,
@@ -42,7 +57,13 @@ OWN_KEYS: dict[str, Any] = {
 """Types of the keys that belong to no `_target_`."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-LISTS = ("evaluation.recall_at", "evaluation.metrics", "evaluation.level_weights", "model.heads")
+LISTS = (
+    "evaluation.recall_at",
+    "evaluation.metrics",
+    "evaluation.level_weights",
+    "model.heads",
+    "evaluation.rerankings",
+)
 """Keys whose value is a list."""
 OTHER_VALUES = {
     **dict.fromkeys(("fp16", "float16", "half", "amp", "16bit"), "16-mixed"),
@@ -60,7 +81,7 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
     `dml.commands.trust` hasn't looked at them.
 
     Args:
-        command: "train", "evaluate", "prepare" or "inspect".
+        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
         config: the composed configuration.
     """
     if command == "train":
@@ -111,7 +132,9 @@ def _check_node(path: str, node: dict[str, Any]) -> None:
     parameters = _parameters(node["_target_"])
     for name, value in node.items():
         is_default = path == "trainer" and value is None  # null is Lightning's default there
-        if name in parameters and not _is_reference(value) and not is_default and not isinstance(value, dict | list):
+        is_counted = path == "trainer" and name in COUNTED and value == AUTO
+        is_checked = name in parameters and not (_is_reference(value) or is_default or is_counted)
+        if is_checked and not isinstance(value, dict | list):
             _check(f"{path}.{name}", value, parameters[name])
 
 

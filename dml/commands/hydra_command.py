@@ -26,6 +26,7 @@ from dml.commands.working_folder import import_from_working_folder
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.lean_imports import import_lean
 from dml.ops.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
@@ -37,8 +38,8 @@ from dml.training.distributed import watch
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
 """What a training writes before its first step."""
 
-COMMANDS = ("train", "evaluate", "prepare", "inspect")
-WITHOUT_RUN_FOLDER = ("prepare", "inspect")
+COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
+WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
 
 
@@ -60,6 +61,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import_lean()
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with (
@@ -189,6 +191,14 @@ def _import_job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], An
         from dml.commands.inspect_job import inspect
 
         return inspect
+    if command == "audit":
+        from dml.commands.audit_job import audit
+
+        return audit
+    if command == "shift":
+        from dml.commands.shift_job import shift
+
+        return shift
     if command == "evaluate":
         from dml.run.evaluate_job import evaluate
 

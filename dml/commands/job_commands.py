@@ -1,4 +1,4 @@
-"""The commands whose arguments Hydra composes: ``dml train``, ``evaluate``, ``prepare``, ``inspect``."""
+"""The commands whose arguments Hydra composes, such as ``dml train``, ``dml inspect`` and ``dml shift``."""
 
 import sys
 from collections.abc import Sequence
@@ -40,6 +40,24 @@ def inspect(arguments: Sequence[str]) -> None:
         arguments: overrides, such as ["dataset=folder", "dataset.root=mine", "backbones=[resnet18]"].
     """
     _run("inspect", arguments)
+
+
+def audit(arguments: Sequence[str]) -> None:
+    """Find what may be wrong with a data set, and write a page and a file of corrections to edit.
+
+    Args:
+        arguments: overrides, such as ["dataset=folder", "dataset.root=mine", "model=resnet18"].
+    """
+    _run("audit", arguments)
+
+
+def shift(arguments: Sequence[str]) -> None:
+    """Write class splits of growing distance between training and test.
+
+    Args:
+        arguments: overrides, such as ["dataset=folder", "dataset.root=mine", "levels=5"].
+    """
+    _run("shift", arguments)
 
 
 def replace_resize_option(arguments: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ def check_parts(command: str, config: DictConfig) -> None:
     """Make sure that nothing is missing which a command reads, such as the group that ``~loss`` takes out.
 
     Args:
-        command: "train", "evaluate", "prepare" or "inspect".
+        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
         config: the composed configuration.
 
     Raises:
@@ -50,7 +50,7 @@ def check_values(command: str, config: DictConfig) -> None:
     """Make sure that a value has been given for each ``???`` that the run doesn't fill in.
 
     Args:
-        command: "train", "evaluate", "prepare" or "inspect".
+        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
         config: the composed configuration.
 
     Raises:
@@ -59,13 +59,13 @@ def check_values(command: str, config: DictConfig) -> None:
     for stage in list_stages(config) if command == "train" else []:
         _check_values(stage.config)
     if command != "train":
-        _check_values(select_used_parts(command, config))
+        _check_values(select_used_parts(command, config), needs_checkpoint=command == "evaluate")
 
 
-def _check_values(config: DictConfig) -> None:
+def _check_values(config: DictConfig, *, needs_checkpoint: bool = False) -> None:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     for path, value in flat(plain).items():
         group, _, key = path.rpartition(".")
         is_filled_in = group == "scheduler.schedule" or (path.startswith("loss.") and key in FILLED_IN)
-        if (value == "???" and not is_filled_in) or (path == "checkpoint" and value in (None, "")):
+        if (value == "???" and not is_filled_in) or (needs_checkpoint and path == "checkpoint" and value in (None, "")):
             raise InputError(explain_missing(path, f"{path}: no value; give {path}=..."))

@@ -4,7 +4,7 @@ from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
 from dml.run import builders
-from dml.run.evaluators import check_evaluation, choose_final_split
+from dml.run.evaluators import check_evaluation, choose_tested_split
 from dml.run.stages import list_stages
 from dml.run.sweeps import monitored_metric
 
@@ -19,7 +19,7 @@ def check_search(config: DictConfig) -> None:
         InputError: if no run could give the search a value.
     """
     table = builders.build_table(config)
-    choose_final_split(table)
+    choose_tested_split(config, table)
     stages = list_stages(config)
     for stage in stages:
         check_evaluation(stage.config, table)

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
 cosine similarity, at most 1. An image that is in the index finds itself
-first."""
+first. If the model has a threshold, "same" or "other" tells whether an image
+is judged to be of the query's class."""
 
 EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
     "dml search my_index a.jpg b.jpg -k 5 --picture found.png": "draws five for each of two images",
+    "dml search my_index a.jpg b.jpg --html found.html": "writes a page that needs no other file",
     "dml search my_index query.jpg --json": "prints them for another program",
 }
 
@@ -32,6 +34,7 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbours (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="file to draw the neighbours to, a PNG")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="file to write a page of the neighbours to")
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference import Index  # after --help: it takes seconds
@@ -43,14 +46,21 @@ def search_images(arguments: Sequence[str]) -> None:
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
         if options.picture:
-            _draw(results, options.picture)
+            _draw(index, results, options.picture)
+        if options.html:
+            _write_page(index, Path(options.index).absolute().name, results, options.html)
         say(json.dumps(results, indent=1, ensure_ascii=False) if options.json else _format(results))
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
-    """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked."""
+    """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked.
+
+    ``same`` tells whether the score is at least the model's threshold; it is missing if the model has none.
+    """
+    threshold = index.model.threshold
     return [
         {"score": score, "path": index.items.paths[position], "label": index.items.labels[position]}
+        | ({} if threshold is None else {"same": score >= threshold})
         for score, position in zip(scores, positions, strict=True)
         if position >= 0
     ]
@@ -62,24 +72,59 @@ def _format(results: Sequence[dict[str, Any]]) -> str:
         width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
         lines.append(f"{printable(result['query'])}")
         lines += [
-            f"  {neighbor['score']:6.3f}  {printable(neighbor['label']):{width}}  {printable(neighbor['path'])}"
+            f"  {neighbor['score']:6.3f}  {_judge(neighbor)}{printable(neighbor['label']):{width}}  "
+            f"{printable(neighbor['path'])}"
             for neighbor in result["neighbors"]
         ]
     return "\n".join(lines)
 
 
-def _draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+def _judge(neighbor: dict[str, Any]) -> str:
+    """Return the column of the judgement by the threshold; empty without one."""
+    return {None: "", True: "same   ", False: "other  "}[neighbor.get("same")]
+
+
+def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw each query and its neighbours in a row."""
     from dml.data.images import read_image
     from dml.evaluation.pictures import draw_contact_sheet
     from dml.ops.files import replacing
 
+    limits = index.model.settings.limits
     rows = [
-        (str(result["query"]), [read_image(image) for image in (result["query"], *_paths(result))])
+        (str(result["query"]), [read_image(image, limits) for image in (result["query"], *_paths(result))])
         for result in results
     ]
     with replacing(path) as partial:
         draw_contact_sheet(rows, partial)
+
+
+def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write a page with each query and its neighbours.
+
+    Args:
+        index: the index that was searched.
+        name: name of the index.
+        results: the results as JSON has them.
+        path: file to write.
+    """
+    from dml.data.images import read_image
+    from dml.evaluation.report import FoundImage, ImageSearches, search_report
+    from dml.ops.files import write_text
+
+    is_cosine = index.model.geometry == "cosine"
+    searches = ImageSearches(
+        index=name,
+        size=len(index),
+        score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
+        threshold=index.model.threshold,
+        found=[
+            (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
+            for result in results
+        ],
+    )
+    limits = index.model.settings.limits
+    write_text(path, search_report(searches, lambda image: read_image(image, limits)))
 
 
 def _paths(result: dict[str, Any]) -> list[str]:

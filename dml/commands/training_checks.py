@@ -1,4 +1,4 @@
-"""The checks of ``optimizer``, ``scheduler`` and ``logger``, before data is read or a model is built."""
+"""The checks of strategy, optimizer, schedule, adapter and loggers, before data is read or a model is built."""
 
 import warnings
 from functools import partial
@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.strategies import StrategyRegistry
 from torch import nn
 
 from dml.commands.crop_sizes import warn_of_small_crops
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, nearest
+from dml.run.feature_source import check_frozen
 from dml.run.stages import list_stages
 from dml.training.optimizers import optimizer_by_role
 
@@ -25,14 +27,14 @@ LOGGER_PACKAGES = ("tensorboard", "wandb")
 
 
 def check_job(command: str, config: DictConfig) -> None:
-    """Make sure that the optimizer, the schedule and the loggers of a training can be made; warn of small crops.
+    """Make sure that a training's strategy, optimizer, schedule, adapter and loggers can be made; warn of small crops.
 
     Args:
-        command: "train", "evaluate", "prepare" or "inspect".
+        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
         config: the composed configuration.
 
     Raises:
-        InputError: if one refuses a setting, or isn't installed.
+        InputError: if one refuses a setting, isn't installed, or contradicts ``frozen``.
     """
     if command == "train":
         check_loggers(config)
@@ -40,7 +42,11 @@ def check_job(command: str, config: DictConfig) -> None:
     for stage in stages:
         warn_of_small_crops(stage.config.transform)
         if command == "train":
+            check_strategy(stage.config.trainer.strategy)
+            check_warmup(stage.config.scheduler)
+            check_frozen(stage.config)
             check_optimizer(stage.config)
+            instantiate(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
 
 
 def check_loggers(config: DictConfig) -> None:
@@ -52,6 +58,29 @@ def check_loggers(config: DictConfig) -> None:
     for name in config.logger.loggers:
         if name in LOGGER_PACKAGES and find_spec(name) is None:
             raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
+
+
+def check_strategy(strategy: Any) -> None:
+    """Make sure that Lightning knows a strategy that is given by name.
+
+    Raises:
+        InputError: if it doesn't.
+    """
+    known = {"auto", *StrategyRegistry.available_strategies()}
+    if isinstance(strategy, str) and strategy not in known:
+        raise InputError(f"trainer.strategy={strategy}: unknown{nearest(strategy, known)}")
+
+
+def check_warmup(scheduler: DictConfig) -> None:
+    """Make sure that the warm-up isn't shorter than nothing.
+
+    Raises:
+        InputError: if it is.
+    """
+    for key in ("warmup_steps", "warmup_epochs"):
+        length = scheduler.get(key)
+        if isinstance(length, int | float) and length < 0:
+            raise InputError(f"scheduler.{key}={length}: expected 0 or more")
 
 
 def check_optimizer(config: DictConfig) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,15 @@ Batch = tuple[Tensor, Tensor, Tensor]
 """Images (B, 3, H, W) uint8, labels (B, L) and rows (B,)."""
 
 
-class ImageDataset(Dataset[Item | None]):
+class BatchDataset(Dataset[Any]):
+    """A data set, indexed by a row of the table or by a `Draw`, whose `collate` makes batches of its items."""
+
+    def collate(self, items: Any) -> Batch:
+        """Stack items, each an `Item` or None, into a batch, see the function `collate`."""
+        return collate(items)
+
+
+class ImageDataset(BatchDataset):
     """A data set of transformed images with their labels and rows, indexed by a row of the table or by a `Draw`.
 
     The random steps of a draw's transform depend only on the draw's numbers, not on the worker that computes it nor on

@@ -71,6 +71,8 @@ class ImageFile:
     Args:
         path: path of the file, or ``archive.zip/member``.
         limits: largest size of the file and of the image, which is measured before it is decoded.
+        content: the bytes of the file, if they are in memory already; then ``path`` is its name in error lines. None
+            reads the file.
 
     Attributes:
         content: the bytes of the file.
@@ -82,7 +84,7 @@ class ImageFile:
         ImageMemoryError: if the memory runs out.
     """
 
-    def __init__(self, path: str, limits: ImageLimits = LIMITS) -> None:
+    def __init__(self, path: str, limits: ImageLimits = LIMITS, content: bytes | None = None) -> None:
         self.path = path
         self.limits = limits
         self.content = b""
@@ -90,7 +92,7 @@ class ImageFile:
         self._orientation = 1
         self._decoded: Pixels | None = None
         with self._name_file_in_errors():
-            self.content = read_content(path, limits.max_image_bytes)
+            self.content = read_content(path, limits.max_image_bytes) if content is None else content
             if stored_size := read_jpeg_size(self.content):
                 self._set_size(*stored_size)
                 self._orientation = read_orientation(self.content, self._warn)

@@ -174,7 +174,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     if f"{crc32(view[end:], crc32(UNSET, crc32(view[:start]))):08x}".encode() != view[start:end]:
         raise UnfitFileError(f"{path}: is damaged (its checksum differs)")
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = pq.ParquetFile(pa.BufferReader(content)).read()  # pq.read_table would import pandas
         return table if columns is None else table.select(columns)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise UnfitFileError(f"{path}: is damaged ({type(error).__name__})") from error

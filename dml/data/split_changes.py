@@ -24,10 +24,10 @@ def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, s
         table: the data set.
         root: root of the data set, a folder or a file; None takes the source that the table names.
     """
-    return summarize_splits(table, _find_base_folder(root, table))
+    return summarize_splits(table, find_base_folder(root, table))
 
 
-def _find_base_folder(root: str | None, table: ImageTable) -> str | None:
+def find_base_folder(root: str | None, table: ImageTable) -> str | None:
     """Return the folder, or the archive, that the paths of a table are below; None if it can't be known."""
     base = str(expand_home(root)) if root else table.source
     if os.path.isfile(base) and not base.endswith(".zip"):  # a list of images, such as a .csv file
@@ -45,7 +45,7 @@ def summarize_splits(table: ImageTable, folder: str | None = None) -> dict[str, 
         folder: folder that the paths are taken relative to, so that a data set may be moved as a whole; None takes the
             paths as they are.
     """
-    paths = _make_relative(table.paths.tolist(), folder)
+    paths = make_relative(table.paths.tolist(), folder)
     summary: dict[str, dict[str, str]] = {}
     for split in SPLITS:
         rows = table.rows(split)
@@ -59,7 +59,8 @@ def summarize_splits(table: ImageTable, folder: str | None = None) -> dict[str, 
     return summary
 
 
-def _make_relative(paths: list[str], folder: str | None) -> list[str]:
+def make_relative(paths: list[str], folder: str | None) -> list[str]:
+    """Return paths relative to a folder; with None, return them as they are."""
     if not folder:
         return paths
     prefix = os.path.join(folder, "")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from dml.data.dataset import Batch, Draw, ImageDataset, collate
+from dml.data.dataset import Batch, BatchDataset, Draw
 from dml.data.worker_processes import choose_start_method
 from dml.ops.child_processes import survive_group_signals
 from dml.ops.errors import InputError
@@ -59,7 +59,7 @@ class BatchStream:
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: BatchDataset,
         sampler: BatchSampler,
         *,
         seed: int,
@@ -77,7 +77,7 @@ class BatchStream:
         self.loader = DataLoader(
             dataset,
             batch_sampler=self.batches,
-            collate_fn=collate,
+            collate_fn=dataset.collate,
             worker_init_fn=survive_group_signals,
             generator=torch.Generator().manual_seed(seed),
             persistent_workers=loader.get("num_workers", 0) > 0,

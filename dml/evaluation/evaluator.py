@@ -16,8 +16,11 @@ from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES, Kind, Metric
 from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.queries import PerQuery, rank_items
 from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.metrics.pair_counts import LabelledPairs
+from dml.metrics.pair_verification import PairVerification
 from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import kmeans
+from dml.retrieval.reranking.gallery_comparison import Reranker
 from dml.retrieval.rows import Embeddings
 
 Metrics = dict[str, float]
@@ -48,6 +51,8 @@ def evaluate(
       many share no level with any item.
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
       the level. All queries count; the gallery does not.
+    - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
+      similarity tells pairs of one class from others (`dml.metrics.pair_verification`).
 
     For recall a search for the nearest neighbours is enough; other metrics need the rankings, which are computed in
     blocks. Embeddings on a CUDA device are ranked there, those on any other device on CPU.
@@ -134,7 +139,12 @@ class Evaluator:
         return list(benchmark_lists(self.table))
 
     def evaluate(
-        self, embeddings: Embeddings | UnitEmbeddings, rows: Tensor | None = None, *, neighbors: int = 0
+        self,
+        embeddings: Embeddings | UnitEmbeddings,
+        rows: Tensor | None = None,
+        *,
+        neighbors: int = 0,
+        reranker: Reranker | None = None,
     ) -> Evaluation:
         """Rank and cluster embeddings.
 
@@ -142,6 +152,7 @@ class Evaluator:
             embeddings: (N, D) embeddings of any real type, or embeddings that were normalised before.
             rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
             neighbors: number of nearest items to return for each query.
+            reranker: steps that change the ranking, see `dml.evaluation.rerankings`; None for the plain one.
 
         Raises:
             InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, or
@@ -149,7 +160,7 @@ class Evaluator:
         """
         if rows is not None and not np.array_equal(rows, np.arange(len(self.table))):
             evaluator = replace(self, table=self.table.take(rows.numpy()))
-            return evaluator.evaluate(embeddings, neighbors=neighbors)
+            return evaluator.evaluate(embeddings, neighbors=neighbors, reranker=reranker)
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
@@ -162,7 +173,13 @@ class Evaluator:
             queries = items.take(part.queries, part.level)
             gallery = None if part.gallery is None else items.take(part.gallery, part.level)
             ranked, clusters = _rank_and_cluster(
-                queries, gallery, self.config, neighbors=neighbors, share=share, excluded=part.excluded
+                queries,
+                gallery,
+                self.config,
+                neighbors=neighbors,
+                share=share,
+                excluded=part.excluded,
+                reranker=reranker,
             )
             ranked = replace(
                 ranked,
@@ -185,10 +202,12 @@ def _rank_and_cluster(
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
+    reranker: Reranker | None = None,
 ) -> tuple[PerQuery, Metrics]:
-    """Rank a gallery for queries, and cluster the queries into as many clusters as they have labels, at each level.
+    """Rank a gallery for queries, cluster the queries, and judge pairs, at each level.
 
-    Of several processes, each ranks a share of the queries, and the first one alone clusters; all get the whole result.
+    Of several processes, each ranks a share of the queries, and the first one alone does the rest; all get the whole
+    result.
 
     Args:
         queries: items to rank the gallery for, and to cluster.
@@ -197,11 +216,14 @@ def _rank_and_cluster(
         neighbors: number of nearest items to return for each query.
         share: (rank, world) of this process.
         excluded: (Q, M) the gallery items that each query excludes, see `rank_queries`.
+        reranker: steps that change the ranking; None for the plain one.
 
     Returns:
-        The rankings of all queries, and the metrics of the clusters by name.
+        The rankings of all queries, and the metrics of the clusters and of the pairs by name.
     """
-    ranked = rank_items(queries, gallery, config, neighbors=neighbors, share=share, excluded=excluded)
+    ranked = rank_items(
+        queries, gallery, config, neighbors=neighbors, share=share, excluded=excluded, reranker=reranker
+    )
     rank, world = share
     clusters: Metrics = {}
     metrics = config.select_kind(Kind.CLUSTERS) if rank == 0 and len(queries.labels) else ()
@@ -209,11 +231,28 @@ def _rank_and_cluster(
         assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
         for metric in metrics:
             clusters[f"level{level}/{metric.name}"] = metric.function(assignment, labels, config)
+    if rank == 0:
+        clusters |= _judge_pairs(queries, gallery, config, excluded)
     if world > 1:
         shares: list[Any] = [None] * world
         dist.all_gather_object(shares, (ranked, clusters))
         ranked, clusters = PerQuery.join([part for part, _ in shares]), shares[0][1]
     return ranked, clusters
+
+
+def _judge_pairs(
+    queries: Items, gallery: Items | None, config: MetricConfig, excluded: npt.NDArray[np.int64] | None
+) -> Metrics:
+    """Compute the metrics of all pairs, at each level."""
+    metrics: Metrics = {}
+    selected = config.select_kind(Kind.PAIRS)
+    for level, labels in enumerate(queries.labels.T if selected else ()):
+        pairs = LabelledPairs(queries.embeddings, labels)
+        if gallery is not None:
+            pairs = LabelledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)
+        verification = PairVerification(pairs)
+        metrics |= {f"level{level}/{metric.name}": metric.function(verification) for metric in selected}
+    return metrics
 
 
 def _level_means(metrics: Mapping[str, float]) -> Metrics:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t
 
 from dml.ops.errors import InputError
 
@@ -45,6 +44,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     runs, mean = len(values), float(np.mean(values))
     if runs == 1:
         return Interval(1, mean, float("nan"), float("nan"))
+    from scipy.stats import t  # late: it takes most of a second, and most commands need none
+
     deviation = float(np.std(values, ddof=1))
     half_width = float(t.ppf((1 + confidence) / 2, runs - 1)) * deviation / runs**0.5
     return Interval(runs, mean, deviation, half_width)

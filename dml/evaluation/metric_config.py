@@ -1,10 +1,11 @@
 """The one table of metrics, and the configuration of an evaluation."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
+from dml.metrics.pair_verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
 from dml.ops.errors import InputError
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
 
@@ -44,6 +46,12 @@ class Kind(StrEnum):
     """One value for each level: ``function(assignment, labels, config)`` -> float.
 
     ``assignment`` (N,) are the clusters of k-means, ``labels`` (N,) those of the level.
+    """
+    PAIRS = "pairs"
+    """One value for each level: ``function(verification)`` -> float.
+
+    ``verification`` is a `dml.metrics.pair_verification.PairVerification` of all pairs of two queries, or of a query
+    and an item of the gallery.
     """
 
 
@@ -89,6 +97,15 @@ class Metric:
             )
 
 
+def name_rate(rate: float) -> str:
+    """Return a power of ten as names of metrics have it: 0.001 -> "1e-3"."""
+    return f"1e{round(math.log10(rate))}"
+
+
+def _fnmr_at(verification: PairVerification, fmr: float) -> float:
+    return fnmr_at_fmr(verification.rates, fmr)
+
+
 METRICS = (
     Metric("recall", "R", Kind.AT_K, recall_at_k),
     Metric("ap", "AP", Kind.LEVEL, average_precision),
@@ -112,6 +129,34 @@ METRICS = (
     Metric("nmi", "NMI", Kind.CLUSTERS, lambda assignment, labels, config: nmi(assignment, labels, config.nmi_average)),
     Metric("ami", "AMI", Kind.CLUSTERS, lambda assignment, labels, config: ami(assignment, labels, config.nmi_average)),
     Metric("f1", "F1", Kind.CLUSTERS, lambda assignment, labels, config: pair_f1(assignment, labels)),  # noqa: ARG005
+    Metric(
+        "eer",
+        "EER",
+        Kind.PAIRS,
+        lambda verification: equal_error_rate(verification.rates),
+        higher_is_better=False,
+        is_default=False,
+    ),
+    *(
+        Metric(
+            f"fnmr@{name_rate(fmr)}",
+            f"FNMR@{name_rate(fmr)}",
+            Kind.PAIRS,
+            partial(_fnmr_at, fmr=fmr),
+            higher_is_better=False,
+            is_default=False,
+        )
+        for fmr in REPORTED_FMRS
+    ),
+    Metric(
+        "opis",
+        "OPIS",
+        Kind.PAIRS,
+        lambda verification: opis(verification.pairs, verification.rates),
+        higher_is_better=False,
+        is_default=False,
+        shown_in_percent=False,
+    ),
 )
 """The metrics that ship with the package, in the order in which tables show them."""
 
@@ -177,6 +222,8 @@ class MetricConfig:
             raise InputError(f"recall_at = {tuple(self.recall_at)}: every k must be at least 1")
         if self.curvature < 0.0:
             raise InputError(f"curvature = {self.curvature}: must be 0 (cosine) or above (Poincare distance)")
+        if self.curvature and (pair_metrics := self.select_kind(Kind.PAIRS)):
+            raise InputError(f"metrics: {pair_metrics[0].name} is of cosine similarities, and needs curvature = 0")
 
     @property
     def custom(self) -> tuple[Metric, ...]:

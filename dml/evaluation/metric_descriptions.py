@@ -23,6 +23,31 @@ class MetricDescription(NamedTuple):
     shown_in_percent: bool = True
 
 
+THRESHOLD_PREFIX = "threshold/"
+"""The beginning of the names in metrics.json of a threshold and its errors, see `dml.evaluation.threshold`."""
+
+THRESHOLD_METRICS = {
+    metric.name: metric
+    for metric in (
+        MetricDescription("similarity", "threshold", shown_in_percent=False),
+        MetricDescription("val_fmr", "FMR (val)", higher_is_better=False),
+        MetricDescription("val_fnmr", "FNMR (val)", higher_is_better=False),
+        MetricDescription("wanted_fmr", "wanted FMR", higher_is_better=False),
+        MetricDescription("fmr", "FMR", higher_is_better=False),
+        MetricDescription("fnmr", "FNMR", higher_is_better=False),
+        MetricDescription("balanced_accuracy", "balanced accuracy"),
+        MetricDescription("fmr_median_class", "FMR, median class", higher_is_better=False),
+        MetricDescription("fmr_worst_class", "FMR, worst class", higher_is_better=False),
+        MetricDescription("fnmr_median_class", "FNMR, median class", higher_is_better=False),
+        MetricDescription("fnmr_worst_class", "FNMR, worst class", higher_is_better=False),
+        MetricDescription("unknown_auroc", "AUROC of known queries"),
+        MetricDescription("known_accepted", "known queries accepted"),
+        MetricDescription("known_identified", "known queries identified"),
+        MetricDescription("unknown_accepted", "unknown queries accepted", higher_is_better=False),
+    )
+}
+"""The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
+
 COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
 """The ends of the names of numbers in metrics.json that are no metrics."""
 
@@ -38,6 +63,8 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
             label.
         custom: metrics that are known beside the packaged ones.
     """
+    if name.startswith(THRESHOLD_PREFIX) and (known := THRESHOLD_METRICS.get(name.removeprefix(THRESHOLD_PREFIX))):
+        return known
     parsed = MetricName.parse(name)
     metric = {metric.name: metric for metric in custom}.get(parsed.family) or METRICS_BY_NAME.get(parsed.family)
     if metric is None:

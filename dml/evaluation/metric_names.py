@@ -18,6 +18,15 @@ from dml.evaluation.metric_config import (
 HEADS = "heads"
 """The first part of a metric's name if the metric is not computed of all heads together."""
 
+PCA = "pca"
+"""The first part of the name of a metric of raw features after a PCA: pca/level0/recall@1."""
+
+RERANKED = "reranked"
+"""The first part of the name of a metric of a re-ranking: reranked/dba+alpha_qe/level0/recall@1."""
+
+RERANKING_LABELS = {"alpha_qe": "alpha-QE", "dba": "DBA", "k_reciprocal": "k-reciprocal"}
+"""The labels of the steps of re-rankings by name."""
+
 JOINT = "+"
 """The character between the names of heads whose embeddings are concatenated."""
 
@@ -45,9 +54,25 @@ def head_label(name: str) -> str:
     return f"head{'s' * (len(heads) > 1)} {', '.join(heads)}"
 
 
+def chosen_label(chosen: str | None) -> str | None:
+    """Return the label of the `set_name` of heads that a training chose: "M+H" -> "chosen: M, H"; None without one."""
+    return f"chosen: {', '.join(heads_of(chosen))}" if chosen else None
+
+
 def head_sets_in(metrics: Iterable[str]) -> list[str]:
     """Return the `set_name` of each head and set of heads for which there are metrics."""
     return list(dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)))
+
+
+def rerankings_in(metrics: Iterable[str]) -> list[str]:
+    """Return the name of each re-ranking for which there are metrics, such as "dba+alpha_qe"."""
+    parts = (name.split("/", 2) for name in metrics)
+    return list(dict.fromkeys(part[1] for part in parts if part[0] == RERANKED and len(part) == 3))
+
+
+def reranking_label(name: str) -> str:
+    """Return the label of a re-ranking in a table: "dba+alpha_qe" -> "+ DBA, alpha-QE"."""
+    return f"+ {', '.join(RERANKING_LABELS.get(step, step) for step in name.split('+'))}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,18 @@ from rich.text import Text
 
 from dml.evaluation.metric_config import Metric
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, format_value
-from dml.evaluation.metric_names import HEADS, MetricName, head_label, head_sets_in, is_joint_metric
+from dml.evaluation.metric_names import (
+    HEADS,
+    PCA,
+    RERANKED,
+    MetricName,
+    chosen_label,
+    head_label,
+    head_sets_in,
+    is_joint_metric,
+    reranking_label,
+    rerankings_in,
+)
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -75,7 +86,7 @@ def metric_table(
 def summary_table(
     metrics: Mapping[str, Any], levels: Sequence[str], heads: Sequence[str], custom: Sequence[Metric] = ()
 ) -> Table:
-    """Make the table of a test's metrics: before the training, of each head alone, and of all heads together.
+    """Make the table of a test's metrics: before the training, of each head, of all heads together, and re-ranked.
 
     Args:
         metrics: contents of metrics.json.
@@ -86,9 +97,13 @@ def summary_table(
     rows: dict[str, Mapping[str, Any]] = {}
     if before := _select_prefix(metrics, "raw/"):
         rows["before"] = before
+        if projected := _select_prefix(before, f"{PCA}/"):
+            rows["before, PCA"] = projected
     for name in head_sets_in(metrics) if len(heads) > 1 else ():
         rows[head_label(name)] = _select_prefix(metrics, f"{HEADS}/{name}/")
-    rows[", ".join(heads)] = metrics
+    rows[chosen_label(metrics.get("chosen_heads")) or ", ".join(heads)] = metrics
+    for name in rerankings_in(metrics):
+        rows[reranking_label(name)] = _select_prefix(metrics, f"{RERANKED}/{name}/")
     if level_metrics := _choose_level_metrics(metrics, custom):
         return metric_table(rows, levels=levels, metrics=level_metrics, custom=custom)
     return metric_table(rows, levels=(), metrics=_hierarchical_metrics(metrics), custom=custom)

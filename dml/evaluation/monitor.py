@@ -11,13 +11,34 @@ from dml.evaluation.metric_names import HEADS, MetricName, heads_of, metric_name
 from dml.ops.errors import InputError
 
 
-def make_validation_config(test: MetricConfig, monitor: str) -> MetricConfig:
-    """Return the configuration of a validation's metrics: recall, and the metric that is monitored."""
-    monitored = MetricName.parse(monitor)
+def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
+    """Return the configuration of a validation's metrics: recall, and the metrics that are monitored."""
+    names = [MetricName.parse(name) for name in monitored]
     custom = {metric.name: metric for metric in test.metrics if isinstance(metric, Metric)}
-    metrics: dict[str | Metric, None] = dict.fromkeys(["recall", custom.get(monitored.family, monitored.family)])
-    recall_at = _add_monitored_k(test.recall_at, monitored)
+    metrics: dict[str | Metric, None] = dict.fromkeys(
+        ["recall", *(custom.get(name.family, name.family) for name in names)]
+    )
+    recall_at = tuple(dict.fromkeys([*test.recall_at, *(name.k for name in names if name.k)]))
     return replace(test, metrics=tuple(metrics), recall_at=recall_at, clustering=True)
+
+
+def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricConfig) -> None:
+    """Make sure that a validation can compute the metric that decides between equally good checkpoints.
+
+    Raises:
+        InputError: if no validation has the metric, or if smaller values of it are better.
+    """
+    if tie_breaker is None:
+        return
+    monitored = MetricName.parse(tie_breaker)
+    metric = test.find_metric(monitored.family)
+    known = metric_names(table, replace(test, recall_at=_add_monitored_k(test.recall_at, monitored)))
+    if monitored.metric not in known or monitored.heads or (metric and not metric.higher_is_better):
+        nearest = get_close_matches(tie_breaker, metric_names(table, test), n=4, cutoff=0.0)
+        raise InputError(
+            f"checkpoints.tie_breaker={tie_breaker}: no metric of all heads that is better the larger it is; nearest: "
+            f"{', '.join(nearest)}"
+        )
 
 
 def check_monitor(

@@ -41,8 +41,14 @@ class PrincipalComponents:
         """
         rows = features.double()
         mean = rows.mean(dim=0)
-        variances, directions = torch.linalg.eigh((rows - mean).T @ (rows - mean) / (len(rows) - 1))
-        variances, directions = variances.flip(0)[:size], directions.T.flip(0)[:size]
+        centred = rows - mean
+        if len(rows) < rows.shape[1]:  # then far faster than with the large matrix of covariances
+            deviations, directions = torch.linalg.svd(centred, full_matrices=False)[1:]
+            variances = deviations.square() / (len(rows) - 1)
+        else:
+            variances, directions = torch.linalg.eigh(centred.T @ centred / (len(rows) - 1))
+            variances, directions = variances.flip(0), directions.T.flip(0)
+        variances, directions = variances[:size], directions[:size]
         varies = variances > SMALLEST_SHARE * variances[0]
         return cls(mean, directions[varies], variances[varies].sqrt())
 

@@ -5,16 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from dml.evaluation.metric_config import Metric
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.metric_names import PCA
 from dml.evaluation.metric_table import choose_first_metric, summary_table
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 
 
 def print_raw_metrics(metrics: Mapping[str, float]) -> None:
-    """Print the first metric of the backbone's features before the training."""
+    """Print the first metric of the backbone's features before the training, as they are and after a PCA."""
     if name := choose_first_metric(metrics):
-        value = f"{name.removeprefix('level0/')} {metrics[name]:.1%}"
-        console.print(f"[bold]before[/]   {value} (the backbone's own features)")
+        label, projected = name.removeprefix("level0/"), metrics.get(f"{PCA}/{name}")
+        more = "" if projected is None else f"; {projected:.1%} as {metrics[f'{PCA}/size']:,} principal components"
+        console.print(
+            f"[bold]before[/]   {in_markup(label)} {metrics[name]:.1%} (the backbone's own features{in_markup(more)})"
+        )
 
 
 def print_result(
@@ -37,7 +42,11 @@ def print_result(
         custom: the user's own metrics.
     """
     console.print(summary_table(metrics, levels, heads, custom))
-    _print_loss_of_recall(metrics)
+    if metrics["step"] == 0:
+        _print_unchanged()
+    else:
+        _print_loss_of_recall(metrics)
+    _print_threshold(metrics)
     chosen = {
         "test": " [bold red]chosen on the test split itself, as the papers do[/]",
         "last": ", the last one",
@@ -45,7 +54,9 @@ def print_result(
     }.get(metrics.get("selection", ""), "")
     if metrics.get("selection") == "last" and selection != "last":
         chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
-    console.print(f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}")
+    console.print(
+        f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}; {in_markup(metrics['vector'])}"
+    )
     files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
 
@@ -59,6 +70,25 @@ def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
             f"[bold red]worse[/]    recall@1 was {before:.1%} before training and is {after:.1%} now; a smaller "
             'optimizer.lr or another loss may help, see "If training makes it worse" in docs/own_data.md'
         )
+
+
+def _print_threshold(metrics: Mapping[str, Any]) -> None:
+    """Print the threshold that was chosen on the validation classes, with its errors on the tested ones."""
+    names = ("similarity", "fmr", "fnmr")
+    similarity, fmr, fnmr = (metrics.get(f"{THRESHOLD_PREFIX}{name}") for name in names)
+    if similarity is not None and fmr is not None and fnmr is not None:
+        console.print(
+            f"[bold]same[/]     if the similarity is at least {similarity:.3f}: it passes {fmr:.2%} of the pairs of "
+            f"different classes, and not {fnmr:.1%} of those of one class"
+        )
+
+
+def _print_unchanged() -> None:
+    """Print that the training improved nothing, and what may help."""
+    console.print(
+        "[bold red]unchanged[/] no validation was better than the one before the first step, so that best.ckpt is the "
+        'network as it was; a smaller optimizer.lr may help, see "If training makes it worse" in docs/own_data.md'
+    )
 
 
 def print_raw_test() -> None:

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dml.evaluation.intervals import Interval, mean_interval
+from dml.evaluation.measured_facts import describe_measurement
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, describe_stored_metrics, format_value
 from dml.evaluation.metric_names import MetricName
 from dml.ops.errors import InputError, nearest
@@ -35,6 +36,7 @@ class FinishedRun:
             configurations apart.
         metrics: numbers in metrics.json.
         custom_metrics: metrics that the user has defined.
+        facts: what the metrics are of, see `describe_measurement`.
     """
 
     folder: Path
@@ -42,6 +44,7 @@ class FinishedRun:
     named: dict[str, Any]
     metrics: dict[str, float]
     custom_metrics: tuple[MetricDescription, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def configuration(self) -> str:
@@ -57,11 +60,20 @@ class ConfigurationResult:
         name: settings that tell the configuration from the others, such as "loss=rll".
         metrics: {name in metrics.json: mean and confidence interval over the seeds}.
         custom_metrics: metrics that the user has defined.
+        facts: what the metrics are of, see `describe_measurement`.
+        folders: folders of the runs.
     """
 
     name: str
     metrics: dict[str, Interval]
     custom_metrics: tuple[MetricDescription, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def escaped_name(self) -> str:
+        """The name as Markdown shows it: nothing in it is read as code or HTML."""
+        return _escape(self.name)
 
 
 def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
@@ -108,6 +120,7 @@ def _read(folder: RunFolder) -> FinishedRun:
             name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
         },
         custom_metrics=describe_stored_metrics(folder.config),
+        facts=describe_measurement(metrics, folder.config),
     )
 
 
@@ -124,7 +137,13 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
     for group in groups.values():
         _check_seeds(group)
     return [
-        ConfigurationResult(name, _average_over_seeds(group), group[0].custom_metrics)
+        ConfigurationResult(
+            name,
+            _average_over_seeds(group),
+            group[0].custom_metrics,
+            _join_facts(group),
+            tuple(run.folder for run in group),
+        )
         for name, group in zip(names, groups.values(), strict=True)
     ]
 
@@ -132,6 +151,11 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
 def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
     shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
     return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
+
+
+def _join_facts(group: Sequence[FinishedRun]) -> dict[str, str]:
+    """Return the facts of the seeds, which may have chosen different heads, and so vectors of different sizes."""
+    return {fact: " or ".join(dict.fromkeys(run.facts.get(fact, "") for run in group)) for fact in group[0].facts}
 
 
 def _check_seeds(group: Sequence[FinishedRun]) -> None:
@@ -179,15 +203,16 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
     custom = [metric for row in rows for metric in row.custom_metrics]
     described = [describe_metric(name, custom) for name in metrics]
     lines = []
-    for row in _sort(rows, metrics[0], described[0]):
+    for row in sort_results(rows, metrics[0]):
         cells = [_format_cell(row.metrics.get(name), metric) for name, metric in zip(metrics, described, strict=True)]
-        lines.append([_escape(row.name), str(max(value.runs for value in row.metrics.values())), *cells])
+        lines.append([row.escaped_name, str(max(value.runs for value in row.metrics.values())), *cells])
     heads = [_escape(_name_column(name, custom)) for name in metrics]
     return markdown_table(["run", "seeds", *heads], lines, right=range(1, 2 + len(metrics))) + "\n"
 
 
-def _sort(rows: Sequence[ConfigurationResult], name: str, metric: MetricDescription) -> list[ConfigurationResult]:
+def sort_results(rows: Sequence[ConfigurationResult], name: str) -> list[ConfigurationResult]:
     """Sort results by a metric, the best first and those without the metric last."""
+    metric = describe_metric(name, [metric for row in rows for metric in row.custom_metrics])
     sign = -1 if metric.higher_is_better else 1
     with_metric = [row for row in rows if name in row.metrics]
     without_metric = [row for row in rows if name not in row.metrics]

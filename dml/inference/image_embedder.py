@@ -3,30 +3,36 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dml.data.images import UnreadableImageError
+from dml.data.images import ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
 from dml.data.transforms import stack
 from dml.data.worker_processes import choose_start_method
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
 from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
 from dml.models.embedding import EmbeddingModel
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.poincare import join_in_ball
+from dml.ops.tensor_hashes import add_tensors
 from dml.training.crops import embed_views
+
+if TYPE_CHECKING:
+    from dml.inference.exporting import ExportReport
+    from dml.inference.index_items import Source
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
@@ -42,7 +48,8 @@ class ImageEmbedder:
     Args:
         model: network with its heads.
         settings: configuration with which the model was built and trained.
-        heads: names of the heads whose embeddings are concatenated, in this order; None for all of the model's.
+        heads: names of the heads whose embeddings are concatenated, in this order; None for those that the training
+            chose, which are all without ``choose_heads``.
         device: device that embeds: "cpu", "cuda", "mps" and so on; "auto" takes a GPU if there is one.
 
     Raises:
@@ -57,7 +64,7 @@ class ImageEmbedder:
         device: str = "auto",
     ) -> None:
         available = [*model.embed_dims]
-        self.heads = (*available,) if heads is None else (*heads,)
+        self.heads = model.chosen_heads if heads is None else (*heads,)
         if not self.heads or len(set(self.heads)) < len(self.heads) or not set(self.heads) <= set(available):
             raise InputError(f"heads={[*self.heads]}: this model has the heads {', '.join(available)}, each once")
         self.settings = settings
@@ -82,6 +89,26 @@ class ImageEmbedder:
         """The size D of the vectors."""
         return sum(self.model.embed_dims[head] for head in self.heads)
 
+    @property
+    def threshold(self) -> float | None:
+        """The similarity from which on two images are judged to be of one class, see ``evaluation.threshold``.
+
+        None if the model's test chose none, if the model is used with other heads than the tested ones, or if vectors
+        are compared by Poincare distance.
+        """
+        value = self.threshold_errors.get("similarity")
+        return None if value is None else float(value)
+
+    @property
+    def threshold_errors(self) -> dict[str, float]:
+        """The threshold and its error rates, such as "fmr" and "fnmr" on the test classes; see docs/evaluation.md."""
+        if self.heads != self.model.chosen_heads:
+            return {}
+        metrics = self.settings.metrics.items()
+        return {
+            name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics if name.startswith(THRESHOLD_PREFIX)
+        }
+
     @cached_property
     def fingerprint(self) -> str:
         """An identifier of the weights, the network, the preprocessing and the heads.
@@ -91,23 +118,21 @@ class ImageEmbedder:
         digest = hashlib.sha256()
         described = {**self.settings.decisive, "heads": self.heads, "geometry": self.geometry}
         digest.update(json.dumps(described, sort_keys=True).encode())
-        for name, value in sorted(self.model.state_dict().items()):
-            plain = value.detach().cpu().contiguous()
-            digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-            digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        add_tensors(digest, sorted(self.model.state_dict().items()))
         return digest.hexdigest()[:16]
 
-    def preprocess(self, image: ImageInput) -> Tensor:
+    def preprocess(self, image: ImageInput | ImageFile) -> Tensor:
         """Turn an image into the network's input (3, h, w) uint8 RGB, as the test of its run did.
 
         Args:
-            image: path, PIL image, array (H, W, 3) uint8 or tensor (3, H, W) uint8.
+            image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or `dml.data.images.ImageFile`.
 
         Raises:
             UnreadableImageError: if the image can't be read.
             InputError: if it is something else.
         """
-        return self._transform(read_pixels(image, ImageLimits()))
+        file = image if isinstance(image, ImageFile) else read_pixels(image, ImageLimits())
+        return self._transform(file)
 
     def embed(
         self,
@@ -139,44 +164,93 @@ class ImageEmbedder:
             UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
             InputError: if an argument can't be used.
         """
+        listed = list_inputs(images)
+        embeddings = np.full((len(listed), self.dimension), np.nan, np.float32)
+        batches = self.embed_in_batches(
+            listed,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            views=views,
+            precision=precision,
+            on_corrupt=on_corrupt,
+        )
+        with progress_bar("embedded", len(listed)) if progress else nullcontext(_ignore) as advance:
+            for positions, vectors in batches:
+                embeddings[positions] = vectors
+                advance(len(positions))
+        return embeddings
+
+    def embed_in_batches(
+        self,
+        images: Sequence[ImageInput],
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        views: int = 1,
+        precision: str = "32",
+        on_corrupt: str = "raise",
+    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        """Embed images and yield each batch at once: the positions of its B images, and their vectors (B, D).
+
+        The images come in their order, and the vectors of one batch are in memory at a time.
+
+        Args:
+            images: images, as paths, PIL images, arrays or tensors.
+            batch_size: number of images in the network at a time, see `embed`.
+            num_workers: number of processes that decode images; 0 decodes in this process.
+            views: number of views of each image, see `embed`.
+            precision: "32", "bf16" or "16", see `embed`.
+            on_corrupt: "raise" or "skip", see `embed`.
+
+        Raises:
+            UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
+            InputError: if an argument can't be used.
+        """
         if on_corrupt not in ("raise", "skip"):
             raise InputError(f"on_corrupt={on_corrupt}: raise or skip")
         if precision not in PRECISIONS:
             raise InputError(f"precision={precision}: {', '.join(PRECISIONS)}")
-        listed = list_inputs(images)
-        transform = self._transform if views == 1 else self.settings.build_transform(views)
-        dataset = ImageInputs(listed, transform, self.settings.limits)
         size = self.settings.batch_size if batch_size is None else batch_size
         if size < 1 or num_workers < 0:
             raise InputError(f"batch_size={size}, num_workers={num_workers}: at least 1 and 0")
+        transform = self._transform if views == 1 else self.settings.build_transform(views)
         loader = DataLoader(
-            dataset,
+            ImageInputs(images, transform, self.settings.limits),
             batch_size=size,
             collate_fn=_collate,
             num_workers=num_workers,
             multiprocessing_context=choose_start_method(num_workers),
         )
-        embeddings = np.full((len(listed), self.dimension), np.nan, np.float32)
-        with progress_bar("embedded", len(listed)) if progress else nullcontext(_ignore) as advance:
-            for positions, batch, errors in loader:
-                _treat_errors(errors, on_corrupt)
-                if batch is not None:
-                    embeddings[positions] = self._embed_batch(batch, PRECISIONS[precision])
-                advance(len(positions) + len(errors))
-        return embeddings
+        first = 0
+        for readable, batch, errors in loader:
+            _treat_errors(errors, on_corrupt)
+            positions = [*range(first, first + len(readable) + len(errors))]
+            vectors = np.full((len(positions), self.dimension), np.nan, np.float32)
+            if batch is not None:
+                vectors[np.array(readable) - first] = self.embed_batch(batch, precision)
+            yield positions, vectors
+            first += len(positions)
 
     @torch.inference_mode()
-    def _embed_batch(self, images: Tensor, precision: torch.dtype | None) -> NDArray[np.float32]:
-        """Embed a batch (B, 3, h, w), or several views of each image (B, V, 3, h, w). -> (B, D)"""
-        images = images.to(self.device)
-        with torch.autocast(self.device.type, dtype=precision, enabled=precision is not None):
+    def embed_batch(self, images: Tensor, precision: str = "32") -> NDArray[np.float32]:
+        """Embed a batch of the network's inputs. -> (B, D) float32
+
+        Args:
+            images: inputs (B, 3, h, w) uint8 RGB, as `preprocess` makes them, or V views of each image
+                (B, V, 3, h, w).
+            precision: "32", "bf16" or "16", see `embed`.
+        """
+        images, dtype = images.to(self.device), PRECISIONS[precision]
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
             embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
+        return self.join_heads(embedded).cpu().numpy()
+
+    def join_heads(self, embedded: Mapping[str, Tensor]) -> Tensor:
+        """Join the embeddings (B, D) of the heads, by name, to vectors of unit length or points of the model's ball."""
         chosen = {head: embedded[head].float() for head in self.heads}
         if self.ball:
-            return join_in_ball([*chosen.values()], self.ball).cpu().numpy()
-        is_part = len(chosen) == 1 < len(self.model.embed_dims)  # the test normalises one of several heads just once
-        vectors = F.normalize(chosen[self.heads[0]], dim=1) if is_part else self.model.concatenate(chosen)
-        return vectors.cpu().numpy()
+            return join_in_ball([*chosen.values()], self.ball)
+        return self.model.concatenate(chosen)
 
     def save_pretrained(self, folder: str | Path, *, license: str | None = None) -> Path:  # noqa: A002 (the hub's word)
         """Save the model to a folder that `dml.load` opens, with a model card, and return the folder's path.
@@ -194,6 +268,33 @@ class ImageEmbedder:
         from dml.inference.saved_folder import save_folder
 
         return save_folder(self, folder, license)
+
+    def export(
+        self, file: str | Path, *, probe: "Source | None" = None, quantize: str | None = None, batch_size: int = 32
+    ) -> "ExportReport":
+        """Write the network, from uint8 pixels to vectors, to a file that runs without dml.
+
+        The file is compared with the model on images before it gets its name, see `dml.inference.exporting`, which also
+        says what the file takes and gives.
+
+        Args:
+            file: file to write, which mustn't exist yet. A name ending with .onnx gives ONNX, .pt2 torch.export's
+                program.
+            probe: images to compare on: a folder, a .csv file, paths or a table; None takes random pixels.
+            quantize: "int8" writes a second file, such as ``model.int8.onnx``, with weights of 8 bits; None doesn't.
+            batch_size: number of images at a time in the comparison.
+
+        Returns:
+            The largest difference of the vectors, recall@1, and the images a second, of the model and of each file.
+
+        Raises:
+            InputError: if the file can't be written so, or its vectors differ from the model's.
+        """
+        from dml.inference.exporting import export_model
+        from dml.inference.probe_images import draw_noise, list_probe
+
+        images = draw_noise(self) if probe is None else list_probe(self, probe)
+        return export_model(self, file, images, quantize=quantize, batch_size=batch_size)
 
     def push_to_hub(self, repository: str, *, license: str | None = None, private: bool = True) -> str:  # noqa: A002
         """Upload what `save_pretrained` saves to the Hugging Face hub, and return the address.

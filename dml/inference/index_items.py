@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dml.data.image_listing import list_images
+from dml.data.names import check_paths
 from dml.data.readers import csv
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
@@ -80,7 +81,8 @@ class IndexItems:
     @classmethod
     def read(cls, path: Path) -> "IndexItems":
         """Read the items from a .parquet file; pyarrow raises an exception if it is damaged."""
-        columns = pq.read_table(path, columns=["id", "path", "label"]).to_pydict()
+        with pq.ParquetFile(path) as file:  # pq.read_table would import pandas
+            columns = file.read(columns=["id", "path", "label"]).to_pydict()
         return cls(np.array(columns["id"], dtype=np.int64), _as_objects(columns["path"]), _as_objects(columns["label"]))
 
 
@@ -99,8 +101,14 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
         source: folder of images; .csv file as ``dataset=csv`` reads it; paths of images; or a table.
 
     Raises:
-        InputError: if there is no image, or the file can't be read.
+        InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
     """
+    paths, names = _list_images_and_classes(source)
+    check_paths(paths, str(source) if isinstance(source, str | Path) else "")
+    return paths, names
+
+
+def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
     if isinstance(source, ImageTable):
         names = (
             source.names[0] if source.names else tuple(map(str, range(int(source.labels[:, 0].max(initial=-1)) + 1)))
@@ -115,5 +123,5 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
         parents = (os.path.relpath(os.path.dirname(image), path) for image in paths)
         return paths, ["" if parent == "." else parent for parent in parents]
     if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-        return list_source(csv.read(path, test_fraction=0))
+        return _list_images_and_classes(csv.read(path, test_fraction=0))
     return [str(path)], [""]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import SAVED_PARTS, ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
+from dml.models.adapters import merge_updates
+from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -20,10 +23,16 @@ from dml.run import resolvers  # noqa: F401 (it registers the resolvers that con
 from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored_configuration import extract_configuration
 from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
+from dml.training.frozen_weights import lacks_weights
 
 
 def load(
-    place: str | Path, *, heads: Sequence[str] | None = None, device: str = "auto", trust: bool = False
+    place: str | Path,
+    *,
+    heads: Sequence[str] | None = None,
+    device: str = "auto",
+    trust: bool = False,
+    weights: str | Path | None = None,
 ) -> ImageEmbedder:
     """Open a trained model.
 
@@ -34,13 +43,17 @@ def load(
 
     Args:
         place: folder of a run, whose tested checkpoint is taken; a checkpoint; or a folder of `save_pretrained`.
-        heads: names of the heads whose embeddings are concatenated, such as ["M", "H"]; None takes all.
+        heads: names of the heads whose embeddings are concatenated, such as ["M", "H"]; None takes those that the
+            training chose, see ``choose_heads``, or all.
         device: device that embeds, such as "cpu" or "cuda"; "auto" takes a GPU if there is one.
         trust: whether the model may be built of code outside of the packages that dml knows, such as your own network.
             Only say so of files whose origin you trust.
+        weights: file of the pretrained weights that the training began with, in place of the one that it names. Only
+            runs with an adapter need it, whose checkpoints lack the frozen weights.
 
     Raises:
-        InputError: if there is no model, it is damaged, or it can't be built or used.
+        InputError: if there is no model, it is damaged, or it can't be built or used; or if the pretrained weights
+            aren't those of the training.
     """
     path = expand_home(place)
     if is_saved_folder(path):
@@ -51,9 +64,26 @@ def load(
         path = find_checkpoint(RunFolder(path))
     settings = read_settings(path)
     settings.check_targets(place, trust=trust)
-    model = settings.build_model()
+    model = _build_trained(settings, path, weights)
     load_model(model, path)
+    merge_updates(model)
     return ImageEmbedder(model, settings, heads, device)
+
+
+def _build_trained(settings: ModelSettings, path: Path, weights: str | Path | None) -> EmbeddingModel:
+    """Build the model of a checkpoint, with pretrained weights if the checkpoint lacks some.
+
+    Raises:
+        InputError: if there are no such weights, or the package of its adapter isn't installed.
+    """
+    needs_weights = lacks_weights(read_checkpoint(path, lazily=True))
+    file = None if weights is None else str(expand_home(weights))
+    try:
+        return settings.build_trained_model(lacks_weights=needs_weights, weights=file)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, InputError):
+            raise InputError(f"{printable(path)}: {error.__cause__}") from error
+        raise
 
 
 def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:
@@ -69,6 +99,7 @@ def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) ->
         raise InputError(f"{printable(weights)}: cannot be read ({error}); save the model again") from error
     model = saved.settings.build_model()
     load_state(model, state, weights)
+    model.chosen_heads = saved.chosen_heads
     embedder = ImageEmbedder(model, saved.settings, saved.heads, device)
     if embedder.fingerprint != saved.fingerprint:
         raise InputError(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import EvalResult, ModelCardData
 
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.metric_names import RERANKED
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text_tables import markdown_table
 
@@ -57,6 +59,7 @@ def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
         markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
         "\n## Results\n",
         *_describe_results(settings, shown),
+        *_describe_threshold(embedder.threshold_errors),
     ]
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
@@ -66,7 +69,7 @@ def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in metrics.items()
-        if not name.startswith(("raw/", "heads/", "fixed/"))
+        if not name.startswith(("raw/", "heads/", "fixed/", f"{RERANKED}/", THRESHOLD_PREFIX))
         and name.rpartition("/")[2].startswith(SHOWN)
         and isinstance(value, int | float)
         and math.isfinite(value)
@@ -123,3 +126,32 @@ def _describe_results(settings: ModelSettings, shown: Mapping[str, float]) -> It
         for name, value in shown.items()
     ]
     yield markdown_table(("metric", "this model", "the network's features before training"), rows) + "\n"
+
+
+def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
+    """Describe the threshold and its errors, if the model has one."""
+    if "similarity" not in errors:
+        return
+    yield "## Same or not\n"
+    yield (
+        f"Two images are judged to be of one class if the similarity of their vectors is at least "
+        f"`model.threshold` = {errors['similarity']:.4f}. It was chosen on the validation classes.\n"
+    )
+    rows = [
+        (name, f"{100 * errors[fmr]:.3g}", f"{100 * errors[fnmr]:.1f}")
+        for name, fmr, fnmr in (
+            ("validation classes", "val_fmr", "val_fnmr"),
+            ("test classes", "fmr", "fnmr"),
+            ("test classes, the median one", "fmr_median_class", "fnmr_median_class"),
+            ("test classes, the worst one", "fmr_worst_class", "fnmr_worst_class"),
+        )
+        if fmr in errors
+    ]
+    heads = ("errors in percent", "pairs of different classes judged the same", "pairs of one class judged different")
+    yield markdown_table(heads, rows) + "\n"
+    if "unknown_accepted" in errors:
+        yield (
+            f"Of queries whose class is not in the gallery, {1 - errors['unknown_accepted']:.1%} are rejected: "
+            "their nearest neighbour is below the threshold. "
+            f"Of the others {errors['known_accepted']:.1%} are accepted.\n"
+        )

@@ -16,13 +16,14 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.ops.targets import unknown_targets
-from dml.run import builders
+from dml.run.model_builders import build_crops_transform, build_embedding_model
 
 DECISIVE_PARTS = ("model", "transform")
 """The parts of a configuration that, beside the weights, decide an image's embedding."""
 
 SAVED_PARTS = (
     *DECISIVE_PARTS,
+    "adapter",
     "geometry",
     "data",
     "dataset",
@@ -89,7 +90,7 @@ class ModelSettings:
             InputError: if there are no crops of so many views.
         """
         config = self._compose(evaluation={"crops": views})
-        crops = builders.build_crops_transform(config)
+        crops = build_crops_transform(config)
         transform = instantiate(config.transform.test) if crops is None else crops
         return transform if isinstance(transform, Pipeline) else Pipeline([transform])
 
@@ -97,6 +98,19 @@ class ModelSettings:
         """Build the network with its heads; its weights are random until those of the training are loaded."""
         model: EmbeddingModel = instantiate(self._compose(model=_without_weights(self.config["model"])).model)
         return model
+
+    def build_trained_model(self, *, lacks_weights: bool, weights: str | None = None) -> EmbeddingModel:
+        """Build the network as its training did, with the adapter.
+
+        Args:
+            lacks_weights: whether the network gets its pretrained weights, since its checkpoint lacks those that the
+                adapter left as they were.
+            weights: file of the pretrained weights; None takes those that the training named.
+        """
+        model = deepcopy({**self.config["model"]}) if lacks_weights else _without_weights(self.config["model"])
+        if lacks_weights and weights is not None:
+            model["backbone"]["weights"] = weights
+        return build_embedding_model(self._compose(model=model, adapter=self.config.get("adapter")))
 
     def check_targets(self, place: object, *, trust: bool) -> None:
         """Make sure that building the model and its preprocessing runs no unknown code.
@@ -108,7 +122,8 @@ class ModelSettings:
         Raises:
             InputError: if an object isn't known to be safe and ``trust`` is false.
         """
-        unknown = list(unknown_targets(self.decisive | {"heads": self.config["model"].get("head")}))
+        used = {"heads": self.config["model"].get("head"), "adapter": self.config.get("adapter")}
+        unknown = list(unknown_targets(self.decisive | used))
         if unknown and not trust:
             described = ", ".join(f"{path}={value}" for path, value in unknown)
             raise InputError(

@@ -44,12 +44,14 @@ class SavedModel:
         path: path of the folder.
         settings: configuration with which the model was built and trained.
         heads: names of the heads that it was saved with.
+        chosen_heads: names of the heads that its training chose, which its metrics are of.
         fingerprint: fingerprint of the model when it was saved.
     """
 
     path: Path
     settings: ModelSettings
     heads: tuple[str, ...]
+    chosen_heads: tuple[str, ...]
     fingerprint: str
 
 
@@ -70,6 +72,7 @@ def read_folder(path: Path) -> SavedModel:
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         heads, training, metrics = (description[key] for key in ("heads", "training", "metrics"))
         class_names = tuple(map(str, description["class_names"]))
+        chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
@@ -80,7 +83,7 @@ def read_folder(path: Path) -> SavedModel:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
     picture = path / PICTURE if (path / PICTURE).is_file() else None
     settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
-    return SavedModel(path, settings, tuple(map(str, heads)), str(fingerprint))
+    return SavedModel(path, settings, tuple(map(str, heads)), tuple(map(str, chosen_heads)), str(fingerprint))
 
 
 def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str | None) -> Path:
@@ -121,6 +124,7 @@ def describe(embedder: "ImageEmbedder") -> dict[str, Any]:
         "name": settings.name,
         "fingerprint": embedder.fingerprint,
         "heads": [*embedder.heads],
+        "chosen_heads": [*embedder.model.chosen_heads],
         "dimension": embedder.dimension,
         "geometry": embedder.geometry,
         "training": dict(settings.training),

@@ -14,6 +14,7 @@ __all__ = [
     "EmbeddingNorm",
     "FacilityLocationLoss",
     "HyperbolicContrastiveLoss",
+    "MatryoshkaLoss",
     "NPairLoss",
     "NonlinearRankApproximationLoss",
     "OpenCosineSimilarity",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from dml.losses.facility_location import FacilityLocationLoss
     from dml.losses.happier import ClusterLoss, SmoothHierarchicalAPLoss
     from dml.losses.hyperbolic import HyperbolicContrastiveLoss
+    from dml.losses.matryoshka import MatryoshkaLoss
     from dml.losses.memory import CrossBatchMemory
     from dml.losses.n_pair import NPairLoss
     from dml.losses.nra import NonlinearRankApproximationLoss
@@ -63,6 +65,7 @@ else:
             "EmbeddingNorm": "regularizers",
             "FacilityLocationLoss": "facility_location",
             "HyperbolicContrastiveLoss": "hyperbolic",
+            "MatryoshkaLoss": "matryoshka",
             "NPairLoss": "n_pair",
             "NonlinearRankApproximationLoss": "nra",
             "OpenCosineSimilarity": "baselines",

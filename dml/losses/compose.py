@@ -1,9 +1,12 @@
 from collections.abc import Mapping
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
+from dml.ops.pairs import ALL
 
 
 class AtLevel(nn.Module):
@@ -26,16 +29,20 @@ class AtLevel(nn.Module):
         self.loss = loss
         self.level = level
         # At a coarser level, two images of different finest classes can be positives.
-        self.needs_positives = level == 0 and _has_trait(loss, "needs_positives")
-        self.needs_indices = _has_trait(loss, "needs_indices")
+        self.needs_positives = level == 0 and has_trait(loss, "needs_positives")
+        self.needs_indices = has_trait(loss, "needs_indices")
+        self.takes_queries = takes_queries(loss)
 
-    def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, queries: slice = ALL
+    ) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
         Args:
             embeddings: (B, D) embeddings of the batch.
             labels: (B,) or (B, L) labels of the batch.
             indices: (B,) row indices of the batch in the training table, for losses that need them.
+            queries: rows of the batch that the mean is over, for losses that take them.
 
         Raises:
             InputError: if the labels have no such level.
@@ -43,7 +50,7 @@ class AtLevel(nn.Module):
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         if self.level >= levels.shape[1]:
             raise InputError(f"loss.level={self.level}: the data set's labels have levels 0 to {levels.shape[1] - 1}")
-        return loss_value(self.loss, embeddings, levels[:, self.level], indices)
+        return loss_value(self.loss, embeddings, levels[:, self.level], indices, queries)
 
 
 class WeightedSum(nn.Module):
@@ -71,29 +78,49 @@ class WeightedSum(nn.Module):
             )
         self.terms = nn.ModuleDict(dict(terms))
         self.weights = {name: float(weights[name]) for name in terms}
-        self.needs_positives = all(_has_trait(term, "needs_positives") for term in terms.values())
-        self.needs_indices = any(_has_trait(term, "needs_indices") for term in terms.values())
+        self.needs_positives = all(has_trait(term, "needs_positives") for term in terms.values())
+        self.needs_indices = any(has_trait(term, "needs_indices") for term in terms.values())
+        self.takes_queries = any(takes_queries(term) for term in terms.values())
 
-    def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, queries: slice = ALL
+    ) -> Tensor:
         """Compute the sum of the terms for embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
         Args:
             embeddings: (B, D) embeddings of the batch.
             labels: (B,) or (B, L) labels of the batch.
             indices: (B,) row indices of the batch in the training table, for losses that need them.
+            queries: rows of the batch that the means are over, for terms that take them.
         """
         values = [
-            self.weights[name] * loss_value(term, embeddings, labels, indices) for name, term in self.terms.items()
+            self.weights[name] * loss_value(term, embeddings, labels, indices, queries)
+            for name, term in self.terms.items()
         ]
         return torch.stack(values).sum()
 
 
-def _has_trait(loss: nn.Module, trait: str) -> bool:
+def has_trait(loss: nn.Module, trait: str) -> bool:
+    """Return whether a loss declares a trait, such as "needs_positives"."""
     return bool(getattr(loss, trait, False))
 
 
-def loss_value(loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None) -> Tensor:
-    """Compute a loss, passing the row indices on if it declares ``needs_indices``.
+def takes_queries(loss: nn.Module) -> bool:
+    """Return whether a loss declares ``takes_queries`` and its ``forward`` has the argument ``queries``.
+
+    A subclass may override the ``forward`` of a loss that takes queries by one that doesn't.
+    """
+    return has_trait(loss, "takes_queries") and "queries" in signature(loss.forward).parameters
+
+
+def loss_value(
+    loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None, queries: slice = ALL
+) -> Tensor:
+    """Compute a loss, passing on the row indices if it declares ``needs_indices``, the queries if it `takes_queries`.
+
+    A loss that takes queries is a mean over the rows of the batch, and computes it over some of them. So the mean of
+    its values for equal shares of the rows is its value for the batch. Any other loss is that of the whole batch,
+    whatever the queries. The same is then true for each weighted sum of losses.
 
     >>> from dml.losses.regularizers import EmbeddingNorm
     >>> loss_value(EmbeddingNorm(), torch.eye(2), torch.tensor([0, 1]), indices=None).item()
@@ -104,7 +131,12 @@ def loss_value(loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Ten
         embeddings: (B, D) embeddings of the batch.
         labels: (B,) or (B, L) labels of the batch.
         indices: (B,) row indices of the batch in the training table.
+        queries: rows of the batch that the mean is over.
     """
-    value: Tensor
-    value = loss(embeddings, labels, indices=indices) if _has_trait(loss, "needs_indices") else loss(embeddings, labels)
+    arguments: dict[str, Any] = {}
+    if has_trait(loss, "needs_indices"):
+        arguments["indices"] = indices
+    if takes_queries(loss):
+        arguments["queries"] = queries
+    value: Tensor = loss(embeddings, labels, **arguments)
     return value

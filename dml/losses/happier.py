@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dml.ops.errors import InputError
 from dml.ops.graded_ranks import GradedLists, graded_average_precision, tie
-from dml.ops.pairs import finest
+from dml.ops.pairs import ALL, finest, own_entries
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
 
@@ -65,6 +65,7 @@ class SmoothHierarchicalAPLoss(nn.Module):
     """
 
     needs_positives: ClassVar[bool] = True
+    takes_queries: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -94,19 +95,26 @@ class SmoothHierarchicalAPLoss(nn.Module):
         self.relevance = relevance
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
+    def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
+
+        Args:
+            embeddings: (B, D) embeddings of the batch.
+            labels: (B,) or (B, L) labels of the batch.
+            queries: rows of the batch that the mean is over; each is compared with the whole batch.
+        """
         unit = F.normalize(embeddings, dim=1)
         columns = labels[:, None] if labels.ndim == 1 else labels
-        levels = shared_levels(columns, columns).fill_diagonal_(-1)
+        levels = shared_levels(columns[queries], columns)
+        own_entries(levels, queries).fill_(-1)
         has_positives = (levels > 0).any(dim=1)
         if self.include_query:
-            levels.fill_diagonal_(columns.shape[1])
+            own_entries(levels, queries).fill_(columns.shape[1])
         counts = level_counts(levels, columns.shape[1]).to(unit.dtype)
         relevance = self.relevance or partial(power_relevance, alpha=self.alpha)
         h_rank_step = self._h_rank_step if self.smooth_h_rank else None
         lists = GradedLists(levels, relevance(counts), self._rank_step, h_rank_step)
-        return ((1.0 - graded_average_precision(unit @ unit.T, lists)) * has_positives).mean()
+        return ((1.0 - graded_average_precision(unit[queries] @ unit.T, lists)) * has_positives).mean()
 
     def _rank_step(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Compute g of items of a lower level, and the slope of g, at each gap t. The gaps are overwritten.
@@ -146,6 +154,7 @@ class ClusterLoss(nn.Module):
     """
 
     needs_positives: ClassVar[bool] = False
+    takes_queries: ClassVar[bool] = True
 
     def __init__(self, num_classes: int, embedding_dim: int, temperature: float = 0.05) -> None:
         super().__init__()
@@ -154,8 +163,14 @@ class ClusterLoss(nn.Module):
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
+    def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
+
+        Args:
+            embeddings: (B, D) embeddings of the batch.
+            labels: (B,) or (B, L) labels of the batch.
+            queries: rows of the batch that the mean is over; each is compared with the proxies.
+        """
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)
-        cosines = F.normalize(embeddings, dim=1) @ proxies.T
-        return F.cross_entropy(cosines / self.temperature, finest(labels))
+        cosines = F.normalize(embeddings[queries], dim=1) @ proxies.T
+        return F.cross_entropy(cosines / self.temperature, finest(labels)[queries])

@@ -30,7 +30,9 @@ def proxy_sets(loss: nn.Module, level: int = 0) -> Iterator[tuple[int, Tensor]]:
 
 
 def check_beginning(choice: str | None, losses: Iterable[nn.Module]) -> None:
-    """Check a choice of initial proxies: "class_means", or None to keep the losses' random ones.
+    """Check a choice of initial proxies.
+
+    "auto" takes class means where a loss has proxies, "class_means" wants that it has them, and None keeps random ones.
 
     >>> from dml.losses.happier import ClusterLoss
     >>> check_beginning("class_means", [ClusterLoss(3, 2)])
@@ -38,10 +40,10 @@ def check_beginning(choice: str | None, losses: Iterable[nn.Module]) -> None:
     Raises:
         InputError: if the choice is another one, or if class means are chosen for a loss without proxies.
     """
-    if choice not in (None, "class_means"):
-        raise InputError(f"proxies={choice}: must be class_means, or null to keep the random proxies of the loss")
+    if choice not in (None, "auto", "class_means"):
+        raise InputError(f"proxies={choice}: must be auto, class_means, or null to keep the random proxies of the loss")
     for loss in losses:
-        if choice and not list(proxy_sets(loss)):
+        if choice == "class_means" and not list(proxy_sets(loss)):
             name = type(loss).__name__
             raise InputError(f"proxies={choice}: {name} doesn't learn one proxy of each class; use proxies=null")
 
@@ -60,12 +62,12 @@ def begin_at_class_means(loss: nn.Module, embeddings: Tensor, labels: Tensor) ->
     [[0.0, 1.0], [1.0, 0.0]]
 
     Args:
-        loss: any loss; a loss without proxies doesn't change.
+        loss: any loss; a loss without proxies doesn't change. Proxies of fewer than D numbers are those of a prefix.
         embeddings: (N, D) embeddings of the training images.
         labels: (N, L) labels of the training images.
     """
-    unit = F.normalize(embeddings, dim=1)
     for level, proxies in proxy_sets(loss):
+        unit = F.normalize(embeddings[:, : proxies.shape[1]], dim=1)  # the loss may be that of a prefix
         sums = unit.new_zeros(proxies.shape).index_add_(0, labels[:, level], unit).to(proxies)
         turned = F.normalize(sums, dim=1) * proxies.norm(dim=1, keepdim=True)
         proxies.copy_(torch.where(sums.any(dim=1, keepdim=True), turned, proxies))

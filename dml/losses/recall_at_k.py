@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
-from dml.ops.pairs import finest
+from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
 
 BLOCK = 2**22
@@ -49,6 +49,7 @@ class RecallAtKLoss(nn.Module):
     """
 
     needs_positives: ClassVar[bool] = True
+    takes_queries: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -75,14 +76,23 @@ class RecallAtKLoss(nn.Module):
             self.register_buffer("num_batches", torch.zeros((), dtype=torch.long))
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
+    def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
+
+        Args:
+            embeddings: (B, D) embeddings of the batch.
+            labels: (B,) or (B, L) labels of the batch.
+            queries: rows of the batch that the mean is over; each is compared with the whole batch. With mixup, the
+                same share of the virtual items are queries too.
+        """
         items, classes = F.normalize(embeddings, dim=1), finest(labels)
         if self.mixup:
             items, classes = similarity_mixup(items, classes, self._draw_weights(items, classes))
         settings = _Settings(self.recall_at, self.temperature, self.recall_temperature, self.count_query)
-        value: Tensor = _RecallSurrogate.apply(items, classes, settings)
-        return value
+        chosen = _choose_queries(queries, len(embeddings), len(items)).to(items.device)
+        value: Tensor = _RecallSurrogate.apply(items, classes, chosen, settings)
+        start, stop, _ = queries.indices(len(embeddings))
+        return value * (len(embeddings) / (stop - start))
 
     def _draw_weights(self, items: Tensor, classes: Tensor) -> Tensor:
         """Draw the weights of the pairs (P,) on the CPU, without a change of torch's own random numbers."""
@@ -127,6 +137,17 @@ def _list_pairs(labels: Tensor) -> Tensor:
     return (labels[:, None] == labels).triu(diagonal=1).nonzero()
 
 
+def _choose_queries(queries: slice, num_real: int, num_items: int) -> Tensor:
+    """List the real items in ``queries``, and the same share of the virtual ones -> indices (Q,).
+
+    The shares of consecutive slices of the real items hold each virtual item once.
+    """
+    start, stop, _ = queries.indices(num_real)
+    num_virtual = num_items - num_real
+    first, last = (num_real + num_virtual * bound // num_real for bound in (start, stop))
+    return torch.cat([torch.arange(start, stop), torch.arange(first, last)])
+
+
 class _Settings(NamedTuple):
     """The arguments of `RecallAtKLoss`."""
 
@@ -137,12 +158,15 @@ class _Settings(NamedTuple):
 
 
 class _RecallSurrogate(torch.autograd.Function):
-    """Computes the loss of items (N, D) with labels (N,), and its gradient in the same pass."""
+    """Computes the terms of queries (Q,) among items (N, D) with labels (N,), and their gradient in the same pass.
+
+    The result is the sum of the terms, divided by the number of items N.
+    """
 
     @staticmethod
-    def forward(ctx: Any, items: Tensor, labels: Tensor, settings: _Settings) -> Tensor:
+    def forward(ctx: Any, items: Tensor, labels: Tensor, chosen: Tensor, settings: _Settings) -> Tensor:
         total, gradient = items.new_zeros(()), torch.zeros_like(items)
-        for queries, positives, is_positive in _query_blocks(labels):
+        for queries, positives, is_positive in _query_blocks(labels, chosen):
             similarities = items[queries] @ items.T
             losses, slopes = _block_losses(similarities, queries, positives, is_positive, settings)
             total += losses.sum()
@@ -153,31 +177,30 @@ class _RecallSurrogate(torch.autograd.Function):
         return total / len(items)
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("RecallAtKLoss is differentiable once: create_graph=True isn't supported")
         (gradient,) = ctx.saved_tensors
-        return outer * gradient, None, None
+        return outer * gradient, None, None, None
 
 
-def _query_blocks(labels: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield blocks of queries that have a positive, the queries with the fewest positives first.
+def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield blocks of the chosen queries (Q,) that have a positive, those with the fewest positives first.
 
     Yields:
         Queries (b,), their positives (b, P) and which of the positives aren't padding (b, P) bool. Padding is the
         last item of the list.
     """
-    same = labels[:, None] == labels
-    same.fill_diagonal_(False)
-    counts, order = same.sum(dim=1).sort(stable=True)
-    sizes = counts.tolist()
+    _, classes, class_sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    counts, order = (class_sizes[classes[chosen]] - 1).sort(stable=True)
+    sizes, num_items = counts.tolist(), len(labels)
     start = next((place for place, size in enumerate(sizes) if size), len(sizes))
     while start < len(sizes):
-        end = min(len(sizes), start + max(1, BLOCK // (len(sizes) * sizes[start])))
+        end = min(len(sizes), start + max(1, BLOCK // (num_items * sizes[start])))
         # All queries of a block are padded to its last one's positives, so that one has to fit into a block as well.
-        end = start + max(1, min(end - start, BLOCK // (len(sizes) * sizes[end - 1])))
-        queries = order[start:end]
-        in_class = same[queries]
+        end = start + max(1, min(end - start, BLOCK // (num_items * sizes[end - 1])))
+        queries = chosen[order[start:end]]
+        in_class = (labels[queries, None] == labels).scatter_(1, queries[:, None], False)
         positives = in_class.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : sizes[end - 1]]
         yield queries, positives, in_class.gather(1, positives)
         start = end

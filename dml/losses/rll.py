@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from dml.ops.distances import unit_distances
 from dml.ops.errors import InputError
-from dml.ops.pairs import finest, pair_masks
+from dml.ops.pairs import ALL, finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_softmax
 
@@ -43,6 +43,7 @@ class RankedListLoss(nn.Module):
     """
 
     needs_positives: ClassVar[bool] = True
+    takes_queries: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -64,12 +65,18 @@ class RankedListLoss(nn.Module):
         self.detach_gallery = detach_gallery
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
-        queries = F.normalize(embeddings, dim=1)
-        gallery = queries.detach() if self.detach_gallery else queries
-        distances = unit_distances(queries, gallery)
-        positives, negatives = pair_masks(finest(labels))
+    def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
+
+        Args:
+            embeddings: (B, D) embeddings of the batch.
+            labels: (B,) or (B, L) labels of the batch.
+            queries: rows of the batch that the mean is over; each is compared with the whole batch.
+        """
+        unit = F.normalize(embeddings, dim=1)
+        gallery = unit.detach() if self.detach_gallery else unit
+        distances = unit_distances(unit[queries], gallery)
+        positives, negatives = pair_masks(finest(labels), queries)
 
         too_far = distances - (self.alpha - self.margin)
         too_near = self.alpha - distances
@@ -83,12 +90,12 @@ def _weighted_mean(violations: Tensor, pairs: Tensor, temperature: float) -> Ten
     """Compute Eq. 11 or 12: each query's violations > 0, averaged with weights exp(temperature x violation).
 
     Args:
-        violations: (B, B) violations of each query by each item.
-        pairs: (B, B) bool, which pairs count.
+        violations: (Q, B) violations of each query by each item.
+        pairs: (Q, B) bool, which pairs count.
         temperature: T_p or T_n.
 
     Returns:
-        The weighted mean of each query (B,), 0 if there are no violations.
+        The weighted mean of each query (Q,), 0 if there are no violations.
     """
     violating = pairs & (violations > 0)
     weights = masked_softmax(temperature * violations.detach(), violating)

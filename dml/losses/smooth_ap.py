@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
-from dml.ops.pairs import finest
+from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
 
 
@@ -33,6 +33,7 @@ class SmoothAPLoss(nn.Module):
     """
 
     needs_positives: ClassVar[bool] = True
+    takes_queries: ClassVar[bool] = True
 
     def __init__(self, temperature: float = 0.01) -> None:
         super().__init__()
@@ -41,13 +42,19 @@ class SmoothAPLoss(nn.Module):
         self.temperature = temperature
 
     @full_precision
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
+    def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
+
+        Args:
+            embeddings: (B, D) embeddings of the batch.
+            labels: (B,) or (B, L) labels of the batch.
+            queries: rows of the batch that the mean is over; each is compared with the whole batch.
+        """
         unit, classes = F.normalize(embeddings, dim=1), finest(labels)
-        similarities = unit @ unit.T
-        same = classes[:, None] == classes
+        similarities = unit[queries] @ unit.T
+        same = classes[queries, None] == classes
         count = same.sum(dim=1)
-        # Only items of the query's class are ranked, as padded columns: (B, P, B) gaps instead of (B, B, B).
+        # Only items of the query's class are ranked, as padded columns: (Q, P, B) gaps instead of (Q, B, B).
         items = same.long().argsort(dim=1, descending=True, stable=True)[:, : int(count.max())]
         inside = same.gather(1, items)
         gaps = similarities[:, None, :] - similarities.gather(1, items)[:, :, None]

@@ -3,8 +3,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
-from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
 Partition = Tensor | npt.NDArray[Any]
@@ -27,6 +25,8 @@ def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic
     Returns:
         The value, 1 if there is only one cluster and only one class.
     """
+    from sklearn.metrics import normalized_mutual_info_score  # late: it takes half a second, also below
+
     return float(normalized_mutual_info_score(_to_numpy(labels), _to_numpy(assignment), average_method=average))
 
 
@@ -46,6 +46,9 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
     Returns:
         The value, 1 if clusters and classes are the same partition, 0 if just one of them has a single group.
     """
+    from sklearn.metrics import mutual_info_score
+    from sklearn.metrics.cluster import contingency_matrix
+
     table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
     classes, clusters = (np.asarray(table.sum(axis=axis)).ravel() for axis in (1, 0))
     if _is_permutation(table):
@@ -71,6 +74,8 @@ def pair_f1(assignment: Partition, labels: Partition) -> float:
     Returns:
         The value, 1 if every cluster and every class has one item alone.
     """
+    from sklearn.metrics.cluster import contingency_matrix
+
     table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
     # Sums of n^2 count ordered pairs and the N pairs of an item with itself; int64 holds them up to N = 3e9.
     in_both = int((table.data**2).sum()) - int(table.sum())

@@ -23,6 +23,7 @@ __all__ = [
     "RecurrentEmbedding",
     "RecurrentModel",
     "TokenMeanHead",
+    "TwoStepHead",
     "branched_googlenet",
     "resnet",
     "timm_backbone",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         PooledHead,
         PoolHead,
         TokenMeanHead,
+        TwoStepHead,
     )
     from dml.models.networks import branched_googlenet, resnet, timm_backbone
     from dml.models.recurrent import RecurrentEmbedding, RecurrentModel
@@ -63,6 +65,7 @@ else:
             "RecurrentEmbedding": "recurrent",
             "RecurrentModel": "recurrent",
             "TokenMeanHead": "heads",
+            "TwoStepHead": "heads",
             "branched_googlenet": "networks",
             "resnet": "networks",
             "timm_backbone": "networks",

@@ -66,6 +66,9 @@ class Backbone(nn.Module):
         layers: number of the layer, from 0 for the first, of each of the network's parameters by name; with them, an
             optimizer can give deeper layers larger learning rates. An empty mapping if the layers are unknown.
 
+    Attributes:
+        fitted_names: names of the parameters and buffers that `fit_image_size` computed anew.
+
     Raises:
         InputError: if ``channels`` or ``freeze_batchnorm`` has another value.
     """
@@ -99,6 +102,9 @@ class Backbone(nn.Module):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", scale * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.fitted_names: frozenset[str] = frozenset()
+        self._keeps_frozen_norms = False
+        self._taps: dict[str, str] = {}
         self._tapped_maps: dict[str, Tensor] = {}
         self._pooled_taps: list[str] = []
         self._hooks: list[RemovableHandle] = []
@@ -125,6 +131,7 @@ class Backbone(nn.Module):
         Raises:
             InputError: if the network has no submodule of that path, or no such tokens.
         """
+        self._taps = dict(taps)
         while self._hooks:
             self._hooks.pop().remove()
         self._pooled_taps = []
@@ -137,6 +144,17 @@ class Backbone(nn.Module):
                 nearest = get_close_matches(path, modules, n=5, cutoff=0.3) or [*modules][-5:]
                 raise InputError(f"model.taps.{name}={path}: no such module; nearest: {', '.join(nearest)}")
             self._hooks.append(modules[path].register_forward_hook(partial(self._store_map, name)))
+
+    def renew(self) -> None:
+        """Tap the network again, and store it as this backbone does, after submodules have been replaced."""
+        self.to(memory_format=self.memory_format)
+        self.tap(self._taps)
+        self.train(self.training)
+
+    def keep_frozen_norms(self) -> None:
+        """Let each batch normalisation whose scale isn't trained use its running statistics from now on."""
+        self._keeps_frozen_norms = True
+        self.train(self.training)
 
     def _tap_final(self, name: str, path: str, modules: Mapping[str, nn.Module]) -> None:
         """Tap the tokens, patches or pooled features of the whole network."""
@@ -156,11 +174,14 @@ class Backbone(nn.Module):
     def fit_image_size(self, image_size: int) -> bool:
         """Fit a transformer of timm, which is made for images of one size, to another, and return whether it can be.
 
-        timm resamples the position embeddings.
+        timm resamples the position embeddings. `fitted_names` then has the names of what changed its shape.
         """
         set_input_size: Any = getattr(self.network, "set_input_size", None)
         if set_input_size is not None:
+            shapes = {name: value.shape for name, value in self.state_dict().items()}
             set_input_size(img_size=image_size)
+            changed = {name for name, value in self.state_dict().items() if value.shape != shapes.get(name)}
+            self.fitted_names |= changed
         return set_input_size is not None
 
     @property
@@ -197,13 +218,14 @@ class Backbone(nn.Module):
     def train(self, mode: bool = True) -> "Backbone":
         """Set the training mode, but let frozen batch normalisation use its running statistics."""
         super().train(mode)
-        if self.freeze_batchnorm:
-            for module in _batchnorms(self.network):
+        for module in _batchnorms(self.network):
+            is_frozen = module.weight is None or not module.weight.requires_grad
+            if self.freeze_batchnorm or (self._keeps_frozen_norms and is_frozen):
                 module.eval()
         return self
 
 
-def _batchnorms(network: nn.Module) -> list[nn.Module]:
+def _batchnorms(network: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
+from dml.models.heads import TwoStepHead
 from dml.ops.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
@@ -43,6 +44,11 @@ class EmbeddingModel(nn.Module):
         pretraining: facts about the weights of the backbone, such as the licence and the data that they were trained
             on. The configurations of optimizer and trainer read ``lr`` and ``gradient_clip_val`` in it.
 
+    Attributes:
+        embed_dims: sizes of the embeddings by head.
+        chosen_heads: names of the heads whose concatenation is the embedding of an image: all, unless a training with
+            ``choose_heads`` chose some.
+
     Raises:
         InputError: if a head or a tapped submodule doesn't exist, or a size doesn't fit.
     """
@@ -74,7 +80,9 @@ class EmbeddingModel(nn.Module):
         self.normalize = normalize
         self.concatenation = concatenation
         self.pretraining = {str(key): value for key, value in (pretraining or {}).items()}
+        self.image_size = image_size
         self.embed_dims = {name: _embed_dim(embed_dim, name) for name in heads}
+        self.chosen_heads = (*heads,)
         backbone.tap({name: taps[name] for name in heads})
         shapes = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
         self.heads = nn.ModuleDict({name: head[name](shapes[name], self.embed_dims[name]) for name in heads})
@@ -96,13 +104,28 @@ class EmbeddingModel(nn.Module):
                 raise InputError(
                     f"model.taps.{name}={path}: this module's output isn't a map (B, C, h, w); tap another one"
                 )
-        parameters = [p for p in self.backbone.parameters() if p.requires_grad]
-        total = torch.stack([tapped_map.sum() for tapped_map in maps.values()]).sum()
-        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.requires_grad_(gradient is not None)
+        for name in self._list_unreached(maps):
+            self.backbone.network.get_parameter(name).requires_grad_(False)
         self.backbone.train()
         return {name: _head_shape(tapped) for name, tapped in maps.items()}
+
+    def _list_unreached(self, maps: Mapping[str, Tensor]) -> list[str]:
+        """Return the names of the network's trained parameters that no map depends on."""
+        named = {name: p for name, p in self.backbone.network.named_parameters() if p.requires_grad}
+        total = torch.stack([tapped_map.sum() for tapped_map in maps.values()]).sum()
+        if not total.requires_grad:
+            return [*named]
+        gradients = torch.autograd.grad(total, [*named.values()], allow_unused=True)
+        return [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]
+
+    @torch.enable_grad()
+    def find_unreached(self) -> list[str]:
+        """Return the names of the backbone's trained parameters that no head depends on."""
+        was_training = self.backbone.training
+        self.backbone.eval()
+        unreached = self._list_unreached(self._embed_blank(self.image_size))
+        self.backbone.train(was_training)
+        return unreached
 
     def _embed_blank(self, image_size: int) -> dict[str, Tensor]:
         """Compute the maps of a black image; a transformer made for another size is fitted to this one.
@@ -141,7 +164,29 @@ class EmbeddingModel(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Compute each head's embeddings (B, D) float32 for the losses from RGB images (B, 3, H, W), 0-255."""
         _, maps = self.backbone(images)
-        embeddings = {name: head(maps[name]).float() for name, head in self.heads.items()}
+        return self._finish({name: head(maps[name]) for name, head in self.heads.items()})
+
+    def pool_maps(self, maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute what the trained part of each head takes from the tapped maps -> head inputs (B, ...) by head.
+
+        A head input is the result of a `TwoStepHead`'s pool, and for any other head the map.
+        """
+        return {
+            name: head.pool(maps[name]) if _is_pooling(head) else maps[name]  # type: ignore[operator]
+            for name, head in self.heads.items()
+        }
+
+    def embed_inputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute each head's embeddings (B, D) as `forward` does, from the head inputs of `pool_maps`."""
+        return self._finish(
+            {
+                name: head.embed(inputs[name]) if _is_pooling(head) else head(inputs[name])  # type: ignore[operator]
+                for name, head in self.heads.items()
+            }
+        )
+
+    def _finish(self, embeddings: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        embeddings = {name: rows.float() for name, rows in embeddings.items()}
         if self.normalize:
             embeddings = {name: F.normalize(rows, dim=1) for name, rows in embeddings.items()}
         return embeddings
@@ -152,9 +197,9 @@ class EmbeddingModel(nn.Module):
         return {"backbone": self.backbone.layered_parameters, "heads": list(self.heads.parameters())}
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the embeddings (B, D) of all heads to L2-normalised embeddings (B, sum of D) for evaluation."""
+        """Concatenate the embeddings (B, D) of some heads to L2-normalised embeddings (B, sum of D) for evaluation."""
         parts = list(embeddings.values())
-        if self.concatenation == "normalized":
+        if self.concatenation == "normalized" and len(parts) > 1:
             parts = [F.normalize(part, dim=1) for part in parts]
         return F.normalize(torch.cat(parts, dim=1), dim=1)
 
@@ -170,6 +215,11 @@ def _embed_dim(embed_dim: int | Mapping[str, int], name: str) -> int:
     if not isinstance(size, int) or size < 1:
         raise InputError(f"model.embed_dim={embed_dim}: head {name} needs an integer size of at least 1")
     return size
+
+
+def _is_pooling(head: nn.Module) -> bool:
+    """Return whether a head is its pool and its embedding, and no subclass of one computes anything else."""
+    return isinstance(head, TwoStepHead) and type(head).forward is TwoStepHead.forward
 
 
 def _head_shape(tapped: Tensor) -> tuple[int, int, int]:

@@ -10,7 +10,26 @@ GEM_FLOOR = 1e-6
 """Value that `GeMHead` takes instead of smaller ones, whose powers aren't real or have no finite gradient."""
 
 
-class PoolHead(nn.Module):
+class TwoStepHead(nn.Module):
+    """A head in two steps: a pool without parameters, and an embedding of its result.
+
+    The result of the pool doesn't change while only the heads are trained. So `frozen=true` computes it once.
+    """
+
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Pool a tapped map (B, C, h, w), or tokens (B, 1 + N, C), without parameters -> (B, ...)."""
+        raise NotImplementedError
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed the result of `pool` -> (B, embed_dim)."""
+        raise NotImplementedError
+
+    def forward(self, tapped: Tensor) -> Tensor:
+        """Embed a tapped map (B, C, h, w), or tokens (B, 1 + N, C) -> (B, embed_dim)."""
+        return self.embed(self.pool(tapped))
+
+
+class PoolHead(TwoStepHead):
     """RLL's head H: a global average pool and a linear layer without bias.
 
     >>> import torch
@@ -30,13 +49,17 @@ class PoolHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Linear(shape[0], embed_dim, bias=False)
 
-    def forward(self, tapped: Tensor) -> Tensor:
-        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(self.dropout(tapped.mean(dim=(2, 3))))
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Average the cells of a map (B, C, h, w) -> (B, C)."""
+        return tapped.mean(dim=(2, 3))
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed averages (B, C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(self.dropout(pooled))
         return embeddings
 
 
-class NormalizedPoolHead(nn.Module):
+class NormalizedPoolHead(TwoStepHead):
     """HAPPIER's head: a global average pool, a layer norm without parameters, and a linear layer.
 
     >>> import torch
@@ -53,13 +76,17 @@ class NormalizedPoolHead(nn.Module):
         self.norm = nn.LayerNorm(shape[0], elementwise_affine=False)
         self.embedding = nn.Linear(shape[0], embed_dim)
 
-    def forward(self, tapped: Tensor) -> Tensor:
-        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(self.norm(tapped.mean(dim=(2, 3))))
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Average the cells of a map (B, C, h, w) -> (B, C)."""
+        return tapped.mean(dim=(2, 3))
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed averages (B, C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(self.norm(pooled))
         return embeddings
 
 
-class ClassTokenHead(nn.Module):
+class ClassTokenHead(TwoStepHead):
     """A linear layer of a transformer's class token after the final norm, as in Hyp-ViT (Ermolov et al., 2022).
 
     As in Hyp-ViT, the layer begins as an orthogonal matrix with a bias of 0. With ``embed_dim`` C, an untrained head
@@ -80,13 +107,17 @@ class ClassTokenHead(nn.Module):
         super().__init__()
         self.embedding = _orthogonal_layer(shape[0], embed_dim)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Embed a class token and N patch tokens (B, 1 + N, C) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(tokens[:, 0])
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Take the class token of tokens (B, 1 + N, C) -> (B, C)."""
+        return tapped[:, 0]
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed class tokens (B, C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(pooled)
         return embeddings
 
 
-class TokenMeanHead(nn.Module):
+class TokenMeanHead(TwoStepHead):
     """A linear layer of a transformer's class token and the mean of its patch tokens, concatenated.
 
     DINOv2's model card (Oquab et al., 2023) recommends these features for linear classifiers. The layer begins as an
@@ -107,9 +138,13 @@ class TokenMeanHead(nn.Module):
         super().__init__()
         self.embedding = _orthogonal_layer(2 * shape[0], embed_dim)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Embed a class token and N patch tokens (B, 1 + N, C) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1))
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Concatenate the class token of tokens (B, 1 + N, C) and the mean of the others -> (B, 2 C)."""
+        return torch.cat([tapped[:, 0], tapped[:, 1:].mean(dim=1)], dim=1)
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed class tokens with means (B, 2 C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(pooled)
         return embeddings
 
 
@@ -149,7 +184,7 @@ class GeMHead(nn.Module):
         return embeddings
 
 
-class PooledHead(nn.Module):
+class PooledHead(TwoStepHead):
     """A linear layer of the network's own pooled features, which ``taps: {H: pooled}`` gives.
 
     These are what the network's authors take for an image's embedding: the pooled attention of SigLIP 2 and Perception
@@ -175,13 +210,17 @@ class PooledHead(nn.Module):
             )
         self.embedding = _orthogonal_layer(shape[0], embed_dim)
 
-    def forward(self, tapped: Tensor) -> Tensor:
-        """Embed pooled features (B, C, 1, 1) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(tapped.flatten(1))
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Flatten pooled features (B, C, 1, 1) -> (B, C)."""
+        return tapped.flatten(1)
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed pooled features (B, C) -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(pooled)
         return embeddings
 
 
-class AuxiliaryHead(nn.Module):
+class AuxiliaryHead(TwoStepHead):
     """RLL's heads L and M, built like GoogLeNet's auxiliary classifiers.
 
     The layers are an average pool, a 1x1 convolution to 128 channels with BN and ReLU, a linear layer to 1024 units
@@ -217,12 +256,14 @@ class AuxiliaryHead(nn.Module):
         self.hidden_norm = nn.BatchNorm1d(1024)
         self.embedding = nn.Linear(1024, embed_dim)
 
-    def forward(self, tapped: Tensor) -> Tensor:
-        """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
+    def pool(self, tapped: Tensor) -> Tensor:
+        """Average a map (B, C, h, w) to the cells of a grid -> (B, C, h', w')."""
         if self.grid:
-            pooled = F.adaptive_avg_pool2d(tapped, self.grid)
-        else:
-            pooled = F.avg_pool2d(tapped, kernel_size=5, stride=3, ceil_mode=True)
+            return F.adaptive_avg_pool2d(tapped, self.grid)
+        return F.avg_pool2d(tapped, kernel_size=5, stride=3, ceil_mode=True)
+
+    def embed(self, pooled: Tensor) -> Tensor:
+        """Embed a pooled map (B, C, h', w') -> (B, embed_dim)."""
         reduced = self.reduction_norm(self.reduction(pooled)).relu()
         hidden = self.hidden_norm(self.hidden(reduced.flatten(1))).relu()
         embeddings: Tensor = self.embedding(hidden)

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import timm
 import torchvision
-from timm.models import group_parameters
 from torch import nn
 
 from dml.models.backbone import Backbone
@@ -59,6 +57,8 @@ def timm_backbone(
     """
     if not 0 <= drop_path_rate < 1:
         raise InputError(f"model.backbone.drop_path_rate={drop_path_rate}: must be 0 or more, below 1")
+    import timm  # late: it takes seconds, and imports torch's compiler, which a ResNet in use does without
+
     if not timm.is_model(name):
         nearest = get_close_matches(name, timm.list_models(), n=8, cutoff=0.0)
         raise InputError(f"model.backbone.name={name}: timm has no such model; nearest: {', '.join(nearest)}")
@@ -96,6 +96,7 @@ def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
     and the prefix tokens, and layer i + 1 is block i. The layers behind the last stage, such as the final norm, have
     the number of the last layer of that stage.
 
+    >>> import timm
     >>> network = timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=2)
     >>> layers = number_layers(network, ["blocks.0", "blocks.1"])
     >>> layers["cls_token"], layers["blocks.0.norm1.weight"], layers["blocks.1.norm1.weight"], layers["norm.weight"]
@@ -107,6 +108,8 @@ def number_layers(network: Any, stages: Sequence[str]) -> dict[str, int]:
     """
     if not hasattr(network, "group_matcher"):
         return {}
+    from timm.models import group_parameters
+
     numbers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
     in_last_stage = [number for name, number in numbers.items() if name.startswith(f"{stages[-1]}.")]
     last = max(in_last_stage or numbers.values())
@@ -139,7 +142,21 @@ def resnet(name: str, weights: str | None = None, **settings: Any) -> Backbone:
         raise InputError(f"model.backbone.name={name}: must be one of torchvision's ResNets, such as resnet50")
     _load(network, name, weights, ignore=("fc.",))
     network.fc = nn.Identity()
-    return Backbone(network, **{**IMAGENET, **settings})
+    return Backbone(network, **{**IMAGENET, "layers": number_residual_blocks(network), **settings})
+
+
+def number_residual_blocks(network: nn.Module) -> dict[str, int]:
+    """Return the number of the layer of each parameter of a ResNet of torchvision by name; the stem is layer 0.
+
+    >>> layers = number_residual_blocks(torchvision.models.resnet18())
+    >>> layers["conv1.weight"], layers["layer1.0.bn1.bias"], layers["layer4.1.conv2.weight"]
+    (0, 1, 8)
+    """
+    kinds = torchvision.models.resnet.BasicBlock, torchvision.models.resnet.Bottleneck
+    blocks = [f"{name}." for name, module in network.named_modules() if isinstance(module, kinds)]
+    numbers = {block: number for number, block in enumerate(blocks, start=1)}
+    names = [name for name, _ in network.named_parameters()]
+    return {name: next((numbers[block] for block in blocks if name.startswith(block)), 0) for name in names}
 
 
 def googlenet(weights: str | None = None, **settings: Any) -> Backbone:

@@ -216,10 +216,22 @@ class RecurrentModel(nn.Module):
             name: recurrent(centres[name], neighbours[name], generator) for name, recurrent in self.recurrent.items()
         }
 
+    @property
+    def chosen_heads(self) -> tuple[str, ...]:
+        """Return the names of the heads whose concatenation is the embedding of an image."""
+        return self.cnn.chosen_heads
+
+    @chosen_heads.setter
+    def chosen_heads(self, heads: tuple[str, ...]) -> None:
+        self.cnn.chosen_heads = heads
+
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the embeddings (B, D) of all heads to L2-normalised embeddings (B, sum of D) for evaluation."""
+        """Concatenate the embeddings (B, D) of some heads to L2-normalised embeddings (B, sum of D) for evaluation."""
         return self.cnn.concatenate(embeddings)
 
     def raw_features(self, images: Tensor) -> Tensor:
         """Compute the pooled features (B, F) of the backbone, without any head, of images (B, 3, H, W)."""
         return self.cnn.raw_features(images)
+
+
+AnyModel = EmbeddingModel | RecurrentModel

@@ -1,5 +1,8 @@
 from torch import Tensor
 
+ALL = slice(None)
+"""All rows of a batch, as the queries of a loss."""
+
 
 def finest(labels: Tensor) -> Tensor:
     """Return the labels of the finest level, column 0. (B,) or (B, L) -> (B,)
@@ -11,8 +14,23 @@ def finest(labels: Tensor) -> Tensor:
     return labels if labels.ndim == 1 else labels[:, 0]
 
 
-def pair_masks(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Tell which pairs of a batch are positive and which are negative; the diagonal is in neither mask.
+def own_entries(pairs: Tensor, queries: slice) -> Tensor:
+    """Return a view of the entries (Q,) that pair each query with itself.
+
+    >>> import torch
+    >>> pairs = torch.arange(6).reshape(2, 3)
+    >>> own_entries(pairs, slice(1, 3)).tolist()
+    [1, 5]
+
+    Args:
+        pairs: (Q, B) entries of the queries and all rows of the batch.
+        queries: rows of the batch that are the queries, without a step.
+    """
+    return pairs.diagonal(offset=queries.start or 0)
+
+
+def pair_masks(labels: Tensor, queries: slice = ALL) -> tuple[Tensor, Tensor]:
+    """Tell which pairs of a batch are positive and which are negative; no row is paired with itself.
 
     >>> import torch
     >>> positives, negatives = pair_masks(torch.tensor([0, 0, 1]))
@@ -21,11 +39,12 @@ def pair_masks(labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         labels: (B,) labels of the batch.
+        queries: rows of the batch whose pairs are returned.
 
     Returns:
-        The masks of positive pairs (B, B) bool and of negative pairs (B, B) bool.
+        The masks of positive pairs (Q, B) bool and of negative pairs (Q, B) bool.
     """
-    same = labels[:, None] == labels[None, :]
+    same = labels[queries, None] == labels[None, :]
     positives = same.clone()
-    positives.fill_diagonal_(False)
+    own_entries(positives, queries).fill_(False)
     return positives, ~same

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +92,35 @@ def read_splits(path: Path) -> dict[str, dict[str, str]]:
     return splits
 
 
+def write_curves(path: Path, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Write curves, each of which has rows of numbers, to a JSON file, under keys such as "test/0"."""
+    rows = {
+        f"{name}/{row}": " ".join(map(repr, map(float, numbers)))
+        for name, part in curves.items()
+        for row, numbers in enumerate(part)
+    }
+    write_values(path, rows, {})
+
+
+def read_curves(path: Path) -> dict[str, list[list[float]]]:
+    """Read the curves by name that `write_curves` wrote.
+
+    Raises:
+        DamageError: if the file isn't as it was written, or holds anything else.
+    """
+    curves: dict[str, list[list[float]]] = {}
+    for key, text in read_values(path)[0].items():
+        name, _, row = key.rpartition("/")
+        rows = curves.setdefault(name, [])
+        if not name or row != str(len(rows)) or not isinstance(text, str):
+            raise DamageError(f"{key!r} isn't a row of a curve")
+        try:
+            rows.append([float(number) for number in text.split()])
+        except ValueError as error:
+            raise DamageError(f"{key!r}: {error}") from error
+    return curves
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read the rows of a CSV file of numbers that has a column "step".
 
@@ -101,7 +130,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     Raises:
         DamageError: if a cell isn't a number, a row has too few or too many cells, or the steps don't increase.
     """
-    number, previous_step = 1, 0
+    number, previous_step = 1, -1
     rows: list[dict[str, str]] = []
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -145,6 +174,8 @@ def remedy_for(path: Path, run: Path, *, is_resumable: bool) -> str:
         return "delete it to do without the history; nothing else is lost"
     if path.name == "raw_metrics.json":
         return f"delete it, and resume={run} computes it again"
+    if path.name == "compression.json":
+        return f"delete it, and dml compress {run} writes it anew"
     if path.name == "splits.json":
         return "delete it to go on without a comparison of the data with what it was"
     if is_resumable:

@@ -1,7 +1,7 @@
 """The folder of a run: its files, its state, and the lock of the process that works in it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cached_property
@@ -14,12 +14,14 @@ from dml.ops.errors import InputError
 from dml.ops.files import remove_partial_files
 from dml.ops.locks import FileLock
 from dml.ops.run_files import (
+    read_curves,
     read_rows,
     read_splits,
     read_text,
     read_values,
     read_yaml,
     remedy_for,
+    write_curves,
     write_splits,
     write_text,
     write_values,
@@ -96,6 +98,16 @@ class RunFolder:
     def picture_file(self) -> Path:
         """Return the path of the picture of some queries and their nearest neighbours."""
         return self.path / "retrieval.png"
+
+    @property
+    def threshold_curves_file(self) -> Path:
+        """Return the path of the error rates of all thresholds, which the report draws."""
+        return self.path / "threshold_curves.json"
+
+    @property
+    def compression_file(self) -> Path:
+        """Return the path of the metrics of smaller vectors, which ``dml compress`` writes."""
+        return self.path / "compression.json"
 
     @property
     def fixed_neighbors_file(self) -> Path:
@@ -226,12 +238,13 @@ class RunFolder:
         return self._read(self.metrics_file, read_values)[0]
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Write metrics.json, with the checksums of the metrics, of metrics.csv and of per_query.parquet."""
-        files = [file for file in (self.history_file, self.queries_file) if file.exists()]
+        """Write metrics.json, with the checksums of the metrics and of the files that belong to them."""
+        belonging = (self.history_file, self.queries_file, self.threshold_curves_file)
+        files = [file for file in belonging if file.exists()]
         write_values(self.metrics_file, metrics, {file.name: file_checksum(file) for file in files})
 
     def check_files(self) -> None:
-        """Make sure that metrics.csv and per_query.parquet haven't changed since metrics.json was written.
+        """Make sure that the files whose checksums metrics.json holds haven't changed since it was written.
 
         Deleted files pass, and so do runs of older versions.
 
@@ -274,6 +287,29 @@ class RunFolder:
     def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
         """Write the metrics of the backbone's features, and the identifier of the configuration that gave them."""
         write_values(self.raw_metrics_file, {**metrics, CONFIGURATION: configuration}, {})
+
+    def threshold_curves(self) -> dict[str, list[list[float]]]:
+        """Read the curves of the thresholds, {split: rows of numbers}; no curve if the test wrote none.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.threshold_curves_file, read_curves) if self.threshold_curves_file.exists() else {}
+
+    def write_threshold_curves(self, curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
+        """Write the curves of the thresholds; without any, remove those of an earlier test."""
+        if curves:
+            write_curves(self.threshold_curves_file, curves)
+        else:
+            self.threshold_curves_file.unlink(missing_ok=True)
+
+    def compression(self) -> dict[str, Any]:
+        """Read the metrics of smaller vectors by name; no value if ``dml compress`` hasn't measured them.
+
+        Raises:
+            InputError: if the file can't be read, or isn't as it was written.
+        """
+        return self._read(self.compression_file, read_values)[0] if self.compression_file.exists() else {}
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file.

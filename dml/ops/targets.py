@@ -18,6 +18,7 @@ NAMES = frozenset(
     {
         "datetime.timedelta",
         "dml.evaluation.Metric",
+        "dml.evaluation.audit.settings.AuditSettings",
         "dml.training.loggers.wandb_logger.RunFolderWandbLogger",
         "dml.training.optimizers.optimizer_by_role",
         "dml.training.processes.slurm",
@@ -52,7 +53,7 @@ PROJECT_NAMES = re.compile(
     r"""dml\.( (losses|samplers)\.\w+\.[A-Z]\w*
              | data\.readers\.\w+\.read
              | data\.transforms\.[A-Za-z]\w*
-             | models\.(embedding|heads|networks|recurrent|small_cnn)\.[A-Za-z]\w*
+             | models\.(adapters|embedding|heads|networks|recurrent|small_cnn)\.[A-Za-z]\w*
              | ops\.relevance\.[A-Za-z]\w*
              | training\.callbacks\.\w+\.([A-Z]\w*|make_\w+)
              )""",

@@ -49,3 +49,20 @@ def _same_width(rows: Iterable[Sequence[str]], width: int) -> Iterable[Sequence[
         if len(row) != width:
             raise ValueError(f"a row of {len(row)} cells in a table of {width} columns: {list(row)}")
         yield row
+
+
+def replace_between(page: str, markers: tuple[str, str], text: str) -> str | None:
+    r"""Replace the lines of a page between two markers; None if the page lacks one.
+
+    >>> replace_between("a <!-- b --> c <!-- /b -->", ("<!-- b -->", "<!-- /b -->"), "d")
+    'a <!-- b -->\nd\n<!-- /b -->'
+
+    Args:
+        page: the whole page.
+        markers: the marker before the lines, and that behind them; both stay.
+        text: the new lines.
+    """
+    begin, end = markers
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}" if opened and closed else None

@@ -4,6 +4,8 @@ from omegaconf import DictConfig
 
 from dml.run.stages import list_stages
 from dml.samplers.base import AUTO, AUTO_CLASSES
+from dml.training.run_length import AUTO as OPEN_LENGTH
+from dml.training.run_length import FEWEST_STEPS, FEWEST_STEPS_BETWEEN
 
 GMACS = {
     "bn_inception": 2.0,
@@ -40,10 +42,13 @@ def estimate_gpu_hours(config: DictConfig) -> float:
 
 
 def count_steps(config: DictConfig) -> int:
-    """Count the steps of a training; the length of an epoch follows from the published number of images."""
+    """Count the steps of a training; the length of an epoch follows from the published number of images.
+
+    The length of a run in stages is that of its stages: outside of them, `FEWEST_STEPS` stand for an open length.
+    """
     trainer = config.trainer
     if trainer.max_epochs is None:
-        return int(trainer.max_steps)
+        return FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else int(trainer.max_steps)
     return int(trainer.max_epochs * _batches_per_epoch(config) // trainer.accumulate_grad_batches)
 
 
@@ -51,7 +56,8 @@ def _validation_interval(config: DictConfig) -> int:
     """Return the steps between two validations, 0 without validations."""
     if config.trainer.check_val_every_n_epoch is not None:
         return int(config.trainer.check_val_every_n_epoch * _batches_per_epoch(config))
-    return int(config.trainer.val_check_interval or 0)
+    interval = config.trainer.val_check_interval
+    return FEWEST_STEPS_BETWEEN if interval == OPEN_LENGTH else int(interval or 0)
 
 
 def _batch_size(config: DictConfig) -> int:

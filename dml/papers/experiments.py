@@ -75,6 +75,17 @@ def shrink(training: Training) -> Training:
     return replace(training, overrides=(*overrides, *(f"{key}={value}" for key, value in small_values.items())))
 
 
+def shorten(training: Training, divisor: int) -> Training:
+    """Return an experiment whose steps, and those of each of its stages, are divided by a number."""
+    config = compose(training)
+    keys = ["trainer.max_steps", *(f"stages.{name}.trainer.max_steps" for name in config.stages)]
+    steps = {key: OmegaConf.select(config, key) for key in keys}
+    shorter = {
+        key: max(2, number // divisor) for key, number in steps.items() if isinstance(number, int) and number > 0
+    }
+    return training.extended(f"{key}={number}" for key, number in shorter.items())
+
+
 def _sets_value(override: str) -> bool:
     """Return whether an override sets a value, which is quick; one that chooses a group takes a new composition."""
     return "." in key_of(override) and override[0] not in "+~"

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,9 @@ DATASET_FOLDERS = {
     "dyml_vehicle": "dyml_vehicle",
     "dyml_animal": "dyml_animal",
     "dyml_product": "dyml_product",
+    "grocery": "grocery/grocery.csv",
 }
-"""The folder of each data set below the folder that holds them all."""
+"""The folder or file of each data set below the folder that holds them all."""
 
 WEIGHTS_FOLDER = "weights"
 """The folder, beside those of the data sets, with the weights that no library offers."""
@@ -75,6 +77,11 @@ class PlannedRun:
     def metrics(self) -> dict[str, float]:
         """The metrics of the finished run."""
         return RunFolder(self.folder).metrics()
+
+    def discard_checkpoints(self) -> None:
+        """Delete the checkpoints and the report of the finished run: of many runs they take gigabytes."""
+        shutil.rmtree(RunFolder(self.folder).last_checkpoint.parent, ignore_errors=True)
+        RunFolder(self.folder).report_file.unlink(missing_ok=True)
 
     def train_arguments(self, data: Path) -> list[str]:
         """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""

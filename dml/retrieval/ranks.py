@@ -87,7 +87,7 @@ class Ranker:
         firsts = np.flatnonzero(flat[positions] - flat[positions - 1] == 1)
         if len(firsts):
             lengths = np.searchsorted(chosen_keys, chosen_keys[firsts], side="right") - firsts
-            tied = _join_ranges(firsts, lengths)
+            tied = join_ranges(firsts, lengths)
             behind = np.repeat(firsts + lengths - 1, lengths) - tied  # chosen items that are behind it already
             ranks[tied] -= self._count_higher(distances, rows[tied], chosen[order[tied]]) - behind
         return ChosenRanks(order, ranks)
@@ -145,7 +145,7 @@ def _even_keys(distances: Floats, out: Keys | None = None) -> Keys:
     return keys
 
 
-def _join_ranges(firsts: Integers, lengths: Integers) -> Integers:
+def join_ranges(firsts: Integers, lengths: Integers) -> Integers:
     """Concatenate the ranges first, first + 1, ..., first + length - 1. (T,), (T,) -> (sum of lengths,)"""
     before = np.cumsum(lengths) - lengths
     ranges: Integers = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)

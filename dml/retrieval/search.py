@@ -108,10 +108,10 @@ class Search:
         """
         knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
         arrays = queries.numpy(), self.gallery.rows.numpy()
-        scores, indices = _sort_ties(*knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT))
+        scores, indices = sort_ties(*knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT))
         is_unsure = self._repeated[indices].any(axis=1)
         if self.excluded is not None:
-            scores, indices = _drop_excluded(scores, indices, self.excluded[first : first + len(queries)])
+            scores, indices = drop_excluded(scores, indices, self.excluded[first : first + len(queries)])
         if scores.shape[1] > self.k:
             is_unsure |= scores[:, self.k - 1] == scores[:, self.k]
         scores, indices = scores[:, : self.k], indices[:, : self.k]
@@ -130,7 +130,7 @@ class Search:
         return 0 - np.take_along_axis(distances, indices, axis=1), indices
 
 
-def _sort_ties(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
+def sort_ties(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
     """Sort neighbours (Q, k) with equal scores by index; FAISS has sorted them by descending score."""
     if (indices < 0).any():  # FAISS gives -1 where a score isn't a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
@@ -141,7 +141,7 @@ def _sort_ties(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
     return scores, indices
 
 
-def _drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
+def drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
     """Drop M neighbours of each query: the excluded ones, and then the last ones. (Q, k + M) -> (Q, k)
 
     An excluded item isn't always among the neighbours, because other items can have the same score.

@@ -5,62 +5,54 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from dml.data.cache import CacheFolder
 from dml.data.copies import assign_content_ids
-from dml.data.limits import ImageLimits, limit_list_bytes
+from dml.data.limits import ImageLimits
 from dml.data.readability import check_readability
 from dml.data.subsets import take_first_classes
-from dml.data.table import ImageTable, hold_out_classes, load
-from dml.data.transforms import Crops, Pipeline, and_mirrored
+from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
 from dml.evaluation.metric_names import MetricName
 from dml.evaluation.monitor import make_validation_config
+from dml.losses.matryoshka import choose_sizes
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning
-from dml.models.recurrent import RecurrentModel
+from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run import quick_run
 from dml.run.evaluators import build_metric_config, choose_selection, find_ball
+from dml.run.model_builders import build_crops_transform as build_crops_transform
+from dml.run.model_builders import build_model as build_model
+from dml.run.table_reading import read_table
 from dml.training.data import DataModule, EvaluationData
-from dml.training.embedders import AnyModel, ModelEmbedder
+from dml.training.embedders import ModelEmbedder
+from dml.training.frozen_data import FrozenDataModule
+from dml.training.frozen_learner import FrozenLearner
+from dml.training.frozen_weights import FrozenWeights
 from dml.training.gradient_cache import check_chunk_size
 from dml.training.hardware import choose_loader_settings, parse_compile
+from dml.training.head_choice import HeadChoice
 from dml.training.module import MetricLearner
 from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
 from dml.training.run_length import count_steps
 from dml.training.schedules import SchedulePace
 
-CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
-
 
 def build_table(config: DictConfig) -> ImageTable:
-    """Read the data set and check its counts; the fold ``dataset.fold`` of the training classes becomes ``val``."""
-    images = _read(config.dataset, config.data.max_list_bytes)
+    """Read the data set and check its counts; its fold becomes ``val``, and its corrections are applied."""
+    images = read_table(config.dataset, config.data.max_list_bytes)
     if config.get("quick"):
         images = take_first_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
     if not compares_contents(config):
         return images
     return assign_content_ids(images, find_cache_folder(config), ImageLimits.from_settings(config.data))
-
-
-def _read(dataset: DictConfig, max_list_bytes: int) -> ImageTable:
-    with limit_list_bytes(max_list_bytes):
-        images = load(
-            instantiate(dataset.reader),
-            dataset.root,
-            name=dataset.name,
-            counts=dataset.counts,
-            disjoint=dataset.disjoint,
-            verify=dataset.verify,
-        )
-    return hold_out_classes(images, folds=dataset.folds, fold=dataset.fold) if dataset.folds else images
 
 
 def check_readable(config: DictConfig, images: ImageTable) -> None:
@@ -85,7 +77,7 @@ def read_other_labels(config: DictConfig, images: ImageTable) -> dict[str, Image
     for name, dataset in config.evaluation.other_labels.items():
         if dataset is None or config.get("quick"):  # a quick run has other test images
             continue
-        tables[name] = _read(dataset, config.data.max_list_bytes).select_evaluated("test")
+        tables[name] = read_table(dataset, config.data.max_list_bytes).select_evaluated("test")
         if not np.array_equal(tables[name].paths, tested.paths):
             raise InputError(
                 f"evaluation.other_labels.{name}: {dataset.name} has {len(tables[name])} test images, which aren't the "
@@ -105,8 +97,9 @@ def compares_contents(config: DictConfig) -> bool:
 
 
 def build_data(config: DictConfig, images: ImageTable) -> DataModule:
-    """Build the loaders of a table."""
-    return DataModule(
+    """Build the loaders of a table; with ``frozen`` they load head inputs, once it is known where from."""
+    kind = FrozenDataModule if config.get("frozen") else DataModule
+    return kind(
         images,
         train_transform=instantiate(config.transform.train),
         sampler=instantiate(config.sampler),
@@ -131,36 +124,18 @@ def _build_loader_arguments(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def build_crops_transform(config: DictConfig) -> Pipeline | None:
-    """Build the test's transform if it takes several views of each image: ``transform.test`` with ``evaluation.crops``.
+def build_frozen_weights(config: DictConfig, embedding_model: AnyModel) -> FrozenWeights | None:
+    """Find the frozen weights that a checkpoint needn't hold; None without ``adapter``.
 
-    Raises:
-        InputError: if there are no crops of so many views, or the transform has no place for them.
+    Args:
+        config: configuration of the stage.
+        embedding_model: the model as it was built.
     """
-    crops, plain = config.evaluation.crops, instantiate(config.transform.test)
-    if crops == 1:
+    if config.get("adapter") is None:
         return None
-    steps = plain.steps if isinstance(plain, Pipeline) else (plain,)
-    if crops == 2:
-        return Pipeline([*steps, Crops(and_mirrored)])
-    if crops not in CROPS:
-        raise InputError(f"evaluation.crops={crops}: 1, 2, 5 or 10 views of each image")
-    last: Any = steps[-1]
-    center_crop: Any = get_class("torchvision.transforms.v2.CenterCrop")
-    if not isinstance(last, center_crop):
-        raise InputError(
-            f"evaluation.crops={crops}: transform.test ends with {type(last).__name__}, not with a CenterCrop that "
-            "they could replace; evaluation.crops=2, the image and its mirror image, would do"
-        )
-    return Pipeline([*steps[:-1], Crops(instantiate({"_target_": CROPS[crops], "size": last.size}))])
-
-
-def build_model(config: DictConfig) -> AnyModel:
-    """Build the backbone with its heads and, with ``recurrent``, the network that reads neighbourhoods."""
-    built: AnyModel = instantiate(config.model)
-    if config.recurrent is not None:
-        built = instantiate(config.recurrent)(built, instantiate(config.model))
-    return built
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed + 1)
+        return FrozenWeights(embedding_model, build_model(config))
 
 
 def build_embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedder:
@@ -174,8 +149,9 @@ def build_embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedd
 def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
     """Build a loss for each head -> losses by head.
 
-    The values ``num_classes: ???`` and ``embedding_dim: ???`` of the loss are filled in. Losses that use the hierarchy
-    of the classes get it from the labels.
+    The values ``num_classes: ???`` and ``embedding_dim: ???`` of the loss are filled in. Of a Matryoshka loss, which
+    has ``sizes``, the ``inner`` loss is built for each size of a prefix. Losses that use the hierarchy of the classes
+    get it from the labels.
 
     Args:
         config: configuration of the run.
@@ -197,6 +173,8 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
 
 def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> None:
     level = node.get("level", level)
+    if "sizes" in node and OmegaConf.is_dict(node.get("inner")):
+        _fill_in_prefixes(node, num_classes, embedding_dim, level)
     known = {"num_classes": num_classes[level], "embedding_dim": embedding_dim}
     for key in node:
         if OmegaConf.is_missing(node, key):
@@ -205,32 +183,58 @@ def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, l
             _fill_in(node[key], num_classes, embedding_dim, level)
 
 
+def _fill_in_prefixes(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int) -> None:
+    """Replace the inner loss of a Matryoshka loss by a list of losses, one for each size of a prefix."""
+    node.sizes = choose_sizes(node.sizes, embedding_dim)
+    losses = [node.inner.copy() for _ in node.sizes]
+    for loss, size in zip(losses, node.sizes, strict=True):
+        _fill_in(loss, num_classes, size, level)
+    node.inner = losses
+
+
 def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
-    """The model with its losses, optimizer and schedule."""
+    """The model with its losses, optimizer and schedule; with ``frozen`` its backbone is frozen."""
+    if config.get("frozen"):
+        embedding_model.backbone.requires_grad_(False).eval()
     head_losses = build_losses(config, embedding_model.embed_dims, images.train_table.labels)
     check_pairs(next(iter(head_losses.values())), getattr(images.sampler, "images_per_class", 2))
     check_beginning(config.proxies, head_losses.values())
     check_chunk_size(embedding_model, config.gradient_cache)
     names = list_evaluated_heads(config.model.heads, config.evaluation)
     validated = images.table.select_evaluated(images.validated_on)
-    monitor = config.checkpoints.monitor
+    monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
+    validation = make_validation_config(
+        build_metric_config(config, validated), *(name for name in (monitor, tie_breaker) if name)
+    )
     pace = build_pace(config, len(images.sampler))
-    kind = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else MetricLearner
+    plain_kind: Any = FrozenLearner if config.get("frozen") else MetricLearner
+    kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
     learner = kind(
         embedding_model,
         head_losses,
         optimizer=instantiate(config.optimizer),
         schedule=instantiate(fill_in_schedule(config, pace)),
-        evaluate=Evaluator(validated, make_validation_config(build_metric_config(config, validated), monitor)),
+        evaluate=Evaluator(validated, validation),
         validated_on=images.validated_on,
         monitor=monitor,
         head_sets=select_joint([*names, MetricName.parse(monitor).heads]),
+        head_choice=build_head_choice(config),
         pace=pace,
         gradient_cache=config.gradient_cache,
+        shard_loss=config.shard_loss,
         compiled=parse_compile(config.compile),
     )
     learner.ball = find_ball(config)
     return learner
+
+
+def build_head_choice(config: DictConfig) -> HeadChoice | None:
+    """Build the choice of ``choose_heads``; None if there is nothing to choose, or no validation split to do it on."""
+    chooses = config.get("choose_heads") and config.evaluation.selection == "val"
+    if not chooses or len(config.model.heads) < 2:
+        return None
+    checkpoints = config.checkpoints
+    return HeadChoice([*config.model.heads], checkpoints.monitor, checkpoints.mode, checkpoints.tie_breaker)
 
 
 def count_in_steps(config: DictConfig, batches_per_epoch: int) -> None:

@@ -8,11 +8,11 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.copies import count_queries_in_gallery
 from dml.data.splits import describe_splits
+from dml.models.recurrent import AnyModel
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 from dml.run import builders
 from dml.training.data import DataModule
-from dml.training.embedders import AnyModel
 from dml.training.run_length import describe_late_milestones
 
 
@@ -24,7 +24,8 @@ def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder:
     if config.quick:
         console.print("[bold red]quick[/]    a short run on a part of the data; its metrics say nothing about a method")
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    parameters = sum(p.numel() for p in model.parameters())
     console.print(f"[bold]data[/]     {in_markup(f'{config.dataset.name}: {describe_splits(images.table)}')}")
     in_gallery, queries = count_queries_in_gallery(images.table)
     if in_gallery:
@@ -32,7 +33,10 @@ def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder:
             f"[bold]queries[/]  {in_gallery:,} of {queries:,} are in their gallery as files of the same content, which "
             "are excluded from their rankings"
         )
-    console.print(f"[bold]model[/]    {parameters / 1e6:.1f} M trainable parameters; heads {in_markup(heads)}")
+    console.print(
+        f"[bold]model[/]    {trained:,} of {parameters:,} parameters ({trained / parameters:.1%}) are trained; "
+        f"heads {in_markup(heads)}"
+    )
     loss = in_markup(config.loss._target_.rpartition(".")[2])
     console.print(f"[bold]loss[/]     {loss}, {config.trainer.max_steps:,} steps")
     pace = builders.build_pace(config, len(images.sampler))

@@ -9,7 +9,7 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
-from dml.run.stored_configuration import StoredConfiguration, plain_config
+from dml.run.stored_configuration import StoredConfiguration, plain_config, without_unset_changes
 
 ADVICE = "accept_changed_data=true goes on with the data as it is now"
 
@@ -18,6 +18,8 @@ def check_resumed_data(
     config: DictConfig, table_summary: SplitSummary, folder: RunFolder, stored: StoredConfiguration
 ) -> None:
     """Make sure that a run which is resumed has the data that it began with; its root may be another.
+
+    Corrections and class splits count by what they change, wherever their file is.
 
     Args:
         config: configuration of the run.
@@ -29,8 +31,9 @@ def check_resumed_data(
         InputError: if the data has changed, unless ``accept_changed_data`` or the new options of the data set say so.
     """
     before = folder.splits()
-    then, now = stored.config.get("dataset") or {}, plain_config(config)["dataset"]
-    if before is None or config.accept_changed_data or then | {"root": None} != now | {"root": None}:
+    then, now = without_unset_changes(stored.config.get("dataset") or {}), plain_config(config)["dataset"]
+    by_content = {"root": None, "corrections": None, "class_splits": None}
+    if before is None or config.accept_changed_data or then | by_content != now | by_content:
         return
     _refuse_changes(f"resume={folder.path}", before, table_summary)
 
@@ -51,7 +54,8 @@ def check_tested_data(
     """
     path = expand_home(config.checkpoint)
     before: Any = RunFolder(path.absolute().parents[1]).splits()
-    if before is None or config.accept_changed_data or stored.config.get("dataset") != plain_config(config)["dataset"]:
+    then = without_unset_changes(stored.config.get("dataset") or {})
+    if before is None or config.accept_changed_data or then != plain_config(config)["dataset"]:
         return
     after: Any = summarize_data(table, stage_config.dataset.root)
     if stage_config.dataset.folds != config.dataset.folds:  # the training classes were not divided for this test

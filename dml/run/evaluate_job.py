@@ -15,12 +15,14 @@ from dml.run.final_test import run_test
 from dml.run.stages import find_stage, make_evaluation_config
 from dml.run.stored_configuration import check_unchanged, extract_configuration, write_configuration
 from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
+from dml.training.frozen_weights import lacks_weights
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:
     """Test a checkpoint again -> the contents of metrics.json.
 
-    It takes neither a loss nor a sampler, and not the file of pretrained weights that the training began with.
+    It takes neither a loss nor a sampler. It takes the pretrained weights that the training began with only if the
+    checkpoint lacks those that an adapter left as they were.
 
     Raises:
         InputError: if the folder is a run's, whose configuration and metrics the test would replace.
@@ -30,14 +32,15 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         raise InputError(
             f"hydra.run.dir={folder.path}: holds a run; choose another folder for the test of a checkpoint"
         )
-    parts = ("dataset", "transform", "model", "recurrent", "stages", "evaluation")
+    parts = ("dataset", "transform", "model", "adapter", "recurrent", "stages", "evaluation")
     checkpoint = read_checkpoint(path, lazily=True)
     stored = extract_configuration(checkpoint)
     check_unchanged(config, overrides, stored, parts=parts)
     progress = TrainingProgress.from_checkpoint(checkpoint)
     description = progress.describe(checkpoint["run"])
+    is_slim = lacks_weights(checkpoint)
     del checkpoint
-    stage_config = make_evaluation_config(find_stage(config, progress.stage).config)
+    stage_config = make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
     seed_everything(stage_config.seed, verbose=False)
     table = builders.build_table(stage_config)
     check_tested_data(config, stage_config, table, stored)

@@ -1,6 +1,7 @@
 """The metrics that a configuration describes, and the check of what it evaluates."""
 
 from dataclasses import fields
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -9,8 +10,10 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.evaluation.geometry import choose_ball
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.monitor import check_monitor
+from dml.evaluation.monitor import check_monitor, check_tie_breaker
 from dml.evaluation.query_check import check_queries
+from dml.evaluation.rerankings import Reranking, make_rerankings
+from dml.evaluation.threshold.threshold_choice import ThresholdSettings
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 
@@ -40,6 +43,37 @@ def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
     excludes = bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery")))
     ball = find_ball(config)
     return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
+
+
+def build_threshold_settings(config: DictConfig) -> ThresholdSettings | None:
+    """Build the settings of ``evaluation.threshold``; None if a test has no threshold.
+
+    Raises:
+        InputError: if they can't be used.
+    """
+    settings = config.evaluation.get("threshold")  # configurations of older versions have none
+    if settings is None:
+        return None
+    names = [field.name for field in fields(ThresholdSettings)]
+    if not OmegaConf.is_dict(settings) or {*settings} != {*names}:
+        raise InputError(f"evaluation.threshold={settings}: null, or values of {' and '.join(names)}")
+    return ThresholdSettings(**settings)
+
+
+def build_rerankings(config: DictConfig, table: ImageTable) -> list[Reranking]:
+    """Build the re-rankings of ``evaluation.rerankings``.
+
+    Raises:
+        InputError: if they can't be used, or embeddings are compared in a Poincare ball.
+    """
+    settings: Any = OmegaConf.to_container(config.evaluation, resolve=True)
+    rerankings = make_rerankings(settings, has_gallery=bool(len(table.rows("gallery"))))
+    if rerankings and find_ball(config):
+        raise InputError(
+            f"evaluation.rerankings={settings['rerankings']}: a re-ranking is of cosine similarities, not of Poincare "
+            "distances; null, or geometry=null"
+        )
+    return rerankings
 
 
 def find_ball(config: DictConfig) -> Ball | None:
@@ -73,6 +107,29 @@ def choose_final_split(table: ImageTable) -> str:
     )
 
 
+def choose_tested_split(config: DictConfig, table: ImageTable) -> str:
+    """Return the split that a run is tested on at its end: `choose_final_split`, or "val" by ``evaluation.split``.
+
+    Raises:
+        InputError: if ``evaluation.split`` can't be used, or the table has no such split.
+    """
+    settings = config.evaluation
+    if settings.get("split") is None:  # configurations of older versions have none
+        return choose_final_split(table)
+    if settings.split != "val":
+        raise InputError(f"evaluation.split={settings.split}: null or val")
+    if settings.selection == "test":
+        raise InputError("evaluation.selection=test: evaluation.split=val keeps the test classes unseen; val or last")
+    if settings.fixed_neighbors:
+        raise InputError(
+            f"evaluation.fixed_neighbors={settings.fixed_neighbors}: they are of the test classes, which "
+            "evaluation.split=val keeps unseen; null"
+        )
+    if not len(table.rows("val")):
+        raise InputError("evaluation.split=val: no class is held out for a validation; dataset.folds=5 holds some out")
+    return "val"
+
+
 def choose_selection(config: DictConfig, table: ImageTable) -> str:
     """Return what chooses the checkpoint that is tested: "val", the "last" one, or "test" itself.
 
@@ -101,6 +158,8 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
             has a positive.
     """
     metrics, heads = build_metric_config(config, table), list(config.model.heads)
+    build_threshold_settings(config)
+    build_rerankings(config, table)
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, config.evaluation)
     validated = table.select_evaluated("test" if choose_selection(config, table) == "test" else "val")
@@ -109,3 +168,4 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
         if config.trainer.val_check_interval is not None or config.trainer.check_val_every_n_epoch is not None:
             check_queries(validated)
         check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
+        check_tie_breaker(config.checkpoints.tie_breaker, validated, metrics)

@@ -17,16 +17,20 @@ from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
 from dml.evaluation.head_sets import list_evaluated_heads
-from dml.evaluation.metric_names import HEADS
+from dml.evaluation.measured_facts import describe_vector
+from dml.evaluation.metric_names import HEADS, set_name
+from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.result_lines import print_result
 from dml.evaluation.run_pictures import write_pictures
 from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.run import builders
-from dml.run.evaluators import build_metric_config
+from dml.run.evaluators import build_metric_config, build_rerankings
+from dml.run.tested_threshold import evaluate_model_threshold
 from dml.training.data import EvaluationData
-from dml.training.embedders import ALL_HEADS, ModelEmbedder
+from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers.final_metrics import log_final_metrics
 
 Metrics = dict[str, Any]
@@ -66,7 +70,7 @@ def run_test(
     tested = table.take(embedded.rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(config, table))
     embeddings = UnitEmbeddings.normalize(
-        embedded.embeddings[ALL_HEADS].to(device), curvature=evaluator.config.curvature
+        embedded.embeddings[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature
     )
     pictures = [picture for picture in (settings.report, settings.sheet) if picture]
     evaluation = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
@@ -74,10 +78,14 @@ def run_test(
     for heads in list_evaluated_heads(config.model.heads, settings):
         head_metrics = evaluator.evaluate(embedded.embeddings[heads].to(device)).metrics
         metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
+    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(config, tested))
     if split == "test":
         metrics |= _compute_test_metrics(config, images.table, embeddings, embedded.rows, neighbors_file)
     metrics |= _count_special_images(config, table, skipped)
-    metrics = description | metrics | {"split": split}
+    metrics |= evaluate_model_threshold(config, trainer, embedder, images, embeddings, tested, folder)
+    metrics = (
+        description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | {"split": split}
+    )
     limits = ImageLimits.from_settings(config.data)
     rank_zero_only(write_pictures)(
         folder, metrics, tested, embeddings, evaluation.lists, limits, sheet=settings.sheet, report=settings.report
@@ -93,6 +101,13 @@ def run_test(
         custom=evaluator.config.custom,
     )
     return metrics
+
+
+def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
+    """Return size and geometry of the ranked vectors, and the heads that the training chose if they aren't all."""
+    vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
+    chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": set_name(model.chosen_heads)}
+    return {"vector": vector} | chosen
 
 
 def _compute_test_metrics(

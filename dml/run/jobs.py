@@ -11,23 +11,30 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.split_changes import SplitSummary, summarize_data
 from dml.data.table import ImageTable
+from dml.models.embedding import EmbeddingModel
+from dml.models.recurrent import AnyModel
 from dml.ops import signals
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
 from dml.run.data_changes import check_resumed_data
-from dml.run.evaluators import check_evaluation, choose_final_split, choose_selection
+from dml.run.evaluators import check_evaluation, choose_selection, choose_tested_split
+from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
+from dml.run.initial_weights import load_beginning
 from dml.run.stages import Stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.training.callbacks.last_checkpoint import RunEnder
-from dml.training.checkpoints import AtomicCheckpointIO, TrainingProgress, load_initial_weights, load_model
+from dml.training.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpoints import TrainingProgress, load_model
 from dml.training.data import DataModule
 from dml.training.distributed import watch
-from dml.training.embedders import AnyModel
+from dml.training.frozen_data import FrozenDataModule
+from dml.training.frozen_learner import FrozenLearner
+from dml.training.frozen_weights import FrozenWeights
 from dml.training.hardware import check_accelerator
 from dml.training.history import History
 from dml.training.module import MetricLearner
@@ -44,12 +51,16 @@ class StageParts:
         images: images of the training, of a validation and of the test.
         model: network with its heads.
         learner: the model with its losses and its optimizer.
+        source: source of the features that a training of the heads alone takes; None for any other training.
+        frozen: the frozen weights that the checkpoints of the stage needn't hold; None if they hold all weights.
     """
 
     stage: Stage
     images: DataModule
     model: AnyModel
     learner: MetricLearner
+    source: FeatureSource | None
+    frozen: FrozenWeights | None = None
 
     @property
     def epoch_length(self) -> dict[str, int]:
@@ -71,13 +82,16 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     progress = _read_progress(stages[-1].config, folder, table)
     rank_zero_only(folder.write_splits)(splits)
     rank_zero_only(write_configuration)(folder, composed, overrides)
-    raw = evaluate_raw_features(stages[0].config, parts.images, parts.model, folder) if config.evaluation.raw else {}
+    raw: Metrics = {}
+    if config.evaluation.raw:
+        raw = evaluate_raw_features(parts.stage.config, parts.images, parts.model, folder, parts.source)
     is_pruned = False
     first = [stage.name for stage in stages].index(progress.stage) if progress else 0
     for stage in stages[first:]:
         if stage is not stages[0]:
             parts = _build_parts(stage, table)
         progress = _load_weights(parts, folder.last_checkpoint, progress)
+        _connect_features(parts)
         if stage is stages[-1] and stage.config.evaluation.fixed_neighbors:
             store_fixed_neighbors(stage.config, parts.learner, parts.images, folder.fixed_neighbors_file)
         console_output.print_setup(stage.config, parts.images, parts.model, folder.path, stage.name)
@@ -96,7 +110,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
         parts.learner,
         parts.images,
         folder,
-        split=choose_final_split(table),
+        split=choose_tested_split(config, table),
         description=description,
         neighbors_file=folder.fixed_neighbors_file,
     )
@@ -112,7 +126,13 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
         raise InputError(f"init={config.init}: no such file; a checkpoint of another run, such as its best.ckpt")
     if config.resume:
         # Lightning starts the other processes without the overrides
-        rank_zero_only(check_unchanged)(config, overrides, read_stored_configuration(folder))
+        stored = read_stored_configuration(folder)
+        rank_zero_only(check_unchanged)(config, overrides, stored)
+        if config.frozen != stored.config.get("frozen", False):
+            raise InputError(
+                f"frozen={config.frozen}: the run has trained otherwise so far; "
+                f"init={folder.last_checkpoint} begins a new run with its weights"
+            )
         folder.check_resumed()
     elif folder.last_checkpoint.exists():
         raise InputError(f"hydra.run.dir={folder.path}: holds a run already; resume={folder.path} goes on with it")
@@ -133,7 +153,7 @@ def _check_data(
     """Make sure, before any training, that the data is that of the run, and that all stages can be evaluated on it."""
     if config.resume:
         rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
-    choose_final_split(table)
+    choose_tested_split(config, table)
     builders.read_other_labels(config, table)
     for stage in stages:
         check_evaluation(stage.config, table)
@@ -147,7 +167,19 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     images = builders.build_data(config, table)
     builders.count_in_steps(config, len(images.sampler))
     model = builders.build_model(config)
-    return StageParts(stage, images, model, builders.build_learner(config, images, model))
+    frozen = builders.build_frozen_weights(config, model)
+    learner = builders.build_learner(config, images, model)
+    source = build_feature_source(config, model) if isinstance(model, EmbeddingModel) and config.frozen else None
+    return StageParts(stage, images, model, learner, source, frozen)
+
+
+def _connect_features(parts: StageParts) -> None:
+    """Give a training of the heads alone the features by the weights that it begins with."""
+    if parts.source is not None:
+        assert isinstance(parts.images, FrozenDataModule)
+        assert isinstance(parts.learner, FrozenLearner)
+        parts.images.load_inputs = parts.source.load_inputs
+        parts.learner.network.shapes = parts.source.load_inputs(parts.images.train_table).shapes
 
 
 def _read_progress(config: DictConfig, folder: RunFolder, table: ImageTable) -> TrainingProgress | None:
@@ -171,7 +203,7 @@ def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | No
         return progress
     init = parts.stage.config.init
     if initial := last if progress is not None else init and expand_home(init):
-        load_initial_weights(model, initial)
+        load_beginning(parts.stage.config, model, initial)
     if progress is None:
         return TrainingProgress(name, 0, 0)
     return TrainingProgress(name, progress.total_steps, 0, progress.history_checksum)
@@ -189,7 +221,7 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
             *loop.build_loggers(config),
         ],
         callbacks=[*build_pruning(config, folder), *loop.build_callbacks(config)],
-        plugins=[AtomicCheckpointIO()],
+        plugins=[AtomicCheckpointIO(parts.model, parts.frozen)],
     )
     # what loggers count from; Lightning has no other way to say it, and restores it itself when a stage is resumed
     trainer.fit_loop.epoch_loop._batches_that_stepped = progress.first_step

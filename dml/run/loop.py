@@ -10,12 +10,14 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from dml.ops.errors import InputError
+from dml.ops.freed_memory import keep_freed_memory
 from dml.ops.run_folder import without_run_keys
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
 from dml.training.float32 import Float32Precision
 from dml.training.hardware import check_accelerator, choose_deterministic
 from dml.training.processes import ProcessWatch, disable_signal_handling
+from dml.training.run_length import AUTO, COUNTED
 from dml.training.trainer_arguments import check_arguments
 
 
@@ -36,8 +38,11 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
     check_accelerator(config.trainer.accelerator)
     trainer_config = config.trainer.copy()
     with open_dict(trainer_config):
-        for key in [key for key in trainer_config if trainer_config[key] is None]:
+        for key in [key for key, value in trainer_config.items() if value is None]:
             del trainer_config[key]
+        for key in COUNTED:  # a test alone has no length
+            if trainer_config.get(key) == AUTO:
+                del trainer_config[key]
         users, plugins = (instantiate(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
     interval = trainer_config.get("val_check_interval")
     all_callbacks = [ProcessWatch(), Float32Precision(config.matmul_precision)]
@@ -59,6 +64,8 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
     }
     built: Trainer = instantiate(trainer_config, _convert_="all", **(arguments | settings))
     disable_signal_handling(built)
+    if callbacks is not None and built.strategy.root_device.type == "cpu":
+        keep_freed_memory()
     return built
 
 

@@ -12,10 +12,12 @@ TRAINING_ONLY = (
     "sampler",
     "loss",
     "proxies",
+    "frozen",
     "stored",
     "optimizer",
     "scheduler",
     "gradient_cache",
+    "shard_loss",
     "callbacks",
     "checkpoints",
     "logger",
@@ -79,11 +81,15 @@ def _iterate_changes(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, content
 
 
-def make_evaluation_config(config: DictConfig) -> DictConfig:
+def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -> DictConfig:
     """Return the configuration of a stage as a test of its checkpoint needs it.
 
-    The parts that only training uses are not in it, and the model begins without pretrained weights, since the
-    checkpoint holds all of them.
+    The parts that only training uses are not in it, and the model begins without pretrained weights, unless the
+    checkpoint lacks them.
+
+    Args:
+        config: configuration of the stage.
+        lacks_weights: whether the checkpoint lacks weights, which an adapter left as they were.
     """
     parts = resolve_parts(config, TRAINING_ONLY)
     parts["trainer"] |= {
@@ -94,7 +100,7 @@ def make_evaluation_config(config: DictConfig) -> DictConfig:
         "callbacks": None,  # the user's own, which are of a training
     }
     backbone = parts["model"].get("backbone")
-    if isinstance(backbone, dict) and "weights" in backbone:
+    if isinstance(backbone, dict) and "weights" in backbone and not lacks_weights:
         backbone["weights"] = None
     if parts["split"] not in ("train", "val"):
         parts["dataset"]["folds"] = None  # nothing of the training classes is looked at

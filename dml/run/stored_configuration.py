@@ -1,5 +1,8 @@
 """The overrides and the configuration that a run stores, with which it is resumed or tested again."""
 
+import json
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +17,12 @@ from dml.ops.nested import flat, is_below
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RUN_KEYS, RunFolder, without_run_keys
 from dml.run.config_folders import CONF
+
+LATER_KEYS = {"adapter": None, "frozen": False, "shard_loss": True}
+"""Keys that older versions lacked, with the value that trains as those versions did."""
+
+TABLE_KEYS = ("corrections", "class_splits", "planted")
+"""Keys below ``dataset`` that change the table of a data set; older versions lacked them, and null changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[s
     """Write `.hydra/` of a run, as Hydra does; without the groups' choices if Hydra didn't start the job."""
     hydra: Any = HydraConfig.instance().cfg
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    written = _without_default_callbacks(plain)
+    written = _without_defaults(plain)
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
 
@@ -65,27 +74,34 @@ def _task_overrides(overrides: Any) -> list[str]:
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Return a configuration as plain values, without `RUN_KEYS` and the default callbacks.
+    """Return a configuration as plain values, without `RUN_KEYS`, and without what `_without_defaults` removes.
 
     Interpolations stay unresolved.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    return without_run_keys(_without_default_callbacks(plain))
+    return without_run_keys(_without_defaults(plain))
 
 
-def _without_default_callbacks(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove the entries of ``callbacks`` that are those of ``conf/callbacks/default.yaml``.
+def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove the values in `LATER_KEYS`, unset `TABLE_KEYS`, and the entries of ``callbacks`` that are the default's.
 
-    They only pass on keys that are stored anyway. Without them a run has the identity that it had before the callbacks
-    were configured: sweeps and tables find their finished runs.
+    The entries only pass on keys that are stored anyway. Without all this, a run has the identity that it had before
+    these options existed: sweeps and tables find their finished runs.
     """
     default = _default_callbacks()
     entries = config.get("callbacks", default)
     changed = {name: entry for name, entry in entries.items() if name not in default or entry != default[name]}
     missing = {name: None for name in default if name not in entries}
-    return {name: value for name, value in config.items() if name != "callbacks"} | (
-        {"callbacks": changed | missing} if changed or missing else {}
-    )
+    is_later = {name: name in LATER_KEYS and value is LATER_KEYS[name] for name, value in config.items()}
+    remaining = {name: value for name, value in config.items() if name != "callbacks" and not is_later[name]}
+    if isinstance(dataset := config.get("dataset"), dict):
+        remaining["dataset"] = without_unset_changes(dataset)
+    return remaining | ({"callbacks": changed | missing} if changed or missing else {})
+
+
+def without_unset_changes(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a data set without those of `TABLE_KEYS` that are null."""
+    return {key: value for key, value in dataset.items() if key not in TABLE_KEYS or value is not None}
 
 
 @cache
@@ -115,10 +131,29 @@ def check_unchanged(
     now, then = flat(plain_config(config)), flat(stored.config)
     # an override may be stored with the value that an interpolation had, while the configuration has the interpolation
     resolved = {key for key in latest if "${" in str(then.get(key))}
-    for key in sorted(now.keys() | then.keys()):
-        is_compared = (not parts or key.split(".")[0] in parts) and key not in resolved
-        if is_compared and now.get(key) != then.get(key) and not (may_change_all or is_below(key, new_keys)):
-            raise InputError(
-                f"{key}={now.get(key)}: the run was made with {then.get(key)}, and conf/ has changed since; "
-                f"give {key}={then.get(key)} to keep it"
-            )
+    changed = [
+        key
+        for key in sorted(now.keys() | then.keys())
+        if (not parts or key.split(".")[0] in parts)
+        and key not in resolved
+        and now.get(key) != then.get(key)
+        and not (may_change_all or is_below(key, new_keys))
+    ]
+    if changed:
+        first, *_ = changed
+        overrides_as_before = " ".join(_format_override(key, then.get(key)) for key in changed)
+        raise InputError(
+            f"{_format_override(first, now.get(first))}: the run was made with {_format_value(then.get(first))}, and "
+            f"conf/ has changed since; give {overrides_as_before} to go on as before"
+        )
+
+
+def _format_override(key: str, value: Any) -> str:
+    """Return an override as a shell takes it."""
+    return shlex.quote(f"{key}={_format_value(value)}")
+
+
+def _format_value(value: Any) -> str:
+    """Return a value in Hydra's grammar: null, true, 0.4, or a text, in quotes where it needs them."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./@+-]*", value)
+    return str(value) if is_plain else json.dumps(value)

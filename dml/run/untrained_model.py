@@ -5,52 +5,105 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
+from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
 
-from dml.data.table import EVERY_LEVEL
+from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors
+from dml.evaluation.metric_names import PCA
+from dml.evaluation.raw_comparison import PrincipalComponents
 from dml.evaluation.result_lines import print_raw_metrics, print_raw_test
 from dml.evaluation.unit_embeddings import ranking_device
+from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder, configuration_id
 from dml.retrieval.search import nearest_neighbors
-from dml.run import loop
-from dml.run.evaluators import build_metric_config, choose_final_split
+from dml.run import builders, loop
+from dml.run.evaluators import build_metric_config, choose_tested_split
+from dml.run.feature_source import FeatureSource
 from dml.run.stored_configuration import plain_config
-from dml.training.data import DataModule
-from dml.training.embedders import ALL_HEADS, AnyModel, RawFeatures
+from dml.training.data import DataModule, EvaluationData
+from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner
 
 Metrics = dict[str, Any]
+
+PCA_IMAGES = 5_000
+"""The largest number of training images whose principal components the features of the test are projected onto."""
 
 RAW_PARTS = ("dataset", "transform", "data", "model", "recurrent", "evaluation", "seed")
 """The parts of a configuration, beside the precision, that decide the metrics of the backbone's features."""
 
 
-def evaluate_raw_features(config: DictConfig, images: DataModule, model: AnyModel, folder: RunFolder) -> Metrics:
+def evaluate_raw_features(
+    config: DictConfig, images: DataModule, model: AnyModel, folder: RunFolder, source: FeatureSource | None = None
+) -> Metrics:
     """Compute the metrics of the backbone's features before any training -> raw/level0/recall@1 and so on.
 
-    They are of the split that the run is tested on at its end.
+    They are of the split that the run is tested on at its end. Features that are larger than the model's embeddings are
+    also projected onto as many principal components, for a fair comparison -> raw/pca/level0/recall@1 and so on. A
+    resumed run reads all from its folder.
 
-    A resumed run reads them from its folder.
+    Args:
+        config: configuration of the run's first stage.
+        images: images of the run.
+        model: network with its heads.
+        folder: folder of the run.
+        source: source of the backbone's features; None computes them.
     """
     parts = {part: value for part, value in plain_config(config).items() if part in RAW_PARTS}
     configuration = configuration_id(parts | {"precision": config.trainer.precision})
     metrics = folder.raw_metrics(configuration)
     if metrics is None:
-        images.tested_on = choose_final_split(images.table)
+        images.tested_on = choose_tested_split(config, images.table)
         rank_zero_only(print_raw_test)()
-        trainer, embedder = loop.build_testing_trainer(config), RawFeatures(model)
-        trainer.test(embedder, images, verbose=False)
-        features = embedder.embedded.embeddings["raw"].to(ranking_device(trainer.strategy.root_device))
+        trainer = loop.build_testing_trainer(config)
         table = images.table.select_evaluated(images.tested_on)
+        features, rows = _embed_raw(trainer, images, model) if source is None else _load_readable(source, table)
         by_cosine = replace(build_metric_config(config, table), curvature=0.0)
-        metrics = Evaluator(table, by_cosine)(features, embedder.embedded.rows)
+        device, evaluator = ranking_device(trainer.strategy.root_device), Evaluator(table, by_cosine)
+        metrics = evaluator(features.to(device), rows)
+        if (size := sum(model.embed_dims.values())) < features.shape[1]:
+            components = PrincipalComponents.fit(_embed_training_sample(config, images, model, source), size)
+            projected = evaluator(components.project(features, whiten=False).to(device), rows)
+            metrics |= {f"{PCA}/{name}": value for name, value in projected.items()} | {f"{PCA}/size": size}
         rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
     rank_zero_only(print_raw_metrics)(metrics)
     return {f"raw/{name}": value for name, value in metrics.items()}
+
+
+def _embed_raw(trainer: Trainer, images: EvaluationData, model: AnyModel) -> tuple[Tensor, Tensor]:
+    """Compute the backbone's features (R, F) of the readable images of the tested split, and their rows (R,)."""
+    embedder = RawFeatures(model)
+    trainer.test(embedder, images, verbose=False)
+    return embedder.embedded.embeddings["raw"], embedder.embedded.rows
+
+
+def _load_readable(source: FeatureSource, table: ImageTable) -> tuple[Tensor, Tensor]:
+    """Load what `_embed_raw` computes of the images of a table."""
+    features = source.load_raw(table, with_inputs=True)
+    rows = torch.nonzero(~features[:, 0].isnan()).flatten()
+    return features[rows], rows
+
+
+def _embed_training_sample(
+    config: DictConfig, images: DataModule, model: AnyModel, source: FeatureSource | None
+) -> Tensor:
+    """Compute the backbone's L2-normalised features (M, F) of evenly spread training images.
+
+    They are at most 5,000, so that a large data set isn't embedded once more.
+    """
+    table = images.train_table
+    if source is not None:
+        return _load_readable(source, table)[0]
+    rows = np.unique(np.linspace(0, len(table) - 1, min(PCA_IMAGES, len(table))).astype(np.int64))
+    sample = builders.build_evaluation_data(config, table.take(rows))
+    sample.tested_on = "train"
+    return _embed_raw(loop.build_testing_trainer(config), sample, model)[0]
 
 
 def store_fixed_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
@@ -68,6 +121,6 @@ def store_fixed_neighbors(config: DictConfig, learner: MetricLearner, images: Da
     trainer = loop.build_testing_trainer(config)
     images.tested_on = "test"
     trainer.test(learner, images, verbose=False)
-    embeddings = learner.embedded.embeddings[ALL_HEADS].to(ranking_device(trainer.strategy.root_device))
+    embeddings = learner.embedded.embeddings[CHOSEN_HEADS].to(ranking_device(trainer.strategy.root_device))
     neighbors = nearest_neighbors(embeddings, count)[1]
     rank_zero_only(FixedNeighbors(learner.embedded.rows.numpy(), neighbors.numpy()).write)(path)

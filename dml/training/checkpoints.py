@@ -1,4 +1,5 @@
-import os
+"""The reading of checkpoints; `dml.training.checkpoint_io` writes them. Models in use read them without Lightning."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,48 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric.plugins import CheckpointIO
-from torch import Tensor, nn
+from torch import nn
 
-from dml.models.recurrent import RecurrentModel
+from dml.models.adapters import plain_name
+from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.checksums import DamageError, check_zip, is_zip
 from dml.ops.errors import InputError
-from dml.ops.files import replacing
-
-
-class AtomicCheckpointIO(CheckpointIO):
-    """Reads checkpoints, and writes them so that the path always has a complete one, even if the process is killed.
-
-    A checkpoint is written to a temporary file, which is then renamed. Weights that are NaN or infinite raise an error,
-    so that they never replace good ones. Reading unpickles tensors and plain values only.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
-        """Write a checkpoint to a path.
-
-        Raises:
-            InputError: if a weight is NaN or infinite.
-        """
-        names = [name for name, value in checkpoint["state_dict"].items() if not _is_finite(value)]
-        if names:
-            raise InputError(
-                f"step {checkpoint['global_step']}: {len(names)} weights became NaN or infinite, such as {names[0]}; "
-                f"{path} keeps its last good state, a lower optimizer.lr may help"
-            )
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial, partial.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
-        """Read the checkpoint at a path; its tensors are on the CPU."""
-        return read_checkpoint(path)
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Delete the checkpoint at a path."""
-        Path(path).unlink(missing_ok=True)
+from dml.training.frozen_weights import PREFIX, fill_in
 
 
 def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
@@ -166,37 +132,71 @@ class TrainingProgress:
         return {"stage": self.stage, "first_step": self.first_step}
 
 
-def load_model(model: nn.Module, path: Path) -> int:
+def load_model(model: AnyModel, path: Path) -> int:
     """Load the weights of a checkpoint into its model -> the optimizer step of the checkpoint.
 
     Raises:
-        InputError: if the checkpoint belongs to another model.
+        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = fill_in(read_checkpoint(path), model, path)
     load_state(model, _model_state(checkpoint), path)
+    take_chosen_heads(model, checkpoint)
     return int(checkpoint["global_step"])
+
+
+def take_chosen_heads(model: AnyModel, checkpoint: Mapping[str, Any]) -> None:
+    """Give a model the heads that a training chose; checkpoints of older versions hold none, and mean all heads."""
+    if "chosen_heads" in checkpoint:
+        model.chosen_heads = tuple(checkpoint["chosen_heads"])
 
 
 def load_initial_weights(model: nn.Module, path: Path) -> None:
     """Load the weights that a training begins with from a checkpoint.
 
-    A `RecurrentModel` also accepts the weights of an `EmbeddingModel`, which both of its networks get.
+    A `RecurrentModel` also accepts the weights of an `EmbeddingModel`, which both of its networks get. A model with
+    updates (`dml.models.adapters.LoRA`) also accepts the weights of one without them.
 
     Raises:
-        InputError: if the checkpoint belongs to another model.
+        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
     """
-    state = _model_state(read_checkpoint(path))
-    if isinstance(model, RecurrentModel) and not any(key.startswith("recurrent.") for key in state):
-        load_state(model.cnn, state, path)
-        load_state(model.pretrained, state, path)
+    checkpoint = read_checkpoint(path)
+    is_embedding_model = not any(name.startswith(f"{PREFIX}recurrent.") for name in checkpoint["state_dict"])
+    filled = model.cnn if isinstance(model, RecurrentModel) and is_embedding_model else model
+    load_initial_state(model, _model_state(fill_in(checkpoint, filled, path)), path)
+
+
+def load_initial_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load weights as `load_initial_weights` does.
+
+    Args:
+        model: model that gets the weights.
+        state: weights of the model by name.
+        path: file that they come from, for the error line.
+
+    Raises:
+        InputError: if the weights belong to another model.
+    """
+    if isinstance(model, RecurrentModel) and not any(name.startswith("recurrent.") for name in state):
+        load_state(model.cnn, _with_updates(state, model.cnn), path)
+        load_state(model.pretrained, _with_updates(state, model.cnn), path)
     else:
-        load_state(model, state, path)
+        load_state(model, _with_updates(state, model), path)
+
+
+def _with_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Give weights of a plain network the names that they have in a model with updates, and add its updates."""
+    if any(".lora_A." in name for name in state):
+        return state
+    expected = model.state_dict()
+    names = {plain_name(name): name for name in expected}
+    updates = {name: value for name, value in expected.items() if ".lora_" in name}
+    return updates | {names.get(name, name): value for name, value in state.items()}
 
 
 def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the weights of the model, without those of the losses."""
-    weights, prefix = checkpoint["state_dict"], "model."
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    weights = checkpoint["state_dict"]
+    return {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
 
 
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
@@ -219,8 +219,3 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
             "give the model.* options that it was trained with"
         )
     model.load_state_dict(state)
-
-
-def _is_finite(value: Any) -> bool:
-    """Return whether a value holds no NaN and no infinity; a value without real numbers holds none."""
-    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dml.data.cache import CacheFolder
-from dml.data.dataset import ImageDataset, Item, collate
+from dml.data.dataset import BatchDataset, ImageDataset, Item
 from dml.data.images import LIMITS
 from dml.data.limits import ImageLimits
 from dml.data.stream import BatchSampler, BatchStream
@@ -98,17 +98,23 @@ class EvaluationData(LightningDataModule):
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "drop"
         rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
+        dataset = self._make_dataset(table, transform, on_corrupt)
+        num_workers = self._count_workers(dataset)
         return DataLoader(
-            self._make_dataset(table, transform, on_corrupt),
+            dataset,
             batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
-            collate_fn=collate,
+            collate_fn=dataset.collate,
             worker_init_fn=survive_group_signals,
-            num_workers=self.settings.num_workers,
-            multiprocessing_context=choose_start_method(self.settings.num_workers),
+            num_workers=num_workers,
+            multiprocessing_context=choose_start_method(num_workers),
             pin_memory=self.settings.pin_memory,
         )
 
-    def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> ImageDataset:
+    def _count_workers(self, dataset: BatchDataset) -> int:  # noqa: ARG002
+        """Return the number of processes that load the items of a data set."""
+        return self.settings.num_workers
+
+    def _make_dataset(self, table: ImageTable, transform: Transform, on_corrupt: str) -> BatchDataset:
         resize = transform.resize if isinstance(transform, Pipeline) else None
         cached_images = self.cache.find(table, resize) if self.cache else None
         return ImageDataset(table, transform, on_corrupt, cached_images, self.settings.limits)
@@ -156,15 +162,16 @@ class DataModule(EvaluationData):
         """Return the stream of training batches, whose epochs follow each other without an end."""
         on_corrupt = "raise" if self.settings.on_corrupt == "raise" else "replace"
         num_batches = self.trainer.max_steps * self.trainer.accumulate_grad_batches if self.trainer else None
+        dataset = self._make_dataset(self.train_table, self.train_transform, on_corrupt)
         self.stream = BatchStream(
-            self._make_dataset(self.train_table, self.train_transform, on_corrupt),
+            dataset,
             self.sampler,
             seed=self.seed,
             rank=self.trainer.global_rank if self.trainer else 0,
             world_size=self.trainer.world_size if self.trainer else 1,
             pause_every=self.batches_between_bank_updates,
             ends_after=num_batches,
-            num_workers=self.settings.num_workers,
+            num_workers=self._count_workers(dataset),
             pin_memory=self.settings.pin_memory,
         )
         return self.stream

@@ -11,8 +11,7 @@ from torch import Tensor
 from dml.data.dataset import Batch
 from dml.evaluation.metric_names import HEADS, heads_of
 from dml.evaluation.unit_embeddings import ranking_device
-from dml.models.embedding import EmbeddingModel
-from dml.models.recurrent import RecurrentModel
+from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball, join_in_ball
 from dml.training.crops import embed_views
@@ -22,12 +21,11 @@ Metrics = dict[str, float]
 Evaluate = Callable[[Tensor, Tensor], Metrics]
 """Function of embeddings (N, D) and their rows (N,) of the evaluated table -> metrics by name."""
 
-AnyModel = EmbeddingModel | RecurrentModel
-
 EmbeddedBatch = tuple[dict[str, Tensor], Tensor]
 """Embeddings (B, D) of a batch by name, and the rows (B,) of its images in the table."""
 
-ALL_HEADS = "all"
+CHOSEN_HEADS = "chosen"
+"""The name of the concatenated embeddings of a model's `EmbeddingModel.chosen_heads`."""
 
 
 @dataclass
@@ -153,36 +151,40 @@ class ModelEmbedder(Embedder):
         return embeddings
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Compute L2-normalised embeddings of "all" heads concatenated, of each of `head_sets`, and of each head.
+        """Compute L2-normalised embeddings by name: "chosen" heads concatenated, each of `head_sets`, and each head.
 
         With a `ball` they are points of it.
         """
         if self.ball:
             return Embedded(self._map_into_ball(split.embeddings, self.ball), split.rows)
-        embeddings = {ALL_HEADS: self.model.concatenate(split.embeddings)}
-        for name in self.head_sets:
-            embeddings[name] = self.model.concatenate({head: split.embeddings[head] for head in heads_of(name)})
-        for head, rows in split.embeddings.items():
-            embeddings[head] = F.normalize(rows, dim=1)
-        return Embedded(embeddings, split.rows)
+        sets = self._sets(split.embeddings)
+        joined = {
+            name: self.model.concatenate({head: split.embeddings[head] for head in heads})
+            for name, heads in sets.items()
+        }
+        return Embedded(joined, split.rows)
 
     def _map_into_ball(self, embeddings: dict[str, Tensor], ball: Ball) -> dict[str, Tensor]:
         """Map the embeddings of each head and each set of heads into the ball."""
-        sets = {ALL_HEADS: [*embeddings]} | {name: heads_of(name) for name in (*self.head_sets, *embeddings)}
+        sets = self._sets(embeddings)
         return {name: join_in_ball([embeddings[head] for head in heads], ball) for name, heads in sets.items()}
+
+    def _sets(self, heads: Iterable[str]) -> dict[str, Sequence[str]]:
+        """Return the heads of each embedding by its name."""
+        return {CHOSEN_HEADS: self.model.chosen_heads} | {name: heads_of(name) for name in (*self.head_sets, *heads)}
 
 
 def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:
-    """Compute the metrics of all heads together, under their own names, and of other heads as ``heads/NAME/...``.
+    """Compute the metrics of the chosen heads, under their own names, and of other heads as ``heads/NAME/...``.
 
     Args:
         embedded: the embeddings of a split.
-        names: names of the embeddings to evaluate: `ALL_HEADS`, a head "H" or a set of heads "L+M".
+        names: names of the embeddings to evaluate: `CHOSEN_HEADS`, a head "H" or a set of heads "L+M".
         evaluate: function that computes the metrics of embeddings.
         device: device of the model; `ranking_device` chooses from it the device that ranks the embeddings.
     """
     metrics: Metrics = {}
     for heads in names:
         values = evaluate(embedded.embeddings[heads].to(ranking_device(device)), embedded.rows)
-        metrics |= values if heads == ALL_HEADS else {f"{HEADS}/{heads}/{name}": values[name] for name in values}
+        metrics |= values if heads == CHOSEN_HEADS else {f"{HEADS}/{heads}/{name}": values[name] for name in values}
     return metrics

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from dml.evaluation.unit_embeddings import ranking_device
+from dml.models.recurrent import AnyModel
 from dml.ops.training_protocols import EmbeddingBank
 from dml.retrieval.search import nearest_neighbors
-from dml.training.embedders import AnyModel
 
 
 @dataclass(frozen=True)

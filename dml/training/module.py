@@ -10,11 +10,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from dml.data.dataset import Batch
 from dml.evaluation.metric_descriptions import metric_label
 from dml.evaluation.metric_names import MetricName
-from dml.losses.compose import loss_value
-from dml.training.distributed.collectives import gather_batch
+from dml.models.recurrent import AnyModel
+from dml.training.checkpoints import take_chosen_heads
+from dml.training.distributed.batch_losses import compute_losses
 from dml.training.divergence import DivergenceCheck, check_embeddings
-from dml.training.embedders import ALL_HEADS, AnyModel, Evaluate, ModelEmbedder, evaluate_heads
+from dml.training.embedders import CHOSEN_HEADS, Evaluate, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import embed_in_chunks
+from dml.training.head_choice import HeadChoice
 from dml.training.optimizers import ParameterGroups, change_settings, list_settings
 from dml.training.schedules import SchedulePace, rebuild_schedule
 
@@ -31,8 +33,11 @@ class MetricLearner(ModelEmbedder):
         validated_on: name of the split that is validated.
         monitor: metric that the progress bar shows; a validation evaluates all heads, and also the heads in its name.
         head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
+        head_choice: choice of the heads whose concatenation is the embedding, in each validation; None keeps all heads.
         pace: counter of the intervals of the schedule; the backbone isn't trained during its warm-up.
         gradient_cache: images that pass through the network at a time, see `embed_in_chunks`; None for the whole batch.
+        shard_loss: whether each of several processes computes the terms of its own images, in losses that are a mean
+            over queries, see `compute_losses`.
         compiled: arguments of torch.compile for the network in training steps; None for no compilation. Validations and
             tests don't use the compiled network, so that a checkpoint's metrics don't depend on it.
 
@@ -51,15 +56,19 @@ class MetricLearner(ModelEmbedder):
         validated_on: str = "val",
         monitor: str = "level0/recall@1",
         head_sets: Sequence[str] = (),
+        head_choice: HeadChoice | None = None,
         pace: SchedulePace | None = None,
         gradient_cache: int | None = None,
+        shard_loss: bool = True,
         compiled: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, head_sets)
+        super().__init__(model, (*head_sets, *(head_choice.candidates if head_choice else ())))
+        self.head_choice = head_choice
         self.losses = nn.ModuleDict(losses)
         self.optimizer, self.schedule, self.pace = optimizer, schedule, pace or SchedulePace()
         self.evaluate, self.validated_on, self.monitor = evaluate, validated_on, monitor
         self.gradient_cache = gradient_cache
+        self.shard_loss = shard_loss
         # In a list the compiled network is no submodule: a checkpoint would hold the model's parameters twice.
         self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
         self.divergence = DivergenceCheck()
@@ -101,19 +110,20 @@ class MetricLearner(ModelEmbedder):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         """Return the sum of the heads' losses over the embeddings of all processes."""
         images, labels, rows = batch
-        labels, all_rows = gather_batch(self, labels), gather_batch(self, rows)
         embeddings = self.embed_for_loss(images, rows)
-        terms = {
-            head: loss_value(self.losses[head], gather_batch(self, part), labels, all_rows)
-            for head, part in embeddings.items()
-        }
+        losses: Any = self.losses
+        terms = compute_losses(self, losses, embeddings, labels, rows, shard=self.shard_loss)
         self.divergence.add_step(self.global_step, self.losses, embeddings, terms)
         total = torch.stack(list(terms.values())).sum()
+        self.log_losses(total, terms)
+        return total
+
+    def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
+        """Log the total loss of a step, the losses of several heads, and the epoch."""
         self.log("loss", total, prog_bar=True)
         self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.
         if len(terms) > 1:
             self.log_dict({f"loss/{head}": term for head, term in terms.items()})
-        return total
 
     def embed_for_loss(self, images: Tensor, rows: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """Embed images (B, 3, H, W) with rows (B,) in the training table, as the losses see them -> (B, D) by head."""
@@ -133,9 +143,11 @@ class MetricLearner(ModelEmbedder):
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
         self.divergence.wait_for_all()
         checkpoint["optimizer_settings"] = self._optimizer_settings
+        checkpoint["chosen_heads"] = [*self.model.chosen_heads]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give a resumed run those settings of the optimizer that it has new values for, such as another lr."""
+        """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
+        take_chosen_heads(self.model, checkpoint)
         change_settings(checkpoint, self._make_optimizer())
 
     def on_train_end(self) -> None:
@@ -152,7 +164,12 @@ class MetricLearner(ModelEmbedder):
         self._batches = []
         check_embeddings(self.global_step, self.losses, embedded.embeddings)
         heads = MetricName.parse(self.monitor).heads
-        metrics = evaluate_heads(embedded, [ALL_HEADS, *([heads] if heads else [])], self.evaluate, self.device)
+        names = [heads] if heads else []
+        if self.head_choice is None:
+            metrics = evaluate_heads(embedded, [CHOSEN_HEADS, *names], self.evaluate, self.device)
+        else:
+            self.model.chosen_heads, metrics = self.head_choice.choose(embedded, self.evaluate, self.device)
+            metrics = metrics | evaluate_heads(embedded, names, self.evaluate, self.device)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
         self.log(metric_label(self.monitor), metrics[self.monitor], prog_bar=True, logger=False)

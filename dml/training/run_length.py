@@ -2,10 +2,24 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dml.ops.errors import InputError
-from dml.training.schedules import SchedulePace
+
+if TYPE_CHECKING:  # it imports torch, and the command line needs this module before its first line
+    from dml.training.schedules import SchedulePace
+
+AUTO = "auto"
+"""The value of a length that follows the size of the data set."""
+COUNTED = ("max_steps", "val_check_interval")
+"""The arguments of the Trainer that may be `AUTO`."""
+AUTO_EPOCHS = 8
+"""The epochs of a run whose length is `AUTO`."""
+FEWEST_STEPS = 400
+"""The fewest optimizer steps of such a run: eight epochs of a small data set are too few steps to learn from."""
+FEWEST_STEPS_BETWEEN, FEWEST_VALIDATIONS = 100, 4
+"""Validations whose interval is `AUTO` are an epoch apart, or less if the run would have fewer than this number of
+them, but never fewer steps than the first number."""
 
 
 class RunLength(NamedTuple):
@@ -39,27 +53,41 @@ def count_steps(trainer: Mapping[str, Any], scheduler: Mapping[str, Any], batche
         raise InputError(
             f"trainer.max_steps={steps} and trainer.max_epochs={epochs}: a run has one length; set the other to null"
         )
-    warmup_steps = scheduler["warmup_steps"]
-    if (warmup_epochs := scheduler.get("warmup_epochs")) is not None:
-        if warmup_steps:
-            raise InputError(
-                f"scheduler.warmup_epochs={warmup_epochs} and scheduler.warmup_steps={warmup_steps}: "
-                "only one of them may be given"
-            )
-        warmup_steps = warmup_epochs * batches_per_epoch // batches_per_step
-    # If an epoch ends between the batches of a step, it ends with the step.
-    max_steps = ceil(epochs * batches_per_epoch / batches_per_step) if epochs else steps
-    interval, epochs_between = trainer["val_check_interval"], trainer.get("check_val_every_n_epoch")
-    if epochs_between is not None:
-        interval = ceil(epochs_between * batches_per_epoch / batches_per_step)
-    if max_steps is None or max_steps < 1:
-        raise InputError(f"trainer.max_steps={max_steps}: a number of steps, or trainer.max_epochs")
+
+    def steps_of(number: int) -> int:
+        """Return the steps of a number of epochs; one that ends between the batches of a step ends with the step."""
+        total: int = ceil(number * batches_per_epoch / batches_per_step)
+        return total
+
+    if epochs:
+        steps = steps_of(epochs)
+    elif steps == AUTO:
+        steps = max(FEWEST_STEPS, steps_of(AUTO_EPOCHS))
+    if not (isinstance(steps, int) and steps >= 1):
+        raise InputError(f"trainer.max_steps={steps}: a number of steps, or {AUTO}, or trainer.max_epochs")
+    interval = trainer["val_check_interval"]
+    if (epochs_between := trainer.get("check_val_every_n_epoch")) is not None:
+        interval = steps_of(epochs_between)
+    elif interval == AUTO:
+        interval = max(FEWEST_STEPS_BETWEEN, min(steps_of(1), steps // FEWEST_VALIDATIONS))
     if interval is not None and not (isinstance(interval, int) and interval >= 1):
-        raise InputError(f"trainer.val_check_interval={interval}: a whole number of steps, or null")
-    return RunLength(max_steps, interval, warmup_steps)
+        raise InputError(f"trainer.val_check_interval={interval}: a whole number of steps, {AUTO}, or null")
+    return RunLength(steps, interval, _count_warmup_steps(scheduler, batches_per_epoch, batches_per_step))
 
 
-def describe_late_milestones(schedule: Mapping[str, Any], pace: SchedulePace, max_steps: int) -> str:
+def _count_warmup_steps(scheduler: Mapping[str, Any], batches_per_epoch: int, batches_per_step: int) -> int:
+    warmup_steps: int = scheduler["warmup_steps"]
+    if (warmup_epochs := scheduler.get("warmup_epochs")) is None:
+        return warmup_steps
+    if warmup_steps:
+        raise InputError(
+            f"scheduler.warmup_epochs={warmup_epochs} and scheduler.warmup_steps={warmup_steps}: "
+            "only one of them may be given"
+        )
+    return int(warmup_epochs * batches_per_epoch // batches_per_step)
+
+
+def describe_late_milestones(schedule: Mapping[str, Any], pace: "SchedulePace", max_steps: int) -> str:
     """Return a line about a step of the schedule that the run ends before; "" if there is none.
 
     Args:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dml.__main__ import COMMANDS, dispatch, format_help
 from dml.commands.report_command import find_common_folder
 
-HYDRA = {"train", "evaluate", "prepare", "inspect"}
+HYDRA = {"train", "evaluate", "prepare", "inspect", "audit", "shift"}
 """The commands whose help is Hydra's."""
 
 
@@ -52,6 +53,8 @@ def test_help_fits_a_terminal_and_has_examples(
         (["train", "loss=rl"], "loss=rl: no such choice; nearest: rll"),
         (["evaluate", "checkpoint=/nowhere.ckpt"], "checkpoint=/nowhere.ckpt: no such file"),
         (["inspect", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
+        (["audit", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
+        (["shift", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["prepare", "dataset=sob"], "dataset=sob: no such choice; nearest: sop"),
         (["report"], "the following arguments are required: RUN; dml report --help lists all"),
         (["report", "/nowhere"], "/nowhere: metrics.json, per_query.parquet, .hydra/config.yaml missing"),
@@ -137,17 +140,21 @@ run_command()
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "signum"),
+    [*zip(COMMANDS, cycle([signal.SIGINT, signal.SIGTERM]), strict=False), ("train", signal.SIGTERM)],
+)
+def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: signal.Signals, tmp_path: Path) -> None:
     needed = {"report": ["run"], "compare": ["run"], "evaluate": ["checkpoint=best.ckpt"]}
     needed |= {"embed": ["run", "photos", "--output=a.npz"], "index": ["run", "photos"], "search": ["index", "a.jpg"]}
+    needed |= {"export": ["run", "--output=a.pt2"]}
+    needed |= {"compress": ["run"], "serve": ["index"], "protocol": ["losses=rll"]}
     arguments = needed.get(name, [])
-    for signum, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        program = [sys.executable, "-c", SIGNALLED.format(signum=int(signum)), name, *arguments]
-        done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
-        assert done.returncode == code, done.stderr
-        (line,) = done.stderr.splitlines()
-        assert line.startswith(f"stopped by {signum.name}")
+    program = [sys.executable, "-c", SIGNALLED.format(signum=int(signum)), name, *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 128 + signum, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"stopped by {signum.name}")
 
 
 @pytest.mark.pipeline

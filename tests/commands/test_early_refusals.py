@@ -8,7 +8,7 @@ from conftest import Here, Refused
 from dml.run import builders
 
 GROUPS = ["loss", "model", "dataset", "transform", "optimizer", "scheduler", "evaluation", "sampler", "trainer"]
-GROUPS += ["callbacks", "logger", "recurrent", "sweep"]
+GROUPS += ["callbacks", "logger", "adapter", "recurrent", "sweep"]
 
 
 @pytest.fixture
@@ -37,9 +37,12 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["scheduler=step", "scheduler.schedule.step_size=0"], "scheduler.schedule: StepLR(step_size=0, gamma=0.2): "),
         (["scheduler=multistep", "scheduler.schedule.milestones=3"], "MultiStepLR(milestones=3, gamma=0.2): 'int'"),
         (["+scheduler.schedule.speed=1"], "unexpected keyword argument 'speed'"),
+        (["scheduler.warmup_steps=-4"], "scheduler.warmup_steps=-4: expected 0 or more"),
+        (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
+        (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
     ],
 )
-def test_an_optimizer_or_schedule_that_cannot_be_made(
+def test_a_setting_that_no_training_can_take(
     refused: Refused, tmp_path: Path, overrides: list[str], expected: str
 ) -> None:
     assert expected in refused(*overrides)

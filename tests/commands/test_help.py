@@ -6,7 +6,7 @@ import pytest
 from conftest import Here
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "inspect"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "prepare", "inspect", "audit", "shift"])
 def test_help_lists_the_groups_in_the_order_of_need(
     here: Here, capfd: pytest.CaptureFixture[str], command: str
 ) -> None:

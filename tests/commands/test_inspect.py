@@ -17,7 +17,7 @@ from PIL import Image
 
 from dml.models.embedding import EmbeddingModel
 from dml.run.config_folders import CONF
-from dml.training.embedders import RawFeatures
+from dml.training.head_inputs import FeatureEmbedder
 
 SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=16", "processes=1", "data.num_workers=0"]
 SETTINGS += ["sheet.classes=2", "sheet.pictures=2"]
@@ -99,12 +99,15 @@ def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
     assert "warning" not in printed
     assert max(map(len, printed.splitlines())) <= 80 + len(str(mine))
     names = sorted(re.sub("[0-9a-f]{16}", "*", path.name) for path in (mine / ".dml" / "folder").iterdir())
-    assert names == ["features-*.npz", *(f"sheet_{split}.png" for split in ("test", "train", "val")), "table.parquet"]
+    assert names == ["features-*.npz"] * 2 + [
+        *(f"sheet_{split}.png" for split in ("test", "train", "val")),
+        "table.parquet",
+    ]
 
     def fail(*arguments: object) -> None:
         raise AssertionError("a second call embeds images")
 
-    monkeypatch.setattr(RawFeatures, "embed_images", fail)
+    monkeypatch.setattr(FeatureEmbedder, "embed_images", fail)
     again = inspect("components=2")
     assert find_row(again, "small_cnn, raw") == find_row(printed, "small_cnn, raw")
     assert again.partition("what the splits hold")[2] == printed.partition("what the splits hold")[2]
@@ -136,6 +139,11 @@ def test_a_part_of_each_class_is_announced(inspect: Callable[..., str]) -> None:
     printed = inspect("max_images=24")
     assert "part     24 of 48 images, the same share of each class, at least 2 (max_images)" in printed
     assert "│ smallest class │     2 │     2 │     2 │" in printed
+
+
+def test_a_changed_table_is_not_taken_for_that_of_the_data_set(inspect: Callable[..., str], mine: Path) -> None:
+    assert "planted  8 of 16 training images stay" in inspect("dataset.planted={thinning:2}")
+    assert not (mine / ".dml" / "folder" / "table.parquet").exists()
 
 
 def test_several_backbones_and_one_without_weights(

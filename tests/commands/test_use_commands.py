@@ -1,6 +1,9 @@
 """The commands that use a trained model: embed, index and search."""
 
 import json
+import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from small_embedders import make_model, write_photos
+from stored_arrays import stored_arrays
 
 import dml
 from dml.__main__ import dispatch
+from dml.evaluation.report import FoundImage, ImageSearches, search_report
+from dml.ops.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +34,7 @@ def test_vectors_are_written(model: Path, photos: Path, tmp_path: Path, capsys: 
     for name in ("vectors.npz", "vectors.parquet"):
         dispatch(["embed", str(model), str(photos), "--output", str(tmp_path / name), "--workers", "0"])
         assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / name)
-    arrays = np.load(tmp_path / "vectors.npz")
+    arrays = stored_arrays(tmp_path / "vectors.npz")
     np.testing.assert_array_equal(arrays["vectors"], expected)
     assert arrays["fingerprint"] == dml.load(model).fingerprint
     table = pq.read_table(tmp_path / "vectors.parquet")
@@ -48,7 +54,7 @@ def test_unreadable_images_are_left_out(model: Path, photos: Path, tmp_path: Pat
         dispatch(["embed", str(model), str(folder), "--output", str(output), "--workers", "0"])
     assert not output.exists()
     dispatch(["embed", str(model), str(folder), "--output", str(output), "--workers", "0", "--on-corrupt", "skip"])
-    assert np.load(output)["paths"].tolist() == [str(folder / "whole.png")]
+    assert stored_arrays(output)["paths"].tolist() == [str(folder / "whole.png")]
 
 
 def test_an_index_is_made_extended_and_searched(
@@ -72,6 +78,112 @@ def test_an_index_is_made_extended_and_searched(
     assert [len(result["neighbors"]) for result in results] == [8, 8]
     scores, paths = dml.Index.load(index).search(query, k=8)
     assert [neighbor["path"] for neighbor in results[0]["neighbors"]] == paths[0].tolist()
-    np.testing.assert_allclose([neighbor["score"] for neighbor in results[0]["neighbors"]], scores[0])
+    np.testing.assert_allclose([neighbor["score"] for neighbor in results[0]["neighbors"]], scores[0], atol=1e-6)
     with Image.open(picture) as drawn:
         assert drawn.size[0] == 800
+
+
+HOSTILE = [
+    "<script>alert(1)<",
+    '"><img src=x onerror=alert(1)>.png',
+    "a\x1b[31mb\n.png",
+    "{{ 7 * 7 }}&amp;.png",
+    "\u202e.png",
+]
+"""Names that mean something to HTML, to a terminal and to jinja2: a folder, and files in it."""
+
+
+def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embedder = make_model()
+    settings = replace(embedder.settings, metrics={"threshold/similarity": 0.99999})
+    folder = tmp_path / "private" / HOSTILE[0]
+    folder.mkdir(parents=True)
+    for name, photo in zip(HOSTILE[1:], sorted(photos.rglob("*.png")), strict=False):
+        (folder / name).write_bytes(photo.read_bytes())
+    model = dml.inference.ImageEmbedder(embedder.model, settings)
+    index = dml.Index.build(model, folder.parent).save(tmp_path / "<b>index")
+    odd = tmp_path / os.fsdecode(b"\xff.png")  # no UTF-8
+    odd.write_bytes((folder / HOSTILE[1]).read_bytes())
+    queries, page = [*(str(folder / name) for name in HOSTILE[1:]), str(odd)], tmp_path / "new" / "found.html"
+    dispatch(["search", str(index), *queries, "-k", "3", "--html", str(page)])
+    assert "same" in capsys.readouterr().out
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<li class="query-result">') == len(queries)
+    assert text.count('<figure class="picture same"') == len(queries)  # each finds itself
+    assert text.count('<figure class="picture other"') == 2 * len(queries)
+    assert "1.000 same" in text
+    assert "From 1.000 on" in text
+    for dangerous in ("<script", "<img", "<b>", "\x1b", "\u202e", "49&amp;", "private", str(tmp_path)):
+        assert dangerous not in text, dangerous
+    for escaped in (
+        "&lt;script&gt;alert(1)&lt; ",
+        "&gt;&lt;img src=x onerror=alert(1)&gt;.png",
+        "{{ 7 * 7 }}&amp;amp;.png",
+    ):
+        assert escaped in text, escaped
+    assert "default-src 'none'" in text
+    assert not re.findall(r"(?:src|href)=\"(?!#)", text)
+    assert text.count("data:image/webp;base64,") == 1  # the pictures are in the page
+
+
+def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: Path) -> None:
+    path = str(min(photos.rglob("*.png")))
+    searches = ImageSearches("my_index", 1, "cosine similarity", None, [(path, [FoundImage(path, "", 0.5, None)])])
+    text = search_report(searches)
+    assert '<figcaption aria-hidden="true">00.png 0.500</figcaption>' in text
+    assert "judged" not in text
+    found = [FoundImage(f"{number}.png", "", 0.5, None) for number in range(16_000)]
+    with pytest.raises(InputError, match="would have 16,001 pictures, at most 15,872 fit; give fewer"):
+        search_report(replace(searches, found=[(path, found)]))
+
+
+def test_neighbors_above_the_threshold_are_the_same(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedder = make_model()
+    vectors = embedder.embed(photos)
+    scores = np.sort(vectors[0] @ vectors.T)[::-1]
+    threshold = float(scores[2:4].mean())
+    settings = replace(embedder.settings, metrics={"threshold/similarity": threshold, "level0/recall@1": 1.0})
+    model = dml.inference.ImageEmbedder(embedder.model, settings)
+    index = str(dml.Index.build(model, photos).save(tmp_path / "index"))
+    query = min(map(str, photos.rglob("*.png")))
+    dispatch(["search", index, query, "-k", "5"])
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[1] for line in lines] == ["same"] * 3 + ["other"] * 2
+    dispatch(["search", index, query, "-k", "5", "--json"])
+    neighbors = json.loads(capsys.readouterr().out)[0]["neighbors"]
+    assert [neighbor["same"] for neighbor in neighbors] == [True] * 3 + [False] * 2
+
+
+def test_an_index_is_uploaded(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["index", str(model), str(photos), "--to", "lancedb:vectors", "--collection", "pets", "--workers", "0"]
+    dispatch(arguments)
+    assert capsys.readouterr().out.splitlines()[-1] == ("lancedb:vectors: 8 images uploaded, 0 were there, 8 in pets")
+    other = str(make_model(seed=1).save_pretrained(tmp_path / "other"))
+    with pytest.raises(SystemExit):
+        dispatch(["index", other, *arguments[2:]])
+    assert capsys.readouterr().err.startswith("error: lancedb:vectors: the collection pets is of the model ")
+    dispatch(["index", other, *arguments[2:], "--replace"])
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "lancedb:vectors: 8 images uploaded, 0 were there, 8 in pets; "
+        "the vectors of the old model are kept as an older version"
+    )
+    for more, line in [
+        (["--output", "x"], "--output: not with --to"),
+        (["--factory", "Flat"], "--factory: not with --to"),
+    ]:
+        with pytest.raises(SystemExit):
+            dispatch([*arguments, *more])
+        assert capsys.readouterr().err.strip() == f"error: {line}"
+    for wrong, line in [
+        ([*arguments[:5]], "--collection NAME: the name of the collection is missing"),
+        ([*arguments[:3], "--replace"], "--replace: only with --to"),
+        ([*arguments[:3], "--root", "."], "--root: only with --to"),
+    ]:
+        with pytest.raises(SystemExit):
+            dispatch(wrong)
+        assert capsys.readouterr().err.strip() == f"error: {line}"

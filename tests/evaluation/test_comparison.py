@@ -27,6 +27,45 @@ def test_the_interval_is_that_of_resampled_means(monkeypatch: pytest.MonkeyPatch
         assert found.high == pytest.approx(means[19_500], abs=2e-3)
 
 
+def test_the_interval_is_that_of_resampled_classes() -> None:
+    """Against a plain loop that draws whole classes of different sizes."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(40, size=300) ** 2 // 40
+    second = rng.random(300) + rng.normal(0, 1, labels.max() + 1)[labels]
+    queries = [second[labels == label] for label in np.unique(labels)]
+    drawn = (rng.integers(len(queries), size=len(queries)) for _ in range(20_000))
+    means = sorted(np.mean(np.concatenate([queries[i] for i in classes])) for classes in drawn)
+    found = mean_difference(np.zeros(300), second, labels=labels)
+    assert (found.queries, found.classes) == (300, len(queries))
+    assert found.mean == pytest.approx(second.mean())
+    assert found.low == pytest.approx(means[500], abs=0.02)
+    assert found.high == pytest.approx(means[19_500], abs=0.02)
+    # classes of one query each are queries
+    alone = mean_difference(np.zeros(300), second, labels=np.arange(300))
+    assert alone[:4] == mean_difference(np.zeros(300), second)[:4]
+
+
+def test_queries_of_a_class_are_not_independent() -> None:
+    """300 times 20 classes of 10 equal values: only resampled classes cover the truth as often as they say."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(20), 10)
+    covered = {"classes": 0, "queries": 0}
+    for _ in range(300):
+        values = rng.normal(0.1, 1.0, 20)[labels]
+        for name, drawn in (("classes", labels), ("queries", None)):
+            found = mean_difference(np.zeros(200), values, labels=drawn, confidence=0.9, resamples=300)
+            covered[name] += found.low <= 0.1 <= found.high
+    assert 0.80 <= covered["classes"] / 300 <= 0.96
+    assert covered["queries"] / 300 < 0.6
+
+
+def test_labels_of_queries_without_a_value_are_left_out() -> None:
+    first, second = np.array([0.0, NAN, 1.0]), np.array([1.0, NAN, 1.0])
+    assert mean_difference(first, second, labels=np.array([4, 5, 4])).classes == 1
+    with pytest.raises(InputError, match=r"labels of shape \(2,\), expected \(3,\)"):
+        mean_difference(first, second, labels=np.array([4, 5]))
+
+
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     """300 times 80 queries of a normal difference of mean 0.1; the binomial's deviation is 2 %."""
     rng = np.random.default_rng(0)

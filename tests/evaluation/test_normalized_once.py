@@ -62,7 +62,13 @@ def test_a_test_normalizes_and_takes_everything_once(
     calls.count(monkeypatch, ImageTable, "take", lambda table: table.labels)
     here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}")
     assert (tmp_path / "again" / "report.html").exists()
-    assert calls.of("unit_rows") == [1, 1, 1, 1]  # the three heads and their concatenation
+    assert calls.of("unit_rows") == [
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]  # the three heads, their concatenation, and that of the validation split
     assert calls.of("benchmark_lists") == [2]  # once for each of two equal sets of labels
     assert len(calls.of("take")) == 1  # rows are taken from the whole data set, never again from the tested ones
 

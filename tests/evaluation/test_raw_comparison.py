@@ -33,10 +33,11 @@ def by_hand(features: npt.NDArray[np.float64], table: ImageTable) -> tuple[float
     return float(np.mean(recalls)), float(np.mean(precisions))
 
 
+@pytest.mark.parametrize("images", [40, 5])  # more and fewer than there are features
 @pytest.mark.parametrize("splits", [("test",), ("query", "gallery")])
-def test_projections_are_those_of_a_singular_value_decomposition(splits: tuple[str, ...]) -> None:
+def test_projections_are_those_of_a_singular_value_decomposition(splits: tuple[str, ...], images: int) -> None:
     rng = np.random.default_rng(3)
-    train = rng.normal(size=(40, 6)) * np.array([5, 3, 2, 1, 1, 0.5]) + 1
+    train = rng.normal(size=(images, 6)) * np.array([5, 3, 2, 1, 1, 0.5]) + 1
     labels = np.repeat(np.arange(6), 4)
     test = rng.normal(size=(24, 6)) + rng.normal(size=(6, 6))[labels]
     table = make_table(labels, np.resize(np.array(splits), len(labels)))

@@ -99,8 +99,9 @@ def test_differences(runs: tuple[ReportedRun, ReportedRun]) -> None:
     assert min(min(bar) for bar in bars) >= 0
     assert max(max(bar) for bar in bars) <= 100
     assert max(abs(bound - 50) for bar in bars for bound in bar[:2]) == pytest.approx(50)
-    interval = mean_difference(a.queries.metrics["level0/ap"], b.queries.metrics["level0/ap"], resamples=RESAMPLES)
-    shown = " to ".join(f"{100 * bound:+.1f}".replace("-", "−") for bound in interval[2:])
+    values = (run.queries.metrics["level0/ap"] for run in (a, b))
+    interval = mean_difference(*values, labels=a.queries.labels[:, 0], resamples=RESAMPLES)
+    shown = " to ".join(f"{100 * bound:+.1f}".replace("-", "−") for bound in (interval.low, interval.high))
     assert rows["AP"].interval == shown
     for own in found.values():
         for row in own:

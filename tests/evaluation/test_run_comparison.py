@@ -4,15 +4,31 @@ import csv
 import json
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import SMALL, Here, in_a_process
 
+from dml.evaluation.comparison import mean_difference
+from dml.evaluation.comparison_notes import describe_differences, describe_facts
 from dml.evaluation.intervals import Interval
 from dml.evaluation.metric_descriptions import MetricDescription
-from dml.evaluation.run_comparison import ConfigurationResult, compare, csv_lines, find_runs, find_unfinished, markdown
+from dml.evaluation.per_query import read_queries, write_queries
+from dml.evaluation.run_comparison import (
+    ConfigurationResult,
+    compare,
+    csv_lines,
+    find_runs,
+    find_unfinished,
+    markdown,
+    sort_results,
+)
 from dml.ops.errors import InputError
+
+SHORT = [override for override in SMALL if override != "evaluation.report=null"]  # its test writes per_query.parquet
+SHORT += ["evaluation.report.map=false", "trainer.max_steps=2"]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +36,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, small_emoji: Path) -> Path:
     """Two losses, found by a glob, over two seeds."""
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patched:
-        command = ["train.py", "-m", "loss=glob([nr*,rll])", "seed=1,2", *SMALL, "trainer.max_steps=2"]
+        command = ["train.py", "-m", "loss=glob([nr*,rll])", "seed=1,2", *SHORT]
         patched.setattr("sys.argv", [*command, f"dataset.root={small_emoji}", f"hydra.sweep.dir={folder}"])
         from dml.commands import main
 
@@ -51,7 +67,7 @@ def test_a_sweep_by_glob_is_a_row_a_loss(sweep: Path) -> None:
 def test_rows_are_named_by_what_sets_them_apart(sweep: Path, small_emoji: Path, here: Here, tmp_path: Path) -> None:
     for margin in ("0.2", "0.3"):
         folder = f"hydra.run.dir={tmp_path / margin}"
-        here("train", *SMALL, "trainer.max_steps=2", f"dataset.root={small_emoji}", f"loss.margin={margin}", folder)
+        here("train", *SHORT, f"dataset.root={small_emoji}", f"loss.margin={margin}", folder)
     rows = compare(find_runs([tmp_path / "0.2", tmp_path / "0.3"]))
     assert [row.name for row in rows] == ["loss.margin=0.2", "loss.margin=0.3"]
     whole = compare([*find_runs([sweep]), *find_runs([tmp_path])])
@@ -136,8 +152,54 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = ["--markdown", str(tmp_path / "table.md"), "--csv", str(tmp_path / "table.csv")]
     printed = in_a_process("scripts/compare.py", str(sweep), *files)
     assert printed.startswith("| run | seeds | level0/recall@1 |")
+    assert "\n- vector: 24 numbers, cosine\n- first weights: random\n- checkpoint: " in printed
+    best, other = sorted(("nra", "rll"), key=lambda loss: -statistics.mean(recalls(sweep, loss)))
+    assert f"\n| run | level0/recall@1, difference to loss={best}, in points |\n" in printed
+    difference = 100 * (statistics.mean(recalls(sweep, other)) - statistics.mean(recalls(sweep, best)))
+    assert f"\n| loss={other} | {difference:.1f} [" in printed
+    assert " draws of the 19 classes of the queries, the same for both runs.\n" in printed
     assert (tmp_path / "table.md").read_text() == printed
     with (tmp_path / "table.csv").open() as file:
         table = list(csv.DictReader(file))
     assert {row["run"] for row in table} == {"loss=nra", "loss=rll"}
     assert all(float(row["low_95"]) <= float(row["mean"]) <= float(row["high_95"]) for row in table)
+
+
+VECTORS = ("256 numbers, cosine", "64 numbers, cosine", "64 numbers, cosine")
+
+
+def test_facts_that_differ_name_their_runs() -> None:
+    rows = [
+        ConfigurationResult(f"loss={loss}", {}, facts={"vector": vector, "split": "test"})
+        for loss, vector in (
+            ("rll", "256 numbers, cosine"),
+            ("nra", "64 numbers, cosine"),
+            ("xbm", "64 numbers, cosine"),
+        )
+    ]
+    assert describe_facts(rows) == (
+        "- vector:\n  - 256 numbers, cosine: loss=rll\n  - 64 numbers, cosine: loss=nra; loss=xbm\n- split: test\n"
+    )
+
+
+def test_the_interval_of_a_difference_is_that_of_whole_classes(sweep: Path) -> None:
+    rows = compare(find_runs([sweep]))
+    best, other = sort_results(rows, "level0/map@r")
+    queries = [[read_queries(folder / "per_query.parquet") for folder in row.folders] for row in (best, other)]
+    first, second = (np.mean([table.metrics["level0/map@r"] for table in tables], axis=0) for tables in queries)
+    expected = mean_difference(first, second, labels=queries[0][0].labels[:, 0], resamples=2000)
+    cell = f"{100 * expected.mean:.1f} [{100 * expected.low:.1f}, {100 * expected.high:.1f}]"
+    assert f"| {other.name} | {cell} |" in describe_differences(rows, "level0/map@r")
+    assert describe_differences(rows, "level0/nmi") == ""  # it has no value for each query
+    assert describe_differences(rows[:1], "level0/map@r") == ""
+
+    table = queries[1][0]
+    renamed = tuple(name.replace("a", "b") for name in table.names[0])
+    for folder in other.folders:
+        shutil.copy(folder / "per_query.parquet", folder / "kept")
+        write_queries(folder / "per_query.parquet", replace(table, names=(renamed, *table.names[1:])))
+    try:
+        assert "which aren't the same for all runs" in describe_differences(rows, "level0/map@r")
+    finally:
+        for folder in other.folders:
+            shutil.move(folder / "kept", folder / "per_query.parquet")

@@ -1,6 +1,7 @@
 """An index of images: exact search against brute force, changes, and saved versions."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,13 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         dml.Index.build(model, photos, parameters="nprobe=4")
     with pytest.raises(InputError, match=r"factory=IVF64,Flat: 12 vectors can't train it"):
         dml.Index.build(model, photos, factory="IVF64,Flat")
+
+
+def test_names_that_are_not_utf8_are_refused(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    Path(os.fsdecode(name)).write_bytes(next(photos.rglob("*.png")).read_bytes())
+    with pytest.raises(InputError, match=r"the path '.*caf\\xe9.png' in row 0 of .* isn't UTF-8"):
+        dml.Index.build(model, tmp_path)
 
 
 def test_an_approximate_index_finds_almost_the_same() -> None:

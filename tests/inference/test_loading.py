@@ -19,9 +19,10 @@ import dml
 from dml.commands import main
 from dml.data.images import UnreadableImageError
 from dml.data.readers.emoji import read
-from dml.data.table import ImageTable
+from dml.data.table import ImageTable, hold_out_classes
 from dml.evaluation import evaluate
 from dml.ops.errors import InputError
+from dml.ops.run_folder import RunFolder
 
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
 RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", *SHORT]
@@ -78,6 +79,27 @@ def test_the_metrics_are_those_of_the_runs_test(run: Path, model: dml.ImageEmbed
     for name, value in evaluate(vectors, tested.labels, clustering=False).items():
         if isinstance(value, float):
             assert value == expected[name], name
+
+
+def test_the_threshold_is_the_runs(
+    run: Path, model: dml.ImageEmbedder, small_emoji: Path, tested: ImageTable, tmp_path: Path
+) -> None:
+    """It is chosen on the validation classes: as a user would find it, with the vectors of the opened model."""
+    metrics = RunFolder(run).metrics()
+    assert model.threshold == metrics["threshold/similarity"]
+    assert model.threshold_errors["fnmr"] == metrics["threshold/fnmr"]
+    validated = hold_out_classes(read(small_emoji)).subset("val")
+    for table, names in ((validated, ("val_fmr", "val_fnmr")), (tested, ("fmr", "fnmr"))):
+        vectors, labels = model.embed(table.paths.tolist()), table.labels[:, 0]
+        pairs = np.triu(np.ones((len(labels), len(labels)), dtype=bool), 1)
+        is_same, passes = (labels[:, None] == labels)[pairs], (vectors @ vectors.T >= model.threshold)[pairs]
+        assert passes[~is_same].mean() == pytest.approx(model.threshold_errors[names[0]], abs=2 / (~is_same).sum())
+        assert 1 - passes[is_same].mean() == pytest.approx(model.threshold_errors[names[1]], abs=2 / is_same.sum())
+    assert model.threshold_errors["val_fmr"] <= model.threshold_errors["wanted_fmr"]
+    assert dml.load(run, heads=["H"]).threshold is None
+    saved = dml.load(model.save_pretrained(tmp_path / "saved"))
+    assert saved.threshold_errors == model.threshold_errors
+    assert f"`model.threshold` = {model.threshold:.4f}" in (tmp_path / "saved" / "README.md").read_text()
 
 
 def test_one_head_is_the_runs_head(run: Path, tested: ImageTable) -> None:

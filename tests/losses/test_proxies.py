@@ -71,7 +71,7 @@ def test_a_proxy_without_a_mean_stays_where_it_was_drawn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["loss=cluster", "proxies=means"], "proxies=means: must be class_means, or null"),
+        (["loss=cluster", "proxies=means"], "proxies=means: must be auto, class_means, or null"),
         (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss doesn't learn one proxy of each"),
         (["loss=soft_triple", "proxies=class_means"], "proxies=class_means: ProxyLoss doesn't learn one proxy of each"),
     ],

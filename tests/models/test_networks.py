@@ -370,4 +370,4 @@ def test_layers_are_numbered_without_gaps(name: str) -> None:
     assert parameters.layers[0] == 0
     last_stage = [i for path, i in backbone.layers.items() if path.startswith(f"{backbone.stages[-1]}.")]
     assert max(last_stage) == max(parameters.layers)
-    assert networks.resnet("resnet18").layered_parameters.layers == []
+    assert networks.googlenet().layered_parameters.layers == []

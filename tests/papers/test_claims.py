@@ -1,6 +1,7 @@
 """The papers' claims: what is trained for them, what is chosen, the verdicts, and the page."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from PIL import Image
 from dml.ops.errors import InputError
 from dml.ops.nested import flat
 from dml.papers.claims import claim_runs
+from dml.papers.claims.claim_results import ClaimResults, validation_folder
 from dml.papers.claims.claims_command import run_claims
 from dml.papers.claims.claims_figure import draw_outcomes
+from dml.papers.claims.claims_on_dataset import ClaimsOnDataset, select_datasets
 from dml.papers.claims.claims_page import insert_summary
 from dml.papers.claims.definitions import Arm, full_metric_name, read_claims
-from dml.papers.claims.tuning import Tuning, group_by_seed, validation_command, validation_folder
+from dml.papers.claims.tuning import Tuning, group_by_seed, validation_command
 from dml.papers.claims.verdicts import Outcome, Verdict, combine_verdicts, compute_outcomes, decide
 from dml.papers.experiments import compose
 from dml.papers.plans import Plan, PlannedRun
@@ -25,7 +28,7 @@ from dml.papers.tables.paper_tables import Training
 
 pytestmark = pytest.mark.pipeline
 
-CLAIMS = read_claims()
+CLAIMS, PHOTOGRAPHS = read_claims().on_datasets
 
 
 def values(name: str) -> dict[str, Any]:
@@ -75,6 +78,17 @@ def test_all_ten_claims_are_there_and_can_be_judged() -> None:
                 assert config.trainer.val_check_interval is None
                 assert config.dataset.name == "emoji"
                 assert not arm.prefix or arm.prefix.removeprefix("heads/") in config.model.heads
+    assert [claim.number for claim in PHOTOGRAPHS.claims] == [1, 2, 3, 4, 6, 9, 10]
+    assert {compose(arm.training).dataset.name for arm in PHOTOGRAPHS.used_arms} == {"grocery"}
+
+
+def test_quick_claims_are_the_same_with_fewer_steps() -> None:
+    quick, _ = read_claims(shortened=8).on_datasets
+    whole, short = (compose(claims.arms["rll"].training) for claims in (CLAIMS, quick))
+    assert (whole.trainer.max_steps, short.trainer.max_steps) == (320, 40)
+    whole, short = (compose(claims.arms["rnn"].training) for claims in (CLAIMS, quick))
+    assert [stage.trainer.max_steps for stage in whole.stages.values()] == [320, 160, 160]
+    assert [stage.trainer.max_steps for stage in short.stages.values()] == [40, 20, 20]
 
 
 def test_what_is_compared_takes_the_same_choice_or_one_of_its_own() -> None:
@@ -102,7 +116,7 @@ PRINTED = {
 
 
 def test_the_papers_own_differences(tmp_path: Path) -> None:
-    tuning = Tuning(CLAIMS.arms, Plan(tmp_path, 5))
+    tuning = Tuning(CLAIMS.arms, Plan(tmp_path, 5), ClaimResults(tmp_path / "claims.json"))
     found = {claim.number: compute_outcomes(claim, tuning) for claim in CLAIMS.claims}
     for number, printed in PRINTED.items():
         assert [one.printed_difference for one in found[number]] == pytest.approx(printed), number
@@ -154,7 +168,7 @@ def tuned(alternatives: Sequence[str], **more: str) -> Arm:
 def test_only_the_validation_classes_choose(tmp_path: Path) -> None:
     arm = tuned(["optimizer.lr=2e-4", "optimizer.lr=1e-3"], tuning_metric="recall@1")
     ablation = Arm("t_n_0", Training("claims/rll", ("loss.negative_temperature=0",)), parent="rll")
-    tuning = Tuning({"rll": arm, "t_n_0": ablation}, Plan(tmp_path, 3))
+    tuning = Tuning({"rll": arm, "t_n_0": ablation}, Plan(tmp_path, 3), ClaimResults(tmp_path / "claims.json"))
     slow, fast = tuning.list_candidates(arm)
     assert slow.run.seed == fast.run.seed == 0
     for one, on_test, on_val in ((slow, 0.9, 0.5), (fast, 0.1, 0.6)):
@@ -164,6 +178,8 @@ def test_only_the_validation_classes_choose(tmp_path: Path) -> None:
         leave(one.run.folder, **{"level0/recall@1": on_test})
         assert tuning.selected_overrides(arm) is None  # a test says nothing
         leave(validation_folder(one.run), **{"level0/recall@1": on_val})
+    slow, fast = tuning.list_candidates(arm)
+    assert (slow.value, fast.value) == (0.5, 0.6)
     assert tuning.selected_overrides(arm) == tuning.selected_overrides(ablation) == ("optimizer.lr=1e-3",)
     runs = tuning.list_runs(arm)
     assert runs is not None
@@ -192,21 +208,34 @@ def test_seeds_of_all_come_before_the_next(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    ("arms: {a: x}\nsetting: s\nclaims: {1: {}}", "no comparisons"),
-    ("arms: {a: {run: x, like: b}}\nsetting: s\nclaims: {}", "arm a: like: b is no arm"),
-    ("arms: {a: {run: x, tune: [y=1]}}\nsetting: s\nclaims: {}", "arm a: tune and by go together"),
-    ("arms: {a: x}\nsetting: s\nclaims: {1: {comparisons: [{better: a, worse: b, metric: h_ap}]}}", "claim 1: b is no"),
+    ("arms: {a: x}\nclaims: {1: {}}", "no comparisons"),
+    ("arms: {a: {run: x, like: b}}\nclaims: {}", "arm a: like: b is no arm"),
+    ("arms: {a: {run: x, tune: [y=1]}}\nclaims: {}", "arm a: tune and by go together"),
+    ("arms: {a: x}\nclaims: {1: {comparisons: [{better: a, worse: b, metric: h_ap}]}}", "claim 1: b is no"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), BROKEN, ids=[message for _, message in BROKEN])
 def test_a_fault_in_the_file_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "claims.yaml"
-    path.write_text(text)
+    path.write_text(f"setting: s\ndatasets: {{emoji: {{}}}}\n{text}")
     with pytest.raises(InputError, match=message):
         read_claims(path)
+
+
+def test_faults_of_a_command_are_one_line(tmp_path: Path) -> None:
+    results = ClaimResults(tmp_path / "claims.json")
+    tested = [
+        ClaimsOnDataset(claims, Tuning(claims.arms, Plan(tmp_path, 5), results)) for claims in (CLAIMS, PHOTOGRAPHS)
+    ]
     with pytest.raises(InputError, match="claim 11: there is none; there are 1, 2,"):
-        CLAIMS.select([11])
+        select_datasets(tested, None, [11])
+    with pytest.raises(InputError, match=f"--data {tmp_path}: no grocery/grocery.csv in it"):
+        select_datasets(tested, tmp_path, [1])
+    assert [[claim.number for claim in one.claims.claims] for one in select_datasets(tested, None, [1, 5])] == [[1, 5]]
+    results.path.write_text('[{"training": "claims/rll"}]')
+    with pytest.raises(InputError, match=r"claims.json: no results of the claims \(KeyError\('seed'\)\); delete it"):
+        ClaimResults(results.path)
 
 
 class Invented:
@@ -233,7 +262,7 @@ class Invented:
             assert Path(checkpoint.partition("=")[2]).parent.is_dir()
             where = Path(folder.partition("=")[2])
             assert where.parent.joinpath("metrics.json").exists()
-            leave(where, **{"level0/recall@1": 0.7, "h_ap": 0.4})
+            leave(where, **{"level0/map@r": 0.7, "h_ap": 0.4})
             self.validated += 1
         return False
 
@@ -257,6 +286,7 @@ def write_claims(monkeypatch: pytest.MonkeyPatch, invented: Invented, tmp_path: 
         (docs / "results.md").write_text("# x\n<!-- claims -->\nold\n<!-- /claims -->\n## y\n")
     places = ["--outputs", str(tmp_path / "outputs"), "--docs", str(docs)]
     run_claims([*places, *arguments])
+    assert (docs / "claims.json").exists()
     return (docs / "claims.md").read_text(encoding="utf-8")
 
 
@@ -268,13 +298,12 @@ def test_the_whole_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     tuned_arms = sum(bool(arm.alternatives) for arm in CLAIMS.arms.values())
     trainings = len(CLAIMS.arms) - 1  # rll_h is a part of rll
     assert len(invented.made) == len(made) == 5 * trainings + len(alternatives) - tuned_arms
-    assert len(made) <= 160  # an hour and a half
     assert invented.validated == len(alternatives)
     later = [run.seed for run in invented.made if run.seed]
     assert later == sorted(later)
     assert not list((tmp_path / "outputs").rglob("checkpoints"))
-    assert f"{5 * trainings} runs are done, and none is missing." in page
-    summary = page.split("| --- | --- |", 1)[1].splitlines()[1:11]
+    assert f"{5 * trainings} runs on emoji are done, and none is missing." in page
+    summary = [line for line in page.split("## 1.", 1)[0].splitlines() if " | emoji | " in line]
     assert [line.rsplit("|", 2)[1].strip() for line in summary] == [
         "**confirmed**",
         "**not confirmed**",
@@ -283,19 +312,24 @@ def test_the_whole_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     ]
     # T_n = 0: 2, 2.5, 3, 3.5, 4 points worse, sd 0.79, half the interval 2.776 x 0.79 / 5^0.5
     assert "| rll – t_n_0, recall@1 | +1.0 | +3.0 ± 1.0 | 5 | **confirmed** |" in page
-    assert "| t_n_0 | `rll loss.negative_temperature=0` | 40 | as rll | 49.0 ± " in page
-    assert "| rll | `rll` | 40 | `optimizer.lr=5e-4` (70.0 on val) |" in page
-    assert "| rnn | `stages.rnn.recurrent.recurrent.order=farthest_first` | recall@1 | 70.0 |  |" in page
+    assert "| t_n_0 | `rll loss.negative_temperature=0` | 320 | as rll | 49.0 ± " in page
+    assert "| rll | `rll` | 320 | `optimizer.lr=5e-4` (70.0 on val) |" in page
+    assert "| rnn | `stages.rnn.recurrent.recurrent.order=farthest_first` | map@r | 70.0 |  |" in page
     results = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
     assert results.startswith("# x\n<!-- claims -->\n|")
     assert results.endswith("|\n<!-- /claims -->\n## y\n")
     assert "old" not in results
-    assert all((tmp_path / "docs" / "images" / "claims" / f"{number}.png").exists() for number in range(1, 11))
+    assert all((tmp_path / "docs" / "images" / "claims" / f"{number}_emoji.png").exists() for number in range(1, 11))
 
     again = Invented()
     assert write_claims(monkeypatch, again, tmp_path) == page
     assert not again.made
     assert not again.validated
+
+    shutil.rmtree(tmp_path / "outputs")
+    assert write_claims(monkeypatch, again, tmp_path, "--show") == page  # of claims.json alone
+    assert write_claims(monkeypatch, again, tmp_path) == page
+    assert not again.made
 
 
 def test_a_failed_alternative_keeps_its_arms_from_training_and_no_others(
@@ -333,3 +367,12 @@ def test_a_figure_is_a_function_of_its_numbers(tmp_path: Path) -> None:
 def test_the_repositorys_page_has_it_too() -> None:
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert "\n<!-- claims -->\nx\n<!-- /claims -->\n" in insert_summary(results, "x")
+
+
+def test_the_repositorys_page_is_that_of_its_results(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "claims.json", tmp_path)
+    run_claims(["--show", "--docs", str(tmp_path), "--outputs", str(tmp_path / "no_runs")])
+    assert (tmp_path / "claims.md").read_text(encoding="utf-8") == (ROOT / "docs" / "claims.md").read_text(
+        encoding="utf-8"
+    )
+    assert (tmp_path / "claims.json").read_text() == (ROOT / "docs" / "claims.json").read_text()

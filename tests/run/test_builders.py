@@ -12,6 +12,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
 
+from dml.commands.config_types import check_types
 from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator
@@ -21,7 +22,7 @@ from dml.run.config_folders import CONF
 from dml.run.evaluators import build_metric_config
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.checkpoints import AtomicCheckpointIO
+from dml.training.checkpoint_io import AtomicCheckpointIO
 from dml.training.float32 import Float32Precision
 from dml.training.run_length import describe_late_milestones
 from dml.training.trainer_arguments import REFUSED_ARGUMENTS
@@ -42,6 +43,28 @@ LABELS = np.array([[0, 1], [1, 0], [2, 1], [1, 0]])
 def test_epochs_are_the_samplers(overrides: list[str], expected: tuple[int, Any]) -> None:
     config = composed(*overrides)
     builders.count_in_steps(config, batches_per_epoch=40)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batches_per_epoch", "expected"),
+    [
+        ([], 3, (400, 100)),
+        ([], 51, (408, 100)),
+        ([], 993, (7944, 993)),
+        (["trainer.accumulate_grad_batches=8"], 993, (993, 125)),
+        (["trainer.max_steps=1000"], 993, (1000, 250)),
+        (["trainer.max_steps=250"], 993, (250, 100)),
+        (["trainer.max_epochs=2"], 993, (1986, 496)),
+        (["trainer.max_steps=auto", "trainer.val_check_interval=7"], 993, (7944, 7)),
+    ],
+)
+def test_the_length_follows_the_data_set(
+    overrides: list[str], batches_per_epoch: int, expected: tuple[int, int]
+) -> None:
+    config = composed(*overrides)
+    check_types(config)
+    builders.count_in_steps(config, batches_per_epoch)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == expected
 
 
@@ -88,6 +111,7 @@ def test_a_cosine_ends_with_the_run(overrides: list[str], expected: int) -> None
 
 def test_a_warm_up_that_leaves_nothing_for_the_schedule_is_refused() -> None:
     config = composed("scheduler=cosine", "scheduler.warmup_steps=400")
+    builders.count_in_steps(config, batches_per_epoch=40)
     with pytest.raises(InputError, match=r"scheduler.warmup_steps=400: leaves nothing of the run's 400 steps"):
         builders.fill_in_schedule(config, builders.build_pace(config, batches_per_epoch=40))
 
@@ -212,7 +236,7 @@ def test_arguments_reach_lightnings_trainer() -> None:
         "trainer.inference_mode=false",
         "trainer.limit_test_batches=5",
         "trainer.profiler=simple",
-        "trainer.plugins=[{_target_: dml.training.checkpoints.AtomicCheckpointIO}]",
+        "trainer.plugins=[{_target_: dml.training.checkpoint_io.AtomicCheckpointIO}]",
     )
     assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (2, "norm")
     assert (trainer.min_steps, trainer.max_steps) == (3, 400)

@@ -16,7 +16,17 @@ from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.callbacks.loss_schedule import LossSchedule
 
-DEFAULT = ["StepSeed", "EmbeddingBankUpdates", "FinalValidation", "ProgressLines", "BestCheckpoint", "LastCheckpoint"]
+DEFAULT = [
+    "StepSeed",
+    "PrincipalHeads",
+    "EmbeddingBankUpdates",
+    "ProxiesAtClassMeans",
+    "FirstValidation",
+    "FinalValidation",
+    "ProgressLines",
+    "BestCheckpoint",
+    "LastCheckpoint",
+]
 ALL_OPTIONS = [
     "ema=0.9",
     "proxies=class_means",
@@ -41,10 +51,11 @@ def test_options_that_are_off_build_nothing() -> None:
 
 
 def test_all_options_are_built_in_order() -> None:
-    moving = ["LossSchedule", "EmbeddingBankUpdates", "ProxiesAtClassMeans", "Averaging"]
+    moving = ["LossSchedule", "PrincipalHeads", "EmbeddingBankUpdates", "ProxiesAtClassMeans", "Averaging"]
     assert names(*ALL_OPTIONS) == [
         "StepSeed",
         *moving,
+        "FirstValidation",
         "FinalValidation",
         "ProgressLines",
         "BestCheckpoint",
@@ -54,7 +65,7 @@ def test_all_options_are_built_in_order() -> None:
 
 def test_the_keys_of_the_options_reach_the_callbacks() -> None:
     built_callbacks = build_callbacks(composed(*ALL_OPTIONS, "seed=5"))
-    seeding, schedule, stored, _, averaging, _, _, best, last = (vars(callback) for callback in built_callbacks)
+    seeding, schedule, _, stored, _, averaging, _, _, _, best, last = (vars(callback) for callback in built_callbacks)
     assert seeding["seed"] == 5
     assert (schedule["attribute"], schedule["start"], schedule["end"]) == ("temperature", 1, 2)
     assert stored["every_n_steps"] == 7

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, SMALL, Here, Refused
+from stored_arrays import stored_arrays
 
 from dml.evaluation.per_query import read_queries
 
@@ -41,6 +42,30 @@ def test_a_run_is_judged_by_the_data_sets_own_lists(
     assert "</html>" in (folder / "report.html").read_text()
 
 
+def test_each_reranking_is_tested_beside_the_plain_ranking(
+    here: Here, refused: Refused, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, rerankings = tmp_path / "run", "evaluation.rerankings=[alpha_qe,[dba,alpha_qe],k_reciprocal]"
+    short = ["trainer.max_steps=1", "trainer.val_check_interval=1", "evaluation.metrics=[recall,map@r]"]
+    given = [*SMALL, *short, f"dataset.root={small_emoji}", "evaluation.raw=false", rerankings]
+    here("train", *given, f"hydra.run.dir={run}", "evaluation.report={neighbors:2,map:false,seed:0}")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert {f"reranked/{name}/level0/map@r" for name in ("alpha_qe", "dba+alpha_qe", "k_reciprocal")} <= {*metrics}
+    assert "+ DBA, alpha-QE" in (run / "report.html").read_text()
+    assert "k-reciprocal" in capfd.readouterr().out
+
+    again = tmp_path / "again"
+    here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={again}")
+    assert (
+        metrics.items()
+        >= {
+            k: v for k, v in json.loads((again / "metrics.json").read_text()).items() if k.startswith("reranked/")
+        }.items()
+    )
+    message = refused(*given, "loss=hyperbolic", f"hydra.run.dir={tmp_path / 'ball'}")
+    assert "a re-ranking is of cosine similarities" in message
+
+
 def test_recall_among_fixed_neighbors_is_of_those_before_the_training(
     here: Here, refused: Refused, small_emoji: Path, tmp_path: Path
 ) -> None:
@@ -50,7 +75,7 @@ def test_recall_among_fixed_neighbors_is_of_those_before_the_training(
     )
     given = [*SMALL, *short, f"dataset.root={small_emoji}", "evaluation.raw=false", "evaluation.fixed_neighbors=3"]
     here("train", *given, f"hydra.run.dir={run}")
-    kept = np.load(run / "fixed_neighbors.npz")
+    kept = stored_arrays(run / "fixed_neighbors.npz")
     found = json.loads((run / "metrics.json").read_text())
     assert kept["neighbors"].shape == (len(kept["rows"]), 3)
     assert found["fixed/level0/recall@4"] == found["fixed/level0/recall@8"] <= 1

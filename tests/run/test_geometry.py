@@ -14,7 +14,7 @@ from dml.losses.hyperbolic import to_ball
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.evaluators import find_ball
-from dml.training.embedders import ALL_HEADS, Embedded, ModelEmbedder
+from dml.training.embedders import CHOSEN_HEADS, Embedded, ModelEmbedder
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,15 @@ def test_a_geometry_that_cannot_be_used_is_refused(overrides: list[str], message
 
 def test_heads_become_points_alone_and_together() -> None:
     model: Any = torch.nn.Identity()
+    model.chosen_heads = ("L", "M", "H")
     embedder = ModelEmbedder(model, head_sets=("L+H",))
     embedder.ball = Ball(0.1, 2.3)
     heads = {name: torch.randn(5, 3, generator=torch.Generator().manual_seed(i)) for i, name in enumerate("LMH")}
     points = embedder.finalize(Embedded(heads, torch.arange(5))).embeddings
-    assert {*points} == {ALL_HEADS, "L+H", *"LMH"}
+    assert {*points} == {CHOSEN_HEADS, "L+H", *"LMH"}
     assert torch.equal(points["M"], to_ball(heads["M"], 0.1, 2.3))
     assert torch.equal(points["L+H"], to_ball(torch.cat([heads["L"], heads["H"]], dim=1) / 2**0.5, 0.1, 2.3))
-    assert points[ALL_HEADS].shape == (5, 9)
+    assert points[CHOSEN_HEADS].shape == (5, 9)
 
 
 def test_a_run_is_tested_by_poincare_distance_again_and_by_cosine_on_request(

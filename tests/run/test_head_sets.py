@@ -163,7 +163,7 @@ def test_a_run_is_chosen_by_a_single_head_and_tests_pairs(here: Here, small_emoj
     assert "val/level0/recall@1" not in rows_of(tmp_path)[0]
     found = json.loads((tmp_path / "metrics.json").read_text())
     assert found["step"] == max(validated, key=lambda step: (validated[step], -step))
-    parts = {"", "raw/", *(f"heads/{name}/" for name in ("L", "M", "H", "L+M", "M+H"))}
+    parts = {"", "raw/", "raw/pca/", *(f"heads/{name}/" for name in ("L", "M", "H", "L+M", "M+H"))}
     assert {name.removesuffix("level0/ap") for name in found if name.endswith("level0/ap")} == parts
     assert len({found[f"{part}level0/ap"] for part in parts}) > 4
     assert not any("recall" in name for name in found)

@@ -26,3 +26,27 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     assert "no class is left for a test or a validation" in line
     line = refused(*data, *small, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
     assert "no class is held out for a test" in line
+
+
+def test_a_training_of_a_search_looks_at_no_test_class(tmp_path: Path, here: Here, refused: Refused):
+    photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
+    lines = ["path,label,split"]
+    for number in range(12):
+        split = ("train", "train", "val", "test")[number % 4]
+        lines += [f"class{number}/{image}.png,class{number},{split}" for image in range(4)]
+        if split == "test":  # a look at one of them would be an error
+            for file in (photos / f"class{number}").iterdir():
+                file.write_bytes(b"no image")
+    (photos / "list.csv").write_text("\n".join(lines) + "\n")
+    data = ["dataset=csv", f"dataset.root={photos / 'list.csv'}", "data.check_images=0", "evaluation.split=val"]
+    small = [value for value in SMALL if not value.startswith("dataset.")]
+    here("train", *data, *small, f"hydra.run.dir={run}")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["split"] == "val"
+    assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
+    none = f"hydra.run.dir={tmp_path / 'none'}"
+    assert "evaluation.split=val keeps the test classes unseen" in refused(
+        *data, *small, "evaluation.selection=test", none
+    )
+    assert "of the test classes" in refused(*data, *small, "evaluation.fixed_neighbors=2", none)
+    assert "evaluation.split=train" in refused(*data, *small, "evaluation.split=train", none)

@@ -1,4 +1,7 @@
+import shlex
+
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from dml.ops.errors import InputError
@@ -30,8 +33,19 @@ def test_an_override_that_another_had_replaced_can_be_given_again() -> None:
 def test_what_nobody_asked_for_may_not() -> None:
     with pytest.raises(InputError, match=r"seed=1: the run was made with 0, and conf/ has changed since"):
         check_unchanged(config(seed=1), ["loss=rll", "loss.margin=0.4"], STORED)
-    with pytest.raises(InputError, match=r"data=5: the run was made with None"):
+    with pytest.raises(InputError, match=r"data=5: the run was made with null"):
         check_unchanged(config(data=5), ["loss=rll", "loss.margin=0.4"], STORED)
+
+
+def test_all_values_that_keep_the_run_as_it_was_are_named() -> None:
+    stored = StoredConfiguration([], {"a": None, "b": True, "c": "two words", "d": 1e-4, "e": "${seed}", "f": "sop"})
+    with pytest.raises(InputError) as refused:
+        check_unchanged(OmegaConf.create({"a": 1, "b": 2, "c": "3", "d": 4, "e": 5, "f": "6"}), [], stored)
+    line = str(refused.value)
+    assert line.startswith("a=1: the run was made with null, and conf/ has changed since; give ")
+    overrides = shlex.split(line.partition("give ")[2].removesuffix(" to go on as before"))
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    assert {override.key_or_group: override.value() for override in parsed} == stored.config
 
 
 def test_an_override_that_was_stored_with_the_value_of_its_interpolation_passes() -> None:
@@ -49,7 +63,7 @@ def test_only_callbacks_that_are_not_the_default_are_stored() -> None:
     changed = OmegaConf.merge(default, {"averaging": None, "mine": {"_target_": "users.Callback"}})
     stored = plain_config(config(callbacks=changed))
     assert stored["callbacks"] == {"averaging": None, "mine": {"_target_": "users.Callback"}}
-    with pytest.raises(InputError, match=r"callbacks.mine._target_=users.Callback: the run was made with None"):
+    with pytest.raises(InputError, match=r"callbacks.mine._target_=users.Callback: the run was made with null"):
         check_unchanged(config(callbacks=changed), [], STORED)
     del changed["progress"]
     assert plain_config(config(callbacks=changed))["callbacks"]["progress"] is None
@@ -61,3 +75,20 @@ def test_only_the_parts_that_matter_are_compared() -> None:
 
 def test_the_key_of_an_override() -> None:
     assert [key_of(text) for text in ("loss=rll", "+a.b=1", "~c", "++d=")] == ["loss", "a.b", "c", "d"]
+
+
+def test_a_run_that_trains_all_keeps_the_identity_of_before_there_was_frozen() -> None:
+    assert plain_config(config(frozen=False)) == plain_config(config())
+    assert plain_config(config(frozen=True))["frozen"] is True
+
+
+def test_a_run_whose_loss_is_sharded_keeps_the_identity_of_before() -> None:
+    assert plain_config(config(shard_loss=True)) == plain_config(config())
+    assert plain_config(config(shard_loss=False))["shard_loss"] is False
+
+
+def test_unset_changes_of_a_data_set_are_not_stored() -> None:
+    unset = {"name": "emoji", "corrections": None, "class_splits": None, "planted": None}
+    assert plain_config(OmegaConf.create({"dataset": unset}))["dataset"] == {"name": "emoji"}
+    planted = unset | {"planted": {"label_noise": 0.1}}
+    assert plain_config(OmegaConf.create({"dataset": planted}))["dataset"].keys() == {"name", "planted"}

@@ -134,7 +134,8 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
 
     table, unfinished = compared(str(sweep))
     assert unfinished == f"unfinished: {failing}\n"
-    assert [row.split(" | ")[0] for row in sorted(table.splitlines()[2:])] == [
+    rows = [line for line in table.splitlines()[2:] if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in sorted(rows)] == [
         "| trainer.max_steps=1, checkpoints.every_n_steps=200",
         "| trainer.max_steps=4, checkpoints.every_n_steps=100",
         "| trainer.max_steps=4, checkpoints.every_n_steps=200",

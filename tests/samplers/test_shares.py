@@ -8,14 +8,13 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from test_sampler_laws import CONF, LABELS, NAMES, table
-from torch.utils.data import Dataset
 
-from dml.data.dataset import Draw, Item
+from dml.data.dataset import BatchDataset, Draw, Item
 from dml.data.stream import BatchStream
 from dml.ops.errors import InputError
 
 
-class Rows(Dataset[Item]):
+class Rows(BatchDataset):
     """Items that are hardly more than their row."""
 
     def __getitem__(self, draw: Draw) -> Item:
@@ -38,7 +37,7 @@ def built(request: pytest.FixtureRequest) -> Any:
 
 
 def share(built: Any, rank: int, count: int, first: int, batches: int) -> list[list[int]]:
-    stream = BatchStream(Rows(), built, seed=0, rank=rank, world_size=count)  # type: ignore[arg-type]
+    stream = BatchStream(Rows(), built, seed=0, rank=rank, world_size=count)
     stream.load_state_dict({"position": first})
     return [rows.tolist() for _, _, rows in islice(stream, batches)]
 

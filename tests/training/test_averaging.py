@@ -16,7 +16,8 @@ from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
-from dml.training.checkpoints import AtomicCheckpointIO, load_model, read_checkpoint
+from dml.training.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpoints import load_model, read_checkpoint
 
 State = dict[str, Tensor]
 

@@ -16,7 +16,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.run import builders, loop
 from dml.training.crops import embed_views
-from dml.training.embedders import RawFeatures
+from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 
 
 def embed(images: Tensor) -> dict[str, Tensor]:
@@ -106,7 +106,7 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
         for name, expected in heads.items():
             torch.testing.assert_close(learner.embedded.embeddings[name][row], expected, atol=1e-4, rtol=0)
         together = torch.cat([heads["M"], heads["H"]]) / 2**0.5
-        torch.testing.assert_close(learner.embedded.embeddings["all"][row], together, atol=1e-4, rtol=0)
+        torch.testing.assert_close(learner.embedded.embeddings[CHOSEN_HEADS][row], together, atol=1e-4, rtol=0)
         torch.testing.assert_close(raw.embedded.embeddings["raw"][row], features, atol=1e-4, rtol=0)
     assert next(iter(images.test_dataloader()))[0].shape == (16, crops, 3, 32, 32)
     assert next(iter(images.val_dataloader()))[0].shape == (16, 3, 32, 32)

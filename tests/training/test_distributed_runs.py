@@ -81,7 +81,7 @@ def test_a_signal_to_one_or_all_stops_all(small_emoji: Path, tmp_path: Path, sig
             os.killpg(first.pid, signum)
         else:
             os.kill(first.pid if to == "first" else second_process(folder), signum)
-        errors = first.finish(timeout=60).stderr  # nobody is left
+        errors = first.finish(timeout=150).stderr  # nobody is left
     finally:
         first.kill()
     step = last(folder)["global_step"]

@@ -16,7 +16,8 @@ from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from dml.training.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpoints import read_checkpoint
 from dml.training.divergence import CpuCopy, CudaCopy, DirectCopy, DivergenceCheck
 from dml.training.history import History
 from dml.training.module import MetricLearner

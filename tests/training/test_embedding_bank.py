@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from trainers import small_trainer
 
+from dml.data.dataset import BatchDataset
 from dml.data.stream import BatchStream
 from dml.losses.compose import WeightedSum
 from dml.losses.regularizers import EmbeddingDrift
@@ -23,7 +23,7 @@ from dml.samplers.hard_class import HardClassSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.embedders import Embedded
+from dml.training.embedders import CHOSEN_HEADS, Embedded
 from dml.training.head_bank import HeadBank, find_neighbors
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
@@ -79,7 +79,7 @@ class Images(LightningDataModule):
             epoch += 1
 
 
-class Rows(Dataset[Any]):
+class Rows(BatchDataset):
     """The images above, by `Draw`."""
 
     def __getitem__(self, draw: Any) -> tuple[Tensor, Tensor, int]:
@@ -282,7 +282,7 @@ def test_at_test_neighbours_come_from_an_images_own_split() -> None:
         expected = loop(model, own, own)
         for head in ("L", "H"):
             torch.testing.assert_close(found[head][own], F.normalize(expected[head], dim=1))
-        torch.testing.assert_close(found["all"][own], model.concatenate(expected))
+        torch.testing.assert_close(found[CHOSEN_HEADS][own], model.concatenate(expected))
 
 
 def test_a_query_is_embedded_with_its_neighbours_in_the_gallery() -> None:

@@ -23,7 +23,7 @@ from dml.ops.errors import InputError
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.loss_schedule import LossSchedule
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.embedders import Embedded, evaluate_heads
+from dml.training.embedders import CHOSEN_HEADS, Embedded, evaluate_heads
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
 from dml.training.schedules import SchedulePace
@@ -268,12 +268,14 @@ def test_divergence_names_the_step_the_head_and_the_loss() -> None:
 
 
 def test_heads_and_sets_of_heads_can_be_evaluated() -> None:
-    embedded = Embedded({"all": torch.ones(2, 2), "L": torch.zeros(2, 1), "L+H": torch.ones(2, 1)}, torch.arange(2))
+    embedded = Embedded(
+        {CHOSEN_HEADS: torch.ones(2, 2), "L": torch.zeros(2, 1), "L+H": torch.ones(2, 1)}, torch.arange(2)
+    )
 
     def mean(embeddings: Tensor, rows: Tensor) -> dict[str, float]:
         return {"mean": embeddings.mean().item(), "rows": len(rows)}
 
-    found = evaluate_heads(embedded, ["all", "L", "L+H"], mean, torch.device("cpu"))
+    found = evaluate_heads(embedded, [CHOSEN_HEADS, "L", "L+H"], mean, torch.device("cpu"))
     expected = {"mean": 1.0, "heads/L/mean": 0.0, "heads/L+H/mean": 1.0}
     assert found == expected | {"rows": 2, "heads/L/rows": 2, "heads/L+H/rows": 2}
 
@@ -286,8 +288,8 @@ def test_a_set_of_heads_is_concatenated_as_all_heads_are(concatenation: str) -> 
     module = learner(head_sets=["H+L", "L+H"])
     module.model.concatenation = concatenation
     found = module.finalize(Embedded(parts, torch.arange(5))).embeddings
-    assert list(found) == ["all", "H+L", "L+H", "L", "H"]
-    assert torch.equal(found["L+H"], found["all"])
+    assert list(found) == [CHOSEN_HEADS, "H+L", "L+H", "L", "H"]
+    assert torch.equal(found["L+H"], found[CHOSEN_HEADS])
     longer = 3.0 if concatenation == "raw" else 1.0
     expected = torch.cat([longer * found["H"], found["L"]], dim=1) / (longer**2 + 1) ** 0.5
     torch.testing.assert_close(found["H+L"], expected)

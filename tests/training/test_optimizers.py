@@ -6,7 +6,8 @@ from torch import nn
 
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
-from dml.models.networks import resnet, timm_backbone
+from dml.models.networks import timm_backbone
+from dml.models.small_cnn import small_cnn
 from dml.ops.errors import InputError
 from dml.training.optimizers import change_settings, list_settings, optimizer_by_role
 
@@ -118,7 +119,7 @@ def test_without_decay_there_is_one_group_as_before() -> None:
 
 
 def test_layer_decay_needs_the_order_of_the_layers() -> None:
-    model = EmbeddingModel(resnet("resnet18"), taps={"H": "layer4"}, head={"H": PoolHead}, heads=["H"], image_size=32)
+    model = EmbeddingModel(small_cnn(), taps={"H": "pool2"}, head={"H": PoolHead}, heads=["H"], image_size=32)
     with pytest.raises(InputError, match=r"optimizer.layer_decay=0\.5: the order of this network's layers is unknown"):
         rates(model, layer_decay=0.5)
 

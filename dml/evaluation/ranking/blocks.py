@@ -15,6 +15,7 @@ from dml.evaluation.ranking.positives import Positives
 from dml.evaluation.ranking.rankings import Rankings, rank_block, rank_rows
 from dml.evaluation.ranking.scores import compute_scores
 from dml.retrieval.gallery import Gallery
+from dml.retrieval.reranking.gallery_comparison import Comparison
 from dml.retrieval.search import Search
 from dml.retrieval.top import k_nearest
 
@@ -49,6 +50,7 @@ class Ranking:
         positives: positives of the queries in the gallery.
         config: metrics to compute.
         neighbors: number of nearest items to return for each query.
+        comparison: distances that rank the gallery in place of those of the items; None for a plain ranking.
     """
 
     queries: Items
@@ -56,6 +58,7 @@ class Ranking:
     positives: Positives
     config: MetricConfig
     neighbors: int
+    comparison: Comparison | None = None
 
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
         """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
@@ -68,7 +71,7 @@ class Ranking:
         """Whether a search finds enough items for all metrics, and the same number for each query."""
         excluded = self.positives.excluded
         same_number = self._num_nearest <= len(self.gallery.labels) - excluded.shape[1] or bool((excluded >= 0).all())
-        return self.config.needs_only_nearest and same_number
+        return self.config.needs_only_nearest and same_number and self.comparison is None
 
     @property
     def _num_nearest(self) -> int:
@@ -148,6 +151,8 @@ class Ranking:
         return torch.tensor(self.queries.labels, device=device), torch.tensor(self.gallery.labels, device=device)
 
     def _compute_distances(self, gallery: Gallery, block: range, out: Tensor | None = None) -> Tensor:
+        if self.comparison is not None:
+            return self.comparison.distances(block, out)
         queries = self.queries.query_vectors(slice(block.start, block.stop))
         excluded = torch.from_numpy(self.positives.excluded[block.start : block.stop]).to(queries.device)
         return gallery.distances(queries, excluded, out)

@@ -15,6 +15,7 @@ from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.positives import Positives
 from dml.ops.errors import InputError
 from dml.ops.poincare import pair_distances
+from dml.retrieval.reranking.gallery_comparison import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
 
 LARGEST_BLOCK = 4096
@@ -122,11 +123,13 @@ def rank_items(
     neighbors: int = 0,
     share: tuple[int, int] = (0, 1),
     excluded: npt.NDArray[np.int64] | None = None,
+    reranker: Reranker | None = None,
 ) -> PerQuery:
-    """Rank checked items, see `rank_queries`.
+    """Rank checked items, see `rank_queries`; a reranker changes the distances before.
 
     Raises:
-        InputError: if a single item is its own gallery, or a query excludes the whole gallery.
+        InputError: if a single item is its own gallery, a query excludes the whole gallery, or items of a Poincare ball
+            should be re-ranked.
     """
     if gallery is None and len(queries.labels) < 2:
         raise InputError("query: 1 item and no gallery, at least 2 are needed")
@@ -146,7 +149,8 @@ def rank_items(
         raise InputError(f"gallery: a query excludes all of its {size} items, at least 1 must be left")
     result = _allocate_result(rows, positives, config, min(neighbors, size - max_excluded))
     if result.values or neighbors:
-        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1])
+        comparison = _rerank(queries, gallery, positives, reranker) if reranker else None
+        ranking = Ranking(queries, searched, positives, config, result.neighbors.shape[1], comparison)
         for block in ranking.rank_blocks(rows, block_size):
             positions = slice(block.queries.start - rows.start, block.queries.stop - rows.start)
             result.neighbors[positions], result.similarities[positions] = (
@@ -159,6 +163,14 @@ def rank_items(
         _set_poincare_similarities(result, queries, searched)
     _mask_queries_without_positives(result, positives)
     return result
+
+
+def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
+    """Return the distances of a re-ranking."""
+    if queries.curvature:
+        raise InputError("a re-ranking is of cosine similarities, and needs curvature = 0")
+    items = queries if gallery is None else gallery
+    return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
 
 
 def _set_poincare_similarities(result: PerQuery, queries: Items, gallery: Items) -> None:

@@ -161,14 +161,15 @@ def _draw_curve(name: str, points: Floats, axes: tuple[float, float, float]) -> 
     return Curve(
         name=name,
         last=f"{drawn[-1]:.3g}",
-        path=_draw_path(x, y),
-        faint=_draw_path(x, 100 * (1 - _scale(points[:, 1], low, high))) if many else "",
+        path=draw_path(x, y),
+        faint=draw_path(x, 100 * (1 - _scale(points[:, 1], low, high))) if many else "",
         dots="" if many else "".join(f"M{a:.2f} {b:.2f}h0" for a, b in zip(x, y, strict=True)),
         top=HEIGHT * float(y[-1]) / 100,
     )
 
 
-def _draw_path(x: Iterable[float], y: Iterable[float]) -> str:
+def draw_path(x: Iterable[float], y: Iterable[float]) -> str:
+    """Return the SVG path through some points."""
     return "M" + "L".join(f"{a:.2f} {b:.2f}" for a, b in zip(x, y, strict=True))
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, format_value
-from dml.evaluation.metric_names import HEADS, head_label, is_joint_metric
+from dml.evaluation.metric_names import (
+    HEADS,
+    PCA,
+    RERANKED,
+    chosen_label,
+    head_label,
+    is_joint_metric,
+    reranking_label,
+    rerankings_in,
+)
 from dml.evaluation.report.reported_run import ReportedRun
 
 LEVEL, MEAN = "level", "mean"
@@ -37,12 +46,22 @@ class MetricTable:
 
 
 def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
-    """Return {"before training", "head L", ..., "all heads": metrics}, with those parts that the run has metrics of."""
+    """Return the metrics of each part that the run has metrics of.
+
+    Returns:
+        {"before training", "head L", ..., "all heads", "+ alpha-QE", ...: metrics}.
+    """
     rows = {"before training": select_joint_metrics(run.select_metrics("raw/"))}
+    rows["before training, PCA"] = select_joint_metrics(run.select_metrics(f"raw/{PCA}/"))
     rows |= {
         head_label(heads): select_joint_metrics(run.select_metrics(f"{HEADS}/{heads}/")) for heads in run.head_sets
     }
-    rows["all heads" if run.head_sets else "after training"] = select_joint_metrics(run.metrics)
+    chosen = chosen_label(run.metrics.get("chosen_heads"))
+    rows[chosen or ("all heads" if run.head_sets else "after training")] = select_joint_metrics(run.metrics)
+    rows |= {
+        reranking_label(name): select_joint_metrics(run.select_metrics(f"{RERANKED}/{name}/"))
+        for name in rerankings_in(run.metrics)
+    }
     return {name: values for name, values in rows.items() if values}
 
 

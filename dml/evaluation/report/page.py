@@ -10,11 +10,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dml.data.images import read_image
+from dml.evaluation.report.audited_data import AuditReport, make_finding_sections
+from dml.evaluation.report.compression_section import make_compression_section
 from dml.evaluation.report.confusion import find_confusions
 from dml.evaluation.report.curves import make_charts
 from dml.evaluation.report.metrics import choose_headlines, list_labels_not_in_percent, make_metric_tables
 from dml.evaluation.report.reported_run import ReportedRun
 from dml.evaluation.report.scatter import make_map
+from dml.evaluation.report.searches import ImageSearches, make_search_results
 from dml.evaluation.report.sheets import make_sheets, score_queries
 from dml.evaluation.report.side_by_side import (
     align_queries,
@@ -24,6 +27,7 @@ from dml.evaluation.report.side_by_side import (
     compare_settings,
     count_outcomes,
 )
+from dml.evaluation.report.threshold_section import make_threshold_section
 from dml.evaluation.report.tiles import CELL, COLUMNS, ReadPicture, Tiles
 from dml.ops.escaping import printable
 
@@ -50,6 +54,8 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
         "tables": make_metric_tables(run),
         "not_in_percent": list_labels_not_in_percent(run),
         "charts": make_charts(run.history, table.levels, run.metrics.get("step")),
+        "threshold": make_threshold_section(run),
+        "vectors": make_compression_section(run),
         "score": score_queries(table).name,
         "sheets": make_sheets(table, tiles),
         "map": make_map(table, tiles),
@@ -77,6 +83,7 @@ def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None =
         "facts": {name: [summary.get(name, "–") for summary in summaries] for name in names},
         "levels": a.queries.levels,
         "differences": compare_metrics(a, b),
+        "classes": len(np.unique(a.queries.labels[:, 0])),
         "not_in_percent": list_labels_not_in_percent(a),
         "parts": compare_parts(a, b),
         "outcomes": count_outcomes(a, b),
@@ -84,6 +91,36 @@ def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None =
         "settings": compare_settings(a, b),
     }
     return _render("comparison.html.j2", content, tiles, read or partial(read_image, limits=a.limits))
+
+
+def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:
+    """Make a page of searches, each image beside what it finds: one HTML file that needs no other.
+
+    Args:
+        searches: the searches.
+        read: function that reads pictures, see `run_report`.
+
+    Raises:
+        InputError: if a picture can't be read, or there are too many.
+    """
+    tiles = Tiles()
+    content = {"searches": searches, "results": make_search_results(searches, tiles)}
+    return _render("searches.html.j2", content, tiles, read)
+
+
+def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
+    """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other.
+
+    Args:
+        report: what the page shows.
+        read: function that reads pictures, see `run_report`.
+
+    Raises:
+        InputError: if a picture can't be read.
+    """
+    tiles = Tiles()
+    content = {"report": report, "sections": make_finding_sections(report, tiles)}
+    return _render("audit.html.j2", content, tiles, read)
 
 
 def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture) -> str:

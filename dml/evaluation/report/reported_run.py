@@ -11,17 +11,12 @@ from typing import Any
 import yaml
 
 from dml.data.limits import ImageLimits
+from dml.evaluation.measured_facts import SELECTIONS
 from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics
 from dml.evaluation.metric_names import head_sets_in
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
-
-SELECTIONS = {
-    "val": "the best on the validation split",
-    "test": "the best on the test split",
-    "last": "the last one",
-}
 
 
 @dataclass(frozen=True)
@@ -35,6 +30,8 @@ class ReportedRun:
         config: configuration of the run, as YAML.
         history: rows of metrics.csv, each a dictionary with the key "step".
         choices: choice of each configuration group, {"loss": "rll", ...}.
+        threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
+        compression: contents of compression.json, which ``dml compress`` writes: metrics of smaller vectors by name.
     """
 
     name: str
@@ -43,6 +40,8 @@ class ReportedRun:
     config: str
     history: Sequence[Mapping[str, float]] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
+    threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    compression: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def head_sets(self) -> list[str]:
@@ -85,6 +84,7 @@ class ReportedRun:
             "model": _name_choice(self.choices.get("model"), model.get("backbone", {}).get("name")),
             "weights trained on": _describe_pretraining(model),
             "heads": ", ".join(model.get("heads", [])),
+            "vector": self.metrics.get("vector"),
             "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
             "seed": self.settings.get("seed"),
             "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
@@ -112,7 +112,7 @@ def _name_choice(choice: str | None, name: str | None) -> str | None:
 
 
 def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:
-    """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml and, if there is one, metrics.csv.
+    """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml, and what it has of the other files.
 
     Args:
         path: folder of the run.
@@ -137,6 +137,8 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
         config=folder.config_text,
         history=[{name: float(value) for name, value in row.items()} for row in folder.history()],
         choices={group: choice for group, choice in folder.choices.items() if choice},
+        threshold_curves=folder.threshold_curves(),
+        compression=folder.compression(),
     )
 
 

@@ -128,12 +128,14 @@ def _split_root(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
 def compare_metrics(a: ReportedRun, b: ReportedRun) -> dict[str, list[ComparedMetric]]:
     """Compare the metrics that both runs have, with intervals where there are values of single queries.
 
+    The intervals are of resampled classes of the finest level, for the metrics of all levels.
+
     Returns:
         {name of a level, "mean of the levels" or "all levels": compared metrics}.
     """
     values_a, values_b = a.queries.metrics, b.queries.metrics
     intervals = {
-        name: mean_difference(values, values_b[name], resamples=RESAMPLES)
+        name: mean_difference(values, values_b[name], labels=a.queries.labels[:, 0], resamples=RESAMPLES)
         for name, values in values_a.items()
         if name in values_b and not np.isnan(values).all()
     }
@@ -175,7 +177,7 @@ def _measure_widths(
     for name, metric in described.items():
         if name in intervals:
             scale = _choose_scale(metric)
-            widths[scale] = max(widths.get(scale, 0.0), *map(abs, intervals[name][2:]))
+            widths[scale] = max(widths.get(scale, 0.0), abs(intervals[name].low), abs(intervals[name].high))
     return {scale: width or 1.0 for scale, width in widths.items()}
 
 
@@ -187,7 +189,7 @@ def _compare(metric: MetricDescription, value_a: float, value_b: float) -> Compa
 def _add_interval(
     compared: ComparedMetric, metric: MetricDescription, difference: Difference, width: float
 ) -> ComparedMetric:
-    _, mean, low, high = difference
+    mean, low, high = difference.mean, difference.low, difference.high
     ends = f"{_format_difference(low, metric)} to {_format_difference(high, metric)}"
     if metric.higher_is_better:
         bar = (_place(low, width), _place(high, width), _place(mean, width))

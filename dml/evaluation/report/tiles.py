@@ -15,7 +15,9 @@ INNER, EDGE = 64, 1
 """Pixels of a picture's side and of the margin around it: browsers blend the edges of neighbouring scaled tiles."""
 CELL = INNER + 2 * EDGE
 COLUMNS = 64
-"""Pictures in a row. WebP images have at most 16,383 pixels a side: 248 rows, 15,872 pictures."""
+"""Pictures in a row."""
+MOST_ROWS = 16_383 // CELL
+"""Rows of a sheet: 248, of 15,872 pictures. WebP images have at most 16,383 pixels a side."""
 PAPER = "#FFFFFF"
 QUALITY = 75
 
@@ -32,6 +34,9 @@ class Tiles:
 
     def __init__(self) -> None:
         self._number_by_path: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._number_by_path)
 
     def number(self, path: str) -> int:
         """Return the number of a picture on the sheet; a new picture is added."""

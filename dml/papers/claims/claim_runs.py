@@ -7,20 +7,19 @@ from pathlib import Path
 
 from dml.commands.error_lines import say
 from dml.ops.run_folder import RunFolder
+from dml.papers.claims.claim_results import validation_folder
 from dml.papers.claims.definitions import Claims
-from dml.papers.claims.tuning import Candidate, Tuning, group_by_seed, validation_command, validation_folder
+from dml.papers.claims.tuning import Candidate, Tuning, group_by_seed, validation_command
 from dml.papers.plans import PlannedRun, format_command, list_commands, run_forks, train_runs
 
-NO_DATA = Path()
-"""The claims need no folder of data sets: they are tested on the embedded data."""
 
-
-def train_missing_runs(claims: Claims, tuning: Tuning, jobs: int) -> bool:
+def train_missing_runs(claims: Claims, tuning: Tuning, data: Path, jobs: int) -> bool:
     """Train and validate the missing alternatives, then train the arms, seed after seed.
 
     Args:
         claims: claims to test.
         tuning: alternatives of the arms, and the chosen ones.
+        data: folder that holds the folders of the data sets.
         jobs: number of runs at a time.
 
     Returns:
@@ -30,29 +29,30 @@ def train_missing_runs(claims: Claims, tuning: Tuning, jobs: int) -> bool:
     while open_runs := _list_runs_to_validate(claims, tuning):
         missing = [run for run in open_runs if not run.is_finished]
         say(f"choosing on the validation classes: {len(open_runs)} alternatives, {len(missing)} of them to be trained")
-        has_failed |= train_runs(missing, NO_DATA, say, jobs, run_forks)
+        has_failed |= train_runs(missing, data, say, jobs, run_forks)
         has_failed |= run_forks([validation_command(run) for run in open_runs if run.is_finished], say, jobs)
         if has_failed:
             break  # the arms whose alternatives are all validated are trained nevertheless
     _delete_checkpoints([candidate.run for candidate in _list_candidates(claims, tuning) if candidate.is_validated])
     runs, untuned = _list_runs_to_train(claims, tuning)
     for runs_of_seed in group_by_seed(runs):
-        missing = [run for run in runs_of_seed if not run.is_finished]
+        missing = [run for run in runs_of_seed if tuning.results.find_metrics(run, "test") is None]
         finished = len(runs_of_seed) - len(missing)
         say(f"seed {runs_of_seed[0].seed}: {len(runs_of_seed)} runs, {finished} of them done")
-        has_failed |= train_runs(missing, NO_DATA, say, jobs, run_forks)
+        has_failed |= train_runs(missing, data, say, jobs, run_forks)
         _delete_checkpoints(runs_of_seed)
     if untuned:
         sys.stderr.write(f"error: not trained, as an alternative failed: {', '.join(untuned)}\n")
     return has_failed or bool(untuned)
 
 
-def print_commands(claims: Claims, tuning: Tuning) -> None:
+def print_commands(claims: Claims, tuning: Tuning, data: Path) -> None:
     """Print the commands of the alternatives that are open, or of the arms' missing runs once all are chosen."""
     open_runs = _list_runs_to_validate(claims, tuning)
     runs_by_seed = [] if open_runs else group_by_seed(_list_runs_to_train(claims, tuning)[0])
     for run in [*open_runs, *(run for runs in runs_by_seed for run in runs)]:
-        for command in list_commands([run], NO_DATA):
+        split = "val" if run in open_runs else "test"
+        for command in list_commands([run], data) if tuning.results.find_metrics(run, split) is None else []:
             say(command)
         if run in open_runs and not RunFolder(validation_folder(run)).is_finished:
             say(format_command(validation_command(run)))

@@ -1,22 +1,20 @@
 """docs/claims.md, and its summary in docs/results.md."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from dml.evaluation.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
-from dml.ops.text_tables import markdown_table
-from dml.papers.claims.definitions import METRIC_LABELS, Arm, Claim, Claims, Overrides
+from dml.ops.text_tables import markdown_table, replace_between
+from dml.papers.claims.claims_on_dataset import ClaimsOnDataset
+from dml.papers.claims.definitions import METRIC_LABELS, Arm, Claim, Overrides
 from dml.papers.claims.tuning import Candidate, Tuning, select_best
-from dml.papers.claims.verdicts import Outcome, Verdict, combine_verdicts, compute_outcomes, read_metric
+from dml.papers.claims.verdicts import Outcome, Verdict, combine_verdicts, read_metric
 from dml.papers.cost import count_steps
 from dml.papers.experiments import compose
 from dml.run.stages import list_stages
-
-OutcomesByClaim = Mapping[int, Sequence[Outcome]]
-"""{number of the claim: outcomes of its comparisons}"""
 
 SUMMARY_MARKERS = ("<!-- claims -->", "<!-- /claims -->")
 """The lines of results.md between which the summary stands."""
@@ -26,13 +24,13 @@ FIGURES = Path("images/claims")
 
 HEAD = """# The papers' claims, put to the test
 
-`make claims` writes this page. {setting}
+`{command}` writes this page. {setting}
 
 A comparison takes the difference of two trainings seed by seed, on the test classes. It is **confirmed** if the 95 %
 interval of the differences' mean (Student's t) lies above 0, or above -1 point where a method is to keep up with
 another; **reversed** if it lies below that; else **not confirmed**. A claim of several comparisons is confirmed if all
-are, and reversed if all are. Nothing corrects for their number: of many comparisons without any difference, one in
-forty would be confirmed by chance.
+are, and reversed if all are. It is **open** as long as runs are missing. Nothing corrects for their number: of many
+comparisons without any difference, one in forty would be confirmed by chance.
 
 {runs}
 
@@ -49,52 +47,67 @@ An arm that is "as" another takes what was chosen for that.
 """
 
 
-def write_claims_page(claims: Claims, tuning: Tuning, docs: Path) -> None:
+def write_claims_page(setting: str, tested: Sequence[ClaimsOnDataset], docs: Path, command: str) -> None:
     """Write claims.md and its figures into the folder ``docs``, and the summary into results.md if it is there.
+
+    As long as no seed of any claim is finished, results.md stays as it is.
+
+    Args:
+        setting: paragraph on how the runs were made.
+        tested: the claims on each data set.
+        docs: folder of the page.
+        command: command that writes the page.
 
     Raises:
         InputError: if results.md has no place for the summary.
     """
     from dml.papers.claims.claims_figure import draw_outcomes  # importing matplotlib is slow
 
-    outcomes = {claim.number: compute_outcomes(claim, tuning) for claim in claims.claims}
-    for number, outcomes_of_claim in outcomes.items():
-        draw_outcomes(outcomes_of_claim, docs / FIGURES / f"{number}.png")
-    write_text(docs / "claims.md", render_page(claims, tuning, outcomes))
+    for on_dataset in tested:
+        for number, outcomes in on_dataset.outcomes.items():
+            if _is_begun(outcomes):
+                draw_outcomes(outcomes, docs / _figure(number, on_dataset))
+    write_text(docs / "claims.md", render_page(setting, tested, command))
     results = docs / "results.md"
-    if results.exists():  # the project's docs have it; elsewhere claims.md says the same
-        summary = render_summary(claims.claims, outcomes)
-        write_text(results, insert_summary(results.read_text(encoding="utf-8"), summary))
+    is_begun = any(_is_begun(outcomes) for on_dataset in tested for outcomes in on_dataset.outcomes.values())
+    if is_begun and results.exists():  # the project's docs have it; elsewhere claims.md says the same
+        write_text(results, insert_summary(results.read_text(encoding="utf-8"), render_summary(tested)))
 
 
-def render_page(claims: Claims, tuning: Tuning, outcomes: OutcomesByClaim) -> str:
+def render_page(setting: str, tested: Sequence[ClaimsOnDataset], command: str) -> str:
     """Render the whole of docs/claims.md."""
-    summary = render_summary(claims.claims, outcomes)
+    claims = {claim.number: claim for on_dataset in tested for claim in on_dataset.claims.claims}
+    runs = " ".join(_count_runs(on_dataset) for on_dataset in tested)
     parts = [
-        HEAD.format(setting=claims.setting, runs=_count_runs(claims, tuning), summary=summary),
-        *(_render_claim(claim, outcomes[claim.number], tuning) for claim in claims.claims),
+        HEAD.format(command=command, setting=setting, runs=runs, summary=render_summary(tested)),
+        *(_render_claim(claim, tested) for claim in claims.values()),
         TUNING_HEAD,
-        _render_alternatives(tuning.order_by_parent(claims.used_arms), tuning) + "\n",
+        *(_render_alternatives(on_dataset) + "\n" for on_dataset in tested),
     ]
     return "\n".join(parts)
 
 
-def render_summary(claims: Sequence[Claim], outcomes: OutcomesByClaim) -> str:
-    """Render a table with a row for each claim: its statement, the paper's difference, ours, and the verdict."""
+def render_summary(tested: Sequence[ClaimsOnDataset]) -> str:
+    """Render a table with a row for each claim and data set: the claim, the paper's difference, ours, the verdict."""
     rows = []
-    for claim in claims:
-        shown = _lowest_of_each_side(outcomes[claim.number])
-        rows.append(
-            [
-                str(claim.number),
-                f"{claim.statement} ({claim.source})",
-                "<br>".join(str(outcome.comparison) for outcome in shown),
-                "<br>".join(_format_printed(outcome.printed_difference) for outcome in shown),
-                "<br>".join(_format_difference(outcome.interval) for outcome in shown),
-                _bold(combine_verdicts([outcome.verdict for outcome in outcomes[claim.number]])),
-            ]
-        )
-    return markdown_table(["", "claim", "compared", "paper", "ours", "verdict"], rows, right=(3, 4))
+    claims = {claim.number: claim for on_dataset in tested for claim in on_dataset.claims.claims}
+    for number, claim in claims.items():
+        on_datasets = [on_dataset for on_dataset in tested if number in on_dataset.outcomes]
+        for row, on_dataset in enumerate(on_datasets):
+            outcomes = on_dataset.outcomes[number]
+            shown = _lowest_of_each_side(outcomes)
+            rows.append(
+                [
+                    "" if row else str(number),
+                    "" if row else f"{claim.statement} ({claim.source})",
+                    on_dataset.claims.dataset,
+                    "<br>".join(str(outcome.comparison) for outcome in shown),
+                    "<br>".join(_format_printed(outcome.printed_difference) for outcome in shown),
+                    "<br>".join(_format_difference(outcome.interval) for outcome in shown),
+                    _bold(_verdict(outcomes)),
+                ]
+            )
+    return markdown_table(["", "claim", "on", "compared", "paper", "ours", "verdict"], rows, right=(4, 5))
 
 
 def insert_summary(page: str, summary: str) -> str:
@@ -103,12 +116,11 @@ def insert_summary(page: str, summary: str) -> str:
     Raises:
         InputError: if the page lacks a marker.
     """
-    begin, end = SUMMARY_MARKERS
-    before, opened, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not opened or not closed:
+    replaced = replace_between(page, SUMMARY_MARKERS, summary)
+    if replaced is None:
+        begin, end = SUMMARY_MARKERS
         raise InputError(f"docs/results.md: no {begin} and {end}, between which the table of claims belongs")
-    return f"{before}{begin}\n{summary}\n{end}{after}"
+    return replaced
 
 
 def _lowest_of_each_side(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -129,23 +141,46 @@ def _lower_end(interval: Interval | None) -> float:
     return interval.mean - (interval.half_width if interval.runs > 1 else 0.0)
 
 
-def _render_claim(claim: Claim, outcomes: Sequence[Outcome], tuning: Tuning) -> str:
-    verdict = combine_verdicts([outcome.verdict for outcome in outcomes])
-    metrics = list(dict.fromkeys(outcome.comparison.metric for outcome in outcomes))
-    labels = [METRIC_LABELS.get(metric, metric) for metric in metrics]
-    arm_header = ["arm", "`experiment=claims/`…", "steps", "chosen", *labels]
-    arm_rows = [_arm_row(arm, metrics, tuning) for arm in claim.arms]
+def _render_claim(claim: Claim, tested: Sequence[ClaimsOnDataset]) -> str:
+    on_datasets = [on_dataset for on_dataset in tested if claim.number in on_dataset.outcomes]
+    verdicts = [f"{_verdict(one.outcomes[claim.number])} on {one.claims.dataset}" for one in on_datasets]
     parts = [
-        f"## {claim.number}. {verdict.capitalize()}",
+        f"## {claim.number}. {', '.join(verdicts).capitalize()}",
         f"{claim.statement} ({claim.source}; the paper's numbers are those on {claim.dataset}.)",
-        f"![The differences of claim {claim.number}, seed by seed]({FIGURES / f'{claim.number}.png'})",
-        markdown_table(
-            ["compared", "paper", "ours", "seeds", "verdict"], map(_comparison_row, outcomes), right=(1, 2, 3)
-        ),
-        markdown_table(arm_header, arm_rows, right=(2, *range(4, 4 + len(metrics)))),
+        *(part for on_dataset in on_datasets for part in _render_on_dataset(claim.number, on_dataset)),
         *([claim.remark] if claim.remark else []),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _render_on_dataset(number: int, tested: ClaimsOnDataset) -> list[str]:
+    """Render what one data set says of a claim: the figure, the comparisons, and the arms."""
+    claim = next(claim for claim in tested.claims.claims if claim.number == number)
+    outcomes, dataset = tested.outcomes[number], tested.claims.dataset
+    metrics = list(dict.fromkeys(outcome.comparison.metric for outcome in outcomes))
+    labels = [METRIC_LABELS.get(metric, metric) for metric in metrics]
+    header = [f"compared on {dataset}", "paper", "ours", "seeds", "verdict"]
+    arm_header = ["arm", "`experiment=claims/`…", "steps", "chosen", *labels]
+    arm_rows = [_arm_row(arm, metrics, tested) for arm in claim.arms]
+    if not _is_begun(outcomes):
+        return [f"No seed is finished on {dataset}.", markdown_table(arm_header, arm_rows, right=(2,))]
+    return [
+        f"![The differences of claim {number} on {dataset}, seed by seed]({_figure(number, tested)})",
+        markdown_table(header, map(_comparison_row, outcomes), right=(1, 2, 3)),
+        markdown_table(arm_header, arm_rows, right=(2, *range(4, 4 + len(metrics)))),
+    ]
+
+
+def _figure(number: int, tested: ClaimsOnDataset) -> Path:
+    return FIGURES / f"{number}_{tested.claims.dataset}.png"
+
+
+def _is_begun(outcomes: Sequence[Outcome]) -> bool:
+    return any(outcome.differences for outcome in outcomes)
+
+
+def _verdict(outcomes: Sequence[Outcome]) -> Verdict:
+    return combine_verdicts([outcome.verdict for outcome in outcomes])
 
 
 def _comparison_row(outcome: Outcome) -> list[str]:
@@ -158,13 +193,15 @@ def _comparison_row(outcome: Outcome) -> list[str]:
     ]
 
 
-def _arm_row(arm: Arm, metrics: Iterable[str], tuning: Tuning) -> list[str]:
+def _arm_row(arm: Arm, metrics: Iterable[str], tested: ClaimsOnDataset) -> list[str]:
+    tuning, common = tested.tuning, tested.claims.overrides
+    overrides = [override for override in arm.training.overrides if override not in common]
     experiment = arm.training.experiment.removeprefix("claims/")
     steps = sum(count_steps(stage.config) for stage in list_stages(compose(arm.training)))
     values_by_metric = [list(read_metric(arm, metric, tuning).values()) for metric in metrics]
     return [
         f"{arm.name}{f' ({arm.prefix})' if arm.prefix else ''}",
-        _code((experiment, *arm.training.overrides)),
+        _code((experiment, *overrides)),
         str(steps),
         _describe_selection(arm, tuning),
         *(_format_mean(mean_interval(values)) if values else "" for values in values_by_metric),
@@ -174,7 +211,7 @@ def _arm_row(arm: Arm, metrics: Iterable[str], tuning: Tuning) -> list[str]:
 def _describe_selection(arm: Arm, tuning: Tuning) -> str:
     parts = [f"as {arm.parent}"] if arm.parent else []
     if best := _find_selected(tuning.list_candidates(arm)):
-        parts.append(f"{_code(best.overrides)} ({100 * best.value:.1f} on val)")
+        parts.append(f"{_code(best.overrides)} ({_format_value(best)} on val)")
     elif arm.alternatives:
         parts.append("open")
     return ", ".join(parts)
@@ -187,27 +224,37 @@ def _find_selected(candidates: Sequence[Candidate]) -> Candidate | None:
     return None
 
 
-def _render_alternatives(arms: Iterable[Arm], tuning: Tuning) -> str:
-    """Render a table with a row for each alternative."""
+def _render_alternatives(tested: ClaimsOnDataset) -> str:
+    """Render a table with a row for each alternative on a data set."""
     rows = []
-    for arm in arms:
-        candidates = tuning.list_candidates(arm)
+    for arm in tested.tuning.order_by_parent(tested.claims.used_arms):
+        candidates = tested.tuning.list_candidates(arm)
         selected = _find_selected(candidates)
         for candidate in candidates:
             metric = METRIC_LABELS.get(candidate.metric, candidate.metric)
-            value = f"{100 * candidate.value:.1f}" if candidate.is_validated else ""
             mark = "chosen" if candidate == selected else ""
-            rows.append([arm.name, _code(candidate.overrides), metric, value, mark])
-    return markdown_table(["arm", "alternative", "chosen by", "on val, %", ""], rows, right=(3,))
+            rows.append([arm.name, _code(candidate.overrides), metric, _format_value(candidate), mark])
+    header = [f"arm on {tested.claims.dataset}", "alternative", "chosen by", "on val, %", ""]
+    return markdown_table(header, rows, right=(3,))
 
 
-def _count_runs(claims: Claims, tuning: Tuning) -> str:
-    """Return a sentence on how many runs are done, and which arms lack some."""
-    runs_by_arm = {arm.name: tuning.list_runs(arm) for arm in claims.used_arms}
-    runs_by_folder = {run.folder: run for runs in runs_by_arm.values() for run in runs or ()}
-    sentence = f"{sum(run.is_finished for run in runs_by_folder.values())} runs are done"
-    lacking = [name for name, runs in runs_by_arm.items() if runs is None or not all(run.is_finished for run in runs)]
+def _count_runs(tested: ClaimsOnDataset) -> str:
+    """Return a sentence on how many runs on a data set are done, and which arms lack some."""
+    tuning, dataset = tested.tuning, tested.claims.dataset
+    runs_by_arm = {arm.name: tuning.list_runs(arm) or [] for arm in tested.claims.used_arms}
+    runs_by_folder = {run.folder: run for runs in runs_by_arm.values() for run in runs}
+    done = {folder for folder, run in runs_by_folder.items() if tuning.results.find_metrics(run, "test")}
+    sentence = f"{len(done)} runs on {dataset} are done"
+    lacking = [
+        name for name, runs in runs_by_arm.items() if not runs or not done.issuperset(run.folder for run in runs)
+    ]
+    if not done:
+        return f"No run on {dataset} is done yet."
     return f"{sentence}; some are missing of {', '.join(lacking)}." if lacking else f"{sentence}, and none is missing."
+
+
+def _format_value(candidate: Candidate) -> str:
+    return "" if candidate.value is None else f"{100 * candidate.value:.1f}"
 
 
 def _format_printed(difference: float | None) -> str:

@@ -11,6 +11,7 @@ import yaml
 
 from dml.evaluation.metric_config import METRICS_BY_NAME
 from dml.ops.errors import InputError
+from dml.papers.experiments import shorten
 from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Training
 
 METRIC_LABELS = {name: METRICS_BY_NAME[name].label for name in HIERARCHICAL_METRICS}
@@ -103,24 +104,25 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims in their order, all arms by name, and a paragraph on how the runs were made."""
+    """The claims in their order, as they are tested on one data set.
 
-    setting: str
+    Args:
+        dataset: name of the data set on the page.
+        overrides: overrides of all trainings that choose the data set.
+        arms: all arms by name.
+        claims: the claims.
+    """
+
+    dataset: str
+    overrides: Overrides
     arms: Mapping[str, Arm]
     claims: tuple[Claim, ...]
 
     def select(self, numbers: Iterable[int] | None) -> "Claims":
-        """Return the claims with some numbers; None selects all.
-
-        Raises:
-            InputError: if no claim has one of the numbers.
-        """
+        """Return the claims with some numbers, of those that are tested on the data set; None selects all."""
         if numbers is None:
             return self
-        claims = {claim.number: claim for claim in self.claims}
-        if missing := [number for number in numbers if number not in claims]:
-            raise InputError(f"claim {missing[0]}: there is none; there are {', '.join(map(str, claims))}")
-        return replace(self, claims=tuple(claims[number] for number in numbers))
+        return replace(self, claims=tuple(claim for claim in self.claims if claim.number in set(numbers)))
 
     @property
     def used_arms(self) -> list[Arm]:
@@ -133,31 +135,61 @@ def full_metric_name(metric: str) -> str:
     return metric if metric in HIERARCHICAL_METRICS else f"level0/{metric}"
 
 
-def read_claims(path: Path = REFERENCE / "claims.yaml") -> Claims:
+@dataclass(frozen=True)
+class ClaimsFile:
+    """What reference/claims.yaml holds.
+
+    Args:
+        setting: paragraph on how the runs were made, in Markdown.
+        on_datasets: the claims on each data set, the embedded one first.
+    """
+
+    setting: str
+    on_datasets: tuple[Claims, ...]
+
+
+def read_claims(path: Path = REFERENCE / "claims.yaml", shortened: int = 1) -> ClaimsFile:
     """Read arms and claims from a file; the head of claims.yaml describes its entries.
+
+    Args:
+        path: the file.
+        shortened: number by which the steps of all trainings are divided.
 
     Raises:
         InputError: if a name in the file stands for nothing, or a value is missing.
     """
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
-        arms = {name: _read_arm(name, entry) for name, entry in content["arms"].items()}
-        claims = tuple(_read_claim(number, entry, arms) for number, entry in content["claims"].items())
+        on_datasets = tuple(
+            _read_claims_on(name, entry or {}, content, shortened) for name, entry in content["datasets"].items()
+        )
     except KeyError as error:
         raise InputError(f"{path}: no {error.args[0]}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return ClaimsFile(content["setting"].strip(), on_datasets)
+
+
+def _read_claims_on(dataset: str, settings: Mapping[str, Any], content: Mapping[str, Any], shortened: int) -> Claims:
+    overrides = tuple(settings.get("overrides", ()))
+    arms = {name: _read_arm(name, entry, overrides, shortened) for name, entry in content["arms"].items()}
     for arm in arms.values():
         if arm.parent and arm.parent not in arms:
-            raise InputError(f"{path}: arm {arm.name}: like: {arm.parent} is no arm")
+            raise InputError(f"arm {arm.name}: like: {arm.parent} is no arm")
         if bool(arm.alternatives) != bool(arm.tuning_metric):
-            raise InputError(f"{path}: arm {arm.name}: tune and by go together")
-    return Claims(content["setting"].strip(), arms, claims)
+            raise InputError(f"arm {arm.name}: tune and by go together")
+    numbers = settings.get("claims", list(content["claims"]))
+    return Claims(
+        dataset, overrides, arms, tuple(_read_claim(number, content["claims"][number], arms) for number in numbers)
+    )
 
 
-def _read_arm(name: str, entry: str | Mapping[str, Any]) -> Arm:
+def _read_arm(name: str, entry: str | Mapping[str, Any], overrides: Overrides, shortened: int) -> Arm:
     settings: Mapping[str, Any] = {"run": entry} if isinstance(entry, str) else entry
+    training = Training.parse(f"claims/{settings['run']}").extended(overrides)
     return Arm(
         name,
-        Training.parse(f"claims/{settings['run']}"),
+        training if shortened == 1 else shorten(training, shortened),
         prefix=settings.get("part", ""),
         alternatives=tuple(tuple(shlex.split(overrides)) for overrides in settings.get("tune", ())),
         tuning_metric=settings.get("by", ""),

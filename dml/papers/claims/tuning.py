@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cache
 
 from dml.ops.run_folder import RunFolder
+from dml.papers.claims.claim_results import ClaimResults, validation_folder
 from dml.papers.claims.definitions import Arm, Overrides, full_metric_name
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import add_prefix
 
 TUNING_SEED = 0
 """The seed of the runs that tuning compares."""
-
-VALIDATION_FOLDER = "val"
-"""The folder, inside the folder of a run, with the run's metrics on the validation classes."""
 
 
 class Tuning:
@@ -25,10 +22,12 @@ class Tuning:
     Args:
         arms: all arms by name.
         plan: plan of the arms' runs.
+        results: metrics of the runs.
     """
 
-    def __init__(self, arms: Mapping[str, Arm], plan: Plan) -> None:
+    def __init__(self, arms: Mapping[str, Arm], plan: Plan, results: ClaimResults) -> None:
         self.arms = arms
+        self.results = results
         self._list_runs = cache(plan.list_runs)  # composing a training is slow
 
     def selected_overrides(self, arm: Arm) -> Overrides | None:
@@ -49,7 +48,10 @@ class Tuning:
         candidates = []
         for overrides in arm.alternatives:
             run = self._list_runs(arm.training.extended(inherited + overrides))[TUNING_SEED]
-            candidates.append(Candidate(overrides, run, arm.tuning_metric, arm.prefix))
+            metrics = self.results.find_metrics(run, "val")
+            name = add_prefix(arm.prefix, full_metric_name(arm.tuning_metric))
+            value = metrics[name] if metrics else None
+            candidates.append(Candidate(overrides, run, arm.tuning_metric, value))
         return candidates
 
     def list_runs(self, arm: Arm) -> list[PlannedRun] | None:
@@ -77,35 +79,24 @@ class Candidate:
     Args:
         overrides: overrides of the alternative.
         run: run of the alternative with `TUNING_SEED`.
-        metric: the metric that tuning maximizes, such as "recall@1".
-        prefix: prefix of the metric's name in metrics.json, such as "heads/H"; "" for the whole embedding.
+        metric: the metric that tuning maximizes, such as "map@r".
+        value: the metric on the validation classes, a fraction; None as long as it isn't known.
     """
 
     overrides: Overrides
     run: PlannedRun
     metric: str
-    prefix: str
+    value: float | None
 
     @property
     def is_validated(self) -> bool:
-        """Whether the metrics on the validation classes are there."""
-        return RunFolder(validation_folder(self.run)).is_finished
-
-    @cached_property
-    def value(self) -> float:
-        """The metric on the validation classes, a fraction."""
-        metrics = RunFolder(validation_folder(self.run)).metrics()
-        return float(metrics[add_prefix(self.prefix, full_metric_name(self.metric))])
+        """Whether the metric on the validation classes is there."""
+        return self.value is not None
 
 
 def select_best(candidates: Sequence[Candidate]) -> Candidate:
     """Select the validated candidate with the largest metric, the first of equal ones."""
-    return max(candidates, key=lambda candidate: candidate.value)
-
-
-def validation_folder(run: PlannedRun) -> Path:
-    """Return the folder of a run's metrics on the validation classes."""
-    return run.folder / VALIDATION_FOLDER
+    return max(candidates, key=lambda candidate: -1.0 if candidate.value is None else candidate.value)
 
 
 def validation_command(run: PlannedRun) -> list[str]:

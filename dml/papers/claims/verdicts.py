@@ -92,7 +92,8 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
 def read_metric(arm: Arm, metric: str, tuning: Tuning) -> ValueBySeed:
     """Read an arm's metric on the test classes, in percent, for each seed whose run is finished."""
     name = add_prefix(arm.prefix, full_metric_name(metric))
-    return {run.seed: 100 * run.metrics[name] for run in tuning.list_runs(arm) or () if run.is_finished}
+    metrics_by_seed = {run.seed: tuning.results.find_metrics(run, "test") for run in tuning.list_runs(arm) or ()}
+    return {seed: 100 * metrics[name] for seed, metrics in metrics_by_seed.items() if metrics}
 
 
 def _differences(comparison: Comparison, tuning: Tuning) -> ValueBySeed:

@@ -19,6 +19,7 @@ from torch import Tensor
 from dml.evaluation.pictures import choose_queries
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
+from dml.models.recurrent import AnyModel
 from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder
 from dml.papers.experiments import compose
@@ -26,7 +27,7 @@ from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, Plot, Value, rea
 from dml.papers.plans import Plan, PlannedRun
 from dml.run import builders, loop
 from dml.training.checkpoints import load_model
-from dml.training.embedders import AnyModel, Embedded, Embedder
+from dml.training.embedders import Embedded, Embedder
 
 MAX_POINTS = 5000
 """The most embeddings in a scatter plot: "5 000 randomly chosen feature vectors of the test set" (NRA, Fig. 4)."""

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser, check_installed, positive_number
+from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors
+from dml.ops.extras import check_installed
 
 DESCRIPTION = """\
 Train what figures of the papers take and draw them: nra_3, nra_4 and

@@ -46,6 +46,15 @@ class Averaging(WeightAveraging):
         self._device = trainer.strategy.root_device  # ``pl_module.device`` is still the CPU here.
         super().setup(trainer, pl_module, stage)
 
+    @torch.no_grad()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the weights of the first step, which callbacks may have set since the average was made."""
+        super().on_train_start(trainer, pl_module)
+        if not trainer.global_step:
+            assert self._average_model is not None
+            for average, current in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
+                average.copy_(current)
+
     def on_train_batch_end(
         self,
         trainer: Trainer,

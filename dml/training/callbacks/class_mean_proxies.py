@@ -10,7 +10,7 @@ def make_class_mean_proxies(proxies: str | None) -> "ProxiesAtClassMeans | None"
     """Make the callback of ``proxies``; return None if the losses draw their proxies themselves.
 
     Args:
-        proxies: "class_means" or None, as `dml.losses.proxies.check_beginning` makes sure.
+        proxies: "auto", "class_means" or None, as `dml.losses.proxies.check_beginning` makes sure.
     """
     return ProxiesAtClassMeans() if proxies else None
 
@@ -26,7 +26,7 @@ class ProxiesAtClassMeans(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Embed the training images and set the proxies, unless the run was resumed."""
         assert isinstance(pl_module, MetricLearner)
-        if trainer.global_step:
+        if trainer.global_step or not any(list(proxy_sets(loss)) for loss in pl_module.losses.values()):
             return
         embedded = embed_training_images(trainer, pl_module, pl_module.embed_for_loss)
         labels = torch.from_numpy(get_training_data(trainer).train_table.labels)[embedded.rows]

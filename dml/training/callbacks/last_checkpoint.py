@@ -103,9 +103,9 @@ class LastCheckpoint(Checkpoint):
         signals.state.notice = "stopping after this validation"
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Write the checkpoint."""
+        """Write the checkpoint, unless no step has been taken."""
         signals.state.notice = "stopping after this step"
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and trainer.global_step:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:

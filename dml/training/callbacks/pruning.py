@@ -48,7 +48,7 @@ class Pruning(RunEnder):
             self._compare(trainer)
 
     def _compare(self, trainer: Trainer) -> None:
-        if trainer.global_step < trainer.max_steps:  # At the last step the run ends anyway.
+        if 0 < trainer.global_step < trainer.max_steps:  # At the last step the run ends anyway.
             stop = trainer.is_global_zero and self._is_behind(trainer)
             self.has_ended_run = trainer.should_stop = trainer.strategy.broadcast(stop)
 

@@ -18,13 +18,16 @@ class StepSeed(Callback):
     def on_train_batch_start(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
+        pl_module: LightningModule,
         batch: Any,  # noqa: ARG002
         batch_idx: int,
     ) -> None:
         """Seed the global generators of torch, NumPy and Python."""
         entropy = np.random.SeedSequence((self.seed, batch_idx, trainer.global_rank))
         step_seed = int(entropy.generate_state(1)[0])
-        torch.manual_seed(step_seed)
+        if pl_module.device.type == "cpu":
+            torch.default_generator.manual_seed(step_seed)  # to seed generators of absent GPUs takes 1 ms
+        else:
+            torch.manual_seed(step_seed)
         np.random.seed(step_seed)  # noqa: NPY002
         random.seed(step_seed)

@@ -10,8 +10,9 @@ from torch import Tensor
 def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
     """Concatenate the parts of a batch of all processes, with gradients.
 
-    Each of W processes computes the loss of the whole batch, so the gathered gradients add up to W times the gradient.
-    DistributedDataParallel takes the mean over the processes, which is the gradient.
+    The backward pass adds up the gradients of all processes. If each of W processes computes the loss of the whole
+    batch, they add up to W times the gradient. DistributedDataParallel takes the mean over the processes, which is the
+    gradient.
 
     Args:
         module: module that the trainer runs.
@@ -20,6 +21,16 @@ def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
     if module.trainer.world_size == 1:
         return part
     return _gather(module, part, with_gradients=part.is_floating_point()).flatten(0, 1)
+
+
+def gather_values(module: LightningModule, values: Tensor) -> Tensor:
+    """Stack the values (H,) of W processes -> (W, H), without gradients.
+
+    Args:
+        module: module that the trainer runs.
+        values: (H,) values of this process; all processes have the same H.
+    """
+    return _gather(module, values).reshape(-1, *values.shape)
 
 
 def gather_rows(module: LightningModule, part: Tensor) -> Tensor:

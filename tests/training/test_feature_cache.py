@@ -1,7 +1,7 @@
 """The stored features of a backbone: computed once, and anew as soon as anything differs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stored_arrays import stored_arrays
 from torch import Tensor, nn
 
 from dml.data.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
-from dml.training.raw_feature_cache import load_or_compute
+from dml.training.feature_cache import FeatureCache
 
 
 @dataclass
@@ -27,17 +28,23 @@ class Features:
     settings: dict[str, Any] = field(default_factory=lambda: {"size": 8})
     calls: int = 0
     warnings: list[str] = field(default_factory=list)
+    unreadable: str = ""
 
-    def compute(self, images: ImageTable) -> Tensor:
+    def compute(self, images: ImageTable, names: Sequence[str]) -> tuple[Mapping[str, Tensor], Tensor]:
         self.calls += 1
         assert {*images.split.tolist()} == {"test"}
-        return torch.tensor([[float(ord(Path(path).name[0])), 1.0] for path in images.paths.tolist()])
+        letters = [Path(path).name[0] for path in images.paths.tolist()]
+        rows = torch.tensor([row for row, letter in enumerate(letters) if letter not in self.unreadable])
+        codes = torch.tensor([[float(ord(letter)), 1.0] for letter in letters])[rows]
+        return {name: codes if name == "raw" else codes[:, :, None] * 2 for name in names}, rows
 
-    def load(self) -> Tensor:
-        folder = CacheFolder(self.root / "cache", str(self.root))
-        return load_or_compute(
-            self.table, folder, self.backbone, self.settings, compute=self.compute, warn=self.warnings.append
-        )
+    @property
+    def cache(self) -> FeatureCache:
+        return FeatureCache(CacheFolder(self.root / "cache", str(self.root)), self.warnings.append)
+
+    def load(self, cache: FeatureCache | None = None) -> Tensor:
+        settings = {"raw": self.settings}
+        return (cache or self.cache).load(self.table, self.backbone, settings, self.compute)["raw"]
 
     @property
     def file(self) -> Path:
@@ -135,7 +142,39 @@ def test_a_foreign_file_is_computed_anew_with_one_line(features: Features, chang
 def test_a_link_is_refused(features: Features) -> None:
     features.load()
     target = features.file.rename(features.root / "elsewhere.npz")
-    name = "features-" + str(np.load(target)["fingerprint"])[:16] + ".npz"
+    name = "features-" + str(stored_arrays(target)["fingerprint"])[:16] + ".npz"
     (features.root / "cache" / name).symlink_to(target)
     with pytest.raises(InputError, match="is a link to"):
         features.load()
+
+
+def test_names_that_are_not_stored_are_computed_together(features: Features) -> None:
+    asked: list[list[str]] = []
+
+    def compute(images: ImageTable, names: Sequence[str]) -> tuple[Mapping[str, Tensor], Tensor]:
+        asked.append([*names])
+        return features.compute(images, names)
+
+    features.load()
+    settings = {name: {**features.settings, "tap": name} for name in ("L", "M")} | {"raw": features.settings}
+    loaded = features.cache.load(features.table, features.backbone, settings, compute)
+    assert asked == [["L", "M"]]
+    torch.testing.assert_close(loaded["M"], 2 * loaded["raw"][:, :, None])
+    again = features.cache.load(features.table, features.backbone, settings, compute)
+    torch.testing.assert_close(again, loaded, atol=0, rtol=0)
+    assert len(asked) == 1
+
+
+def test_what_cannot_be_stored_stays_in_memory(features: Features) -> None:
+    features.unreadable = "c"
+    cache = features.cache
+    first = features.load(cache)
+    assert first[:, 0].isnan().tolist() == [False, False, True, False, False]
+    torch.testing.assert_close(features.load(cache), first, equal_nan=True)
+    assert features.calls == 1
+    assert not [*(features.root / "cache").iterdir()]
+    features.unreadable = ""
+    without_folder = FeatureCache(None, features.warnings.append)
+    assert features.load(without_folder)[:, 0].tolist() == [ord(name) for name in "dacab"]
+    features.load(without_folder)
+    assert features.calls == 2

@@ -1,0 +1,83 @@
+"""What the commands that look at a data set as it is have in common: its part, the check of its images, a network."""
+
+import os
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from dml.data.cache import CacheFolder
+from dml.data.limits import ImageLimits
+from dml.data.split_overview import make_overview_table, summarize_splits
+from dml.data.subsets import draw_share_of_classes
+from dml.data.table import ImageTable
+from dml.data.verification import CheckedImage, check_images, write_table
+from dml.models.embedding import EmbeddingModel
+from dml.ops.console import console, progress_bar
+from dml.run.builders import build_table
+from dml.run.feature_source import warn
+from dml.run.stored_configuration import TABLE_KEYS
+
+
+def read_part(config: DictConfig) -> tuple[ImageTable, bool]:
+    """Read the data set, or a part of each class with ``max_images`` -> the table, and whether it is the whole one.
+
+    Raises:
+        InputError: if the data set has a fault, or ``max_images`` isn't a number above 0.
+    """
+    whole_table = build_table(config)
+    table = draw_share_of_classes(whole_table, config.max_images, config.seed)
+    if len(table) < len(whole_table):
+        number, total = len(table), len(whole_table)
+        console.print(
+            f"[bold]part[/]     {number:,} of {total:,} images, the same share of each class, at least 2 (max_images)"
+        )
+    return table, len(table) == len(whole_table)
+
+
+def check_and_summarize(
+    config: DictConfig, table: ImageTable, folder: CacheFolder, *, is_whole: bool
+) -> dict[str, CheckedImage]:
+    """Read and decode each image once, and print what the splits hold; ``dml prepare`` and later calls use the results.
+
+    Args:
+        config: configuration of the command.
+        table: the images.
+        folder: folder of the prepared files, whose lock is held.
+        is_whole: whether the table is the whole data set, so that ``table.parquet`` can be written.
+    """
+    with progress_bar("verified", len({*table.paths.tolist()})) as advance:
+        images = check_images(
+            table,
+            folder,
+            processes=config.processes or os.cpu_count() or 1,
+            advance=advance,
+            warn=warn,
+            limits=ImageLimits.from_settings(config.data),
+        )
+    if is_whole and all(config.dataset.get(key) is None for key in TABLE_KEYS):
+        write_table(folder, table, images)
+    console.print(make_overview_table(summarize_splits(table, images)))
+    return images
+
+
+def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:
+    """Return a table of the images that can be read."""
+    readable = [not images[path].error for path in table.paths.tolist()]
+    return table.take(np.flatnonzero(readable).astype(np.int64))
+
+
+def set_for_readable(config: DictConfig) -> DictConfig:
+    """Return a configuration for images that could all be read before: one that can't be any more is an error."""
+    reading: DictConfig = config.copy()
+    reading.data.on_corrupt = "raise"
+    return reading
+
+
+def build_seeded_model(model_config: DictConfig, seed: int) -> EmbeddingModel:
+    """Build a model, whose random weights are the same each time."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model: EmbeddingModel = instantiate(model_config)
+    return model

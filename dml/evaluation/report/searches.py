@@ -1,0 +1,80 @@
+"""Searches of an index, as a page shows them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dml.evaluation.report.sheets import OTHER, SAME, CaptionedPicture, QueryResult
+from dml.evaluation.report.tiles import COLUMNS, MOST_ROWS, Tiles
+from dml.ops.errors import InputError
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image that a search found.
+
+    Args:
+        path: path of the image.
+        label: name of its class; empty if none is known.
+        score: similarity to the query.
+        same: whether the score is at least the model's threshold; None if the model has none.
+    """
+
+    path: str
+    label: str
+    score: float
+    same: bool | None
+
+
+@dataclass(frozen=True)
+class ImageSearches:
+    """Searches of one index.
+
+    Args:
+        index: name of the index.
+        size: number of its images.
+        score: what a score is, in words.
+        threshold: score from which on two images are judged to be of one class; None if the model has no threshold.
+        found: pairs of a query's path and what was found, best first.
+    """
+
+    index: str
+    size: int
+    score: str
+    threshold: float | None
+    found: Sequence[tuple[str, Sequence[FoundImage]]]
+
+
+def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
+    """Make what a page shows of searches; files are named without their folders, since a page is passed on.
+
+    Args:
+        searches: the searches.
+        tiles: sheet of the page's pictures, to which those of the queries and of the found images are added.
+
+    Raises:
+        InputError: if the pictures are too many for one sheet.
+    """
+    results = [
+        QueryResult(
+            CaptionedPicture(tiles.place(query), _name_file(query)), "", (), [[_show(image, tiles) for image in found]]
+        )
+        for query, found in searches.found
+    ]
+    if tiles.rows > MOST_ROWS:
+        raise InputError(
+            f"the page would have {len(tiles):,} pictures, at most {MOST_ROWS * COLUMNS:,} fit; give fewer images or a "
+            "smaller -k"
+        )
+    return results
+
+
+def _show(image: FoundImage, tiles: Tiles) -> CaptionedPicture:
+    name = _name_file(image.path)
+    relation = "" if image.same is None else SAME if image.same else OTHER
+    caption = " ".join(filter(None, (image.label or name, f"{image.score:.3f}", relation)))
+    return CaptionedPicture(tiles.place(image.path), caption, relation, name)
+
+
+def _name_file(path: str) -> str:
+    """Return the name of a file, whichever slash its path has."""
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2]

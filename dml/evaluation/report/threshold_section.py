@@ -1,0 +1,138 @@
+"""The section of a report on a threshold: the errors of all thresholds, and those of the one that was chosen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, describe_metric
+from dml.evaluation.report.curves import Tick, draw_path
+from dml.evaluation.report.metrics import format_metric
+from dml.evaluation.report.reported_run import ReportedRun
+
+HEIGHT = 300
+"""CSS pixels: the height of the box of the curves."""
+
+SPLITS = {"val": "validation", "train": "training"}
+"""The words for splits that have other names in the configuration."""
+
+FACTS = (
+    "eer",
+    "fnmr@1e-2",
+    "fnmr@1e-3",
+    "fnmr@1e-4",
+    "opis",
+    "unknown_auroc",
+    "known_accepted",
+    "known_identified",
+    "unknown_accepted",
+)
+"""The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """The curve of a split in a box of 100 x 100.
+
+    Args:
+        name: name of the split.
+        path: SVG path of FNMR over the logarithm of FMR.
+        chosen: SVG path of the point of the chosen threshold; empty if the run has none.
+    """
+
+    name: str
+    path: str
+    chosen: str
+
+
+@dataclass(frozen=True)
+class ThresholdSection:
+    """What the report shows of a threshold.
+
+    Args:
+        similarity: the threshold, as text; empty if the run has none.
+        choice: aim of the choice of the threshold, as the end of a sentence.
+        curves: curve of each split, the tested one first.
+        x: ticks of the horizontal axis, FMR, which are counted from the left.
+        y: ticks of the vertical axis, FNMR, which are counted from the top.
+        rows: {name: (FMR, FNMR)} of the chosen threshold in percent: of splits, and of the median and the worst class.
+        facts: further metrics of the tested split by their labels.
+        height: height of the box in CSS pixels.
+    """
+
+    similarity: str
+    choice: str
+    curves: Sequence[TradeOff]
+    x: Sequence[Tick]
+    y: Sequence[Tick]
+    rows: Mapping[str, tuple[str, str]]
+    facts: Mapping[str, str]
+    height: int = HEIGHT
+
+
+def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
+    """Make the section of the threshold; None if the run has none."""
+    metrics = run.select_metrics(THRESHOLD_PREFIX)
+    if not run.threshold_curves or not metrics:
+        return None
+    tested = str(run.metrics["split"])
+    curves = {name: np.array(points) for name, points in run.threshold_curves.items()}
+    decades = -int(np.floor(np.log10(min(points[0].min() for points in curves.values())) + 1e-9))
+    columns = {tested: ("fmr", "fnmr"), "val": ("val_fmr", "val_fnmr")}  # a tested "val" has only been chosen on
+    names_by_row = {_name_split(split): columns[split] for split in dict.fromkeys(("val", tested))}
+    for kind in ("median", "worst"):
+        names_by_row[f"{_name_split(tested)}, {kind} class"] = (f"fmr_{kind}_class", f"fnmr_{kind}_class")
+    rows = {row: _format_rates(metrics, names) for row, names in names_by_row.items() if names[0] in metrics}
+    return ThresholdSection(
+        similarity=f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
+        choice=_describe_choice(metrics),
+        curves=[
+            TradeOff(_name_split(split), _draw(points, decades), _draw_chosen(metrics, columns[split], decades))
+            for split, points in sorted(curves.items(), key=lambda part: part[0] != tested)
+        ],
+        x=[Tick(100 * (1 + power / decades), _name_power(power)) for power in range(-decades, 1)],
+        y=[Tick(100 - percent, str(percent)) for percent in (0, 20, 40, 60, 80, 100)],
+        rows=rows,
+        facts={
+            metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
+            for name in FACTS
+            if name in metrics
+            for metric in [describe_metric(THRESHOLD_PREFIX + name)]
+        },
+    )
+
+
+def _describe_choice(metrics: Mapping[str, float]) -> str:
+    if "wanted_fmr" in metrics:
+        return f"for a false match rate of {100 * metrics['wanted_fmr']:.3g} %"
+    return "for equal rates of both errors"
+
+
+def _name_split(split: str) -> str:
+    return SPLITS.get(split, split)
+
+
+def _name_power(power: int) -> str:
+    """Return a power of ten in percent: -3 -> "0.1"."""
+    return f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}"
+
+
+def _format_rates(metrics: Mapping[str, float], names: tuple[str, str]) -> tuple[str, str]:
+    """Return both rates in percent, with three significant digits for the small ones."""
+    fmr, fnmr = (100 * metrics[name] for name in names)
+    return f"{fmr:.3g}", f"{fnmr:.1f}"
+
+
+def _draw(points: npt.NDArray[np.float64], decades: int) -> str:
+    """Draw FNMR over the logarithm of FMR. (2, P) -> SVG path"""
+    return draw_path(100 * (1 + np.log10(points[0]) / decades), 100 * (1 - points[1]))
+
+
+def _draw_chosen(metrics: Mapping[str, float], names: tuple[str, str], decades: int) -> str:
+    """Draw the point of the chosen threshold; a rate of 0 is at the left end of the axis."""
+    if names[0] not in metrics:
+        return ""
+    fmr, fnmr = (metrics[name] for name in names)
+    x = max(0.0, 100 * (1 + np.log10(max(fmr, 1e-12)) / decades))
+    return f"M{x:.2f} {100 * (1 - fnmr):.2f}h0"

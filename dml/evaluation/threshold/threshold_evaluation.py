@@ -1,0 +1,81 @@
+"""The evaluation of a threshold: chosen on one split, judged on another, with the curves of both."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dml.evaluation.metric_config import METRICS, Kind
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.threshold.open_set import find_nearest_known, reject_unknown
+from dml.evaluation.threshold.threshold_choice import (
+    Threshold,
+    ThresholdSettings,
+    choose_threshold,
+    has_both_kinds,
+    judge_threshold,
+)
+from dml.metrics.pair_counts import LabelledPairs
+from dml.metrics.pair_verification import ErrorRates, Floats, PairVerification
+
+LOWEST_FMR = 1e-6
+"""The lowest false match rate of a stored curve."""
+
+POINTS = 121
+"""The number of points of a stored curve; 20 of them are in each power of ten."""
+
+
+class ThresholdEvaluation(NamedTuple):
+    """A threshold and its errors.
+
+    Args:
+        metrics: {name in metrics.json: value}.
+        curves: {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split.
+    """
+
+    metrics: dict[str, float]
+    curves: dict[str, Floats]
+
+
+def evaluate_threshold(
+    split: str, tested: LabelledPairs | None, validated: LabelledPairs | None, settings: ThresholdSettings
+) -> ThresholdEvaluation:
+    """Choose a threshold on the validation classes, and judge it on those of a tested split.
+
+    Args:
+        split: name of the tested split; if it is "val", nothing is judged.
+        tested: pairs of the tested split; None if they can't be compared by cosine similarity.
+        validated: pairs of the validation split; None if there is none.
+        settings: how the threshold is chosen.
+
+    Returns:
+        The metrics, without those of the threshold if there is no validation split with pairs of both kinds.
+    """
+    if tested is None or not has_both_kinds(tested):
+        return ThresholdEvaluation({}, {})
+    verification = PairVerification(tested)
+    curves = {split: thin_curve(verification.rates, tested)}
+    metrics = {metric.name: float(metric.function(verification)) for metric in METRICS if metric.kind == Kind.PAIRS}
+    threshold = None
+    if validated is not None and has_both_kinds(validated):
+        threshold, rates = choose_threshold(validated, settings)
+        curves |= {"val": thin_curve(rates, validated)}
+        metrics |= _describe(threshold)
+    if split != "val":
+        metrics |= judge_threshold(tested, threshold.similarity) if threshold else {}
+        nearest = find_nearest_known(tested, settings.seed)
+        metrics |= reject_unknown(nearest, threshold.similarity if threshold else None)
+    return ThresholdEvaluation({f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves)
+
+
+def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
+    """Return the smallest FNMR at false match rates from 1 down to that of a single pair. -> (2, P) FMR and FNMR"""
+    lowest = max(LOWEST_FMR, 1.0 / int(pairs.counts.negatives[0]))
+    fmrs = np.geomspace(1.0, LOWEST_FMR, POINTS)
+    fmrs = fmrs[fmrs >= lowest * (1 - 1e-9)]
+    places = np.searchsorted(-rates.fmr, -fmrs * (1 + 1e-9), side="left")
+    return np.stack([fmrs, rates.fnmr[places]])
+
+
+def _describe(threshold: Threshold) -> dict[str, float]:
+    metrics = {"similarity": threshold.similarity, "val_fmr": threshold.fmr, "val_fnmr": threshold.fnmr}
+    return metrics if threshold.wanted_fmr is None else metrics | {"wanted_fmr": threshold.wanted_fmr}

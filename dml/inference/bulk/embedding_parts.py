@@ -1,0 +1,188 @@
+"""The vectors of many images while they are embedded: a folder of parts, so that a killed command goes on."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dml.inference.bulk.embedding_files import check_output, make_table, write_embeddings
+from dml.inference.bulk.shards import WHOLE, Shard
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.files import remove_partial_files, replacing, write_text
+from dml.ops.locks import FileLock
+
+PART_SIZE = 1024
+"""The smallest number of images in a part; a part is a whole number of batches."""
+
+PLAN = "plan.json"
+
+MEANINGS = {
+    "format": "version of the files",
+    "fingerprint": "model",
+    "images": "number of images",
+    "listing": "list of images (their paths, labels and sizes)",
+    "batch_size": "batch size",
+}
+"""What the keys of a plan stand for, in the order in which a difference is told."""
+
+
+class EmbeddingParts:
+    """The parts of a file of embedded images, in a folder beside it.
+
+    Part p has the images from p * ``part_size`` on. A part begins where a batch begins, so that the vectors are the
+    same, bit for bit, however often the work was interrupted, and for each machine of one kind that shares it.
+
+    Args:
+        output: file to write in the end, .parquet or .npz. The folder of the parts has its name and ``.parts``.
+        paths: (N,) paths of the images.
+        labels: (N,) names of their classes; empty strings where none is known.
+        facts: the model's fingerprint and geometry.
+        batch_size: number of images in the network at a time.
+
+    Raises:
+        InputError: if the output has another suffix, or a path or label can't be written.
+    """
+
+    def __init__(
+        self, output: Path, paths: Sequence[str], labels: Sequence[str], facts: Mapping[str, str], batch_size: int
+    ) -> None:
+        check_output(output)
+        check_names(paths, labels)
+        self.output = output
+        self.folder = output.with_name(f"{output.name}.parts")
+        self.paths = paths
+        self.labels = labels
+        self.facts = dict(facts)
+        self.part_size = -(-PART_SIZE // batch_size) * batch_size
+        self._plan = {
+            "format": 1,
+            **self.facts,
+            "images": len(paths),
+            "listing": _hash_listing(paths, labels),
+            "batch_size": batch_size,
+            "part_size": self.part_size,
+        }
+        self._plan_hash = sha256(json.dumps(self._plan, sort_keys=True).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        """Return the number of parts."""
+        return -(-len(self.paths) // self.part_size)
+
+    @contextmanager
+    def hold(self, shard: Shard) -> Iterator[None]:
+        """Make the folder, or go on with it, and keep other processes from the same shard in the ``with`` statement.
+
+        Raises:
+            InputError: if the folder was begun with other images or another model, or another process is at work.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = self.folder / f".lock-{shard.number}-of-{shard.count}"
+        try:
+            with FileLock(own).hold():
+                if shard == WHOLE:
+                    self._refuse_busy_shards(own)
+                self._check_plan()
+                yield
+        except BlockingIOError as error:
+            raise InputError(f"{printable(self.folder)}: {error.strerror} is at work on it; wait for it") from error
+
+    def _refuse_busy_shards(self, own: Path) -> None:
+        for path in self.folder.glob(".lock-*"):
+            if path != own and FileLock(path).is_held():
+                raise BlockingIOError(errno.EWOULDBLOCK, path.read_text().strip() or "another process")
+
+    def missing(self, shard: Shard) -> list[int]:
+        """Return the parts of a shard that aren't there."""
+        return [part for part in shard.choose(len(self)) if not self._file(part).is_file()]
+
+    def rows(self, part: int) -> range:
+        """Return the positions of a part's images."""
+        return range(part * self.part_size, min((part + 1) * self.part_size, len(self.paths)))
+
+    def write(self, part: int, vectors: NDArray[np.float32]) -> None:
+        """Write the vectors (n, D) of a part's images; a row of NaN is an image that could not be read."""
+        rows = self.rows(part)
+        names = [self.paths[row] for row in rows], [self.labels[row] for row in rows]
+        table = make_table(*names, vectors, {**self.facts, "plan": self._plan_hash, "part": str(part)})
+        with replacing(self._file(part)) as partial:
+            pq.write_table(table, partial, write_page_checksum=True)
+
+    def join(self) -> None:
+        """Write the output out of all parts, and delete their folder.
+
+        Raises:
+            InputError: if a part is damaged or of other images.
+        """
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        write_embeddings(self.output, (self._read(part) for part in range(len(self))), self.facts)
+        shutil.rmtree(self.folder)
+
+    def _read(self, part: int) -> pa.Table:
+        file = self._file(part)
+        try:
+            table = pq.ParquetFile(file, page_checksum_verification=True).read()
+        except (pa.ArrowException, OSError) as error:
+            line = " ".join(str(error).split())
+            raise InputError(f"{printable(file)}: damaged ({line}); delete it, and the same command goes on") from error
+        metadata = table.schema.metadata or {}
+        if (metadata.get(b"plan"), metadata.get(b"part")) != (self._plan_hash.encode(), str(part).encode()):
+            raise InputError(f"{printable(file)}: of other images; delete it, and the same command goes on")
+        return table
+
+    def _file(self, part: int) -> Path:
+        return self.folder / f"{part:06}.parquet"
+
+    def _check_plan(self) -> None:
+        """Write the plan, or compare it with the one that the folder was begun with."""
+        file = self.folder / PLAN
+        if not file.is_file():
+            remove_partial_files(self.folder)
+            if stray := next((path.name for path in self.folder.iterdir() if not path.name.startswith(".lock")), None):
+                raise InputError(f"{printable(self.folder)}: holds something else ({printable(stray)}); delete it")
+            write_text(file, json.dumps(self._plan, indent=1) + "\n")
+            return
+        try:
+            begun = dict(json.loads(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise InputError(f"{printable(file)}: damaged; delete the folder to begin again") from error
+        if begun != self._plan:
+            key = next((key for key in MEANINGS if begun.get(key) != self._plan[key]), "format")
+            raise InputError(
+                f"{printable(self.folder)}: begun with another {MEANINGS[key]} ({printable(begun.get(key))}, now "
+                f"{self._plan[key]}); repeat the command as it was, or delete the folder to begin again"
+            )
+
+
+def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:
+    """Check that paths and labels can be written as UTF-8, before hours of work.
+
+    Raises:
+        InputError: if one can't.
+    """
+    for name in (*paths, *labels):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{printable(name)}: a name that isn't UTF-8 can't be stored; rename it") from error
+
+
+def _hash_listing(paths: Sequence[str], labels: Sequence[str]) -> str:
+    """Compute a hash of the paths, labels and sizes of images; the size of a missing file is -1."""
+    digest = sha256()
+    for path, label in zip(paths, labels, strict=True):
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            size = -1
+        digest.update(json.dumps([path, label, size]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""An index as a page in the browser, and as a JSON API."""

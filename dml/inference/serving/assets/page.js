@@ -1,0 +1,237 @@
+// This script sends the query to the server, and shows the neighbours that it answers with.
+"use strict";
+
+(() => {
+  const [facts, query, queryName, file, label, count, error, title, explanation, results, more] = [
+    "facts", "query", "query-name", "file", "label", "count", "error", "title", "explanation", "results", "more",
+  ].map((id) => document.getElementById(id));
+  const PAGE = 48;
+  const PICTURE = 224; // pixels: twice the width of a tile, for screens of a high density
+  const SVG = "http://www.w3.org/2000/svg";
+  let index = null;
+  let upload = null; // the file that is searched by; null if it is an item, whose number is in the address
+  let latest = 0; // the number of the last request: answers to earlier ones are dropped
+  let shown = 0;
+
+  const make = (name, className, text) => {
+    const element = document.createElement(name);
+    element.className = className;
+    element.textContent = text ?? "";
+    return element;
+  };
+
+  const format = (number) => number.toLocaleString("en");
+
+  async function ask(path, options) {
+    let response;
+    try {
+      response = await fetch(path, options);
+    } catch {
+      throw new Error("The server does not answer.");
+    }
+    const answer = await response.json().catch(() => ({ error: `The server answers with status ${response.status}.` }));
+    if (!response.ok) throw new Error(answer.error);
+    return answer;
+  }
+
+  function show(problem) {
+    error.textContent = problem ? problem.message : "";
+    error.hidden = !problem;
+  }
+
+  function picture(item) {
+    const relation = item.same === true ? "same" : item.same === false ? "other" : "";
+    const button = make("button", `picture ${relation}`);
+    button.type = "button";
+    button.title = `${item.label ? `${item.label}, ` : ""}${item.name}: search by it`;
+    const frame = make("span", "frame");
+    const image = make("img", "");
+    image.alt = item.label || item.name;
+    image.loading = "lazy";
+    image.src = `api/items/${item.item}/image?size=${PICTURE}`;
+    frame.append(image);
+    if (relation) frame.append(mark(relation));
+    const words = make("span", "words");
+    words.append(make("strong", "", item.label || item.name));
+    if (item.score !== undefined) words.append(make("span", "score", `${item.score.toFixed(3)} ${relation}`));
+    else if (item.label) words.append(item.name);
+    button.append(frame, words);
+    button.addEventListener("click", () => searchByItem(item.item));
+    const entry = make("li", "");
+    entry.append(button);
+    return entry;
+  }
+
+  function mark(relation) {
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("class", `mark ${relation}`);
+    svg.setAttribute("aria-hidden", "true");
+    const use = document.createElementNS(SVG, "use");
+    use.setAttribute("href", `#mark-${relation}`);
+    svg.append(use);
+    return svg;
+  }
+
+  /** Run a request, and hand its answer to `display` unless another request has followed. */
+  async function run(request, display) {
+    const number = ++latest;
+    document.body.classList.add("busy");
+    try {
+      const answer = await request();
+      if (number !== latest) return;
+      show(null);
+      display(answer);
+    } catch (problem) {
+      if (number === latest) show(problem);
+    } finally {
+      if (number === latest) document.body.classList.remove("busy");
+    }
+  }
+
+  function options() {
+    const chosen = new URLSearchParams({ k: count.value });
+    if (label.value) chosen.set("label", label.value);
+    return chosen;
+  }
+
+  function explainScores() {
+    const score = index.geometry === "cosine" ? "cosine similarity" : "negative distance in the Poincaré ball";
+    const sentences = [`The number is the ${score}.`];
+    if (index.threshold !== null) {
+      const { fmr, fnmr } = index.threshold_errors;
+      sentences.push(`From ${index.threshold.toFixed(3)} on, an image is judged to be of the query's class.`);
+      if (fmr !== undefined && fnmr !== undefined) {
+        const [wrong, missed] = [fmr, fnmr].map((rate) => `${(100 * rate).toPrecision(2)} %`);
+        sentences.push(`On the test classes, this was wrong for ${wrong} of the pairs of different classes and ${missed} of those of one class.`);
+      }
+    }
+    return sentences.join(" ");
+  }
+
+  function display({ neighbors }) {
+    title.textContent = label.value ? `Most similar images with the label ${label.value}` : "Most similar images";
+    explanation.textContent = explainScores();
+    results.replaceChildren(...neighbors.map(picture));
+    more.hidden = true;
+  }
+
+  function showQuery(source, name) {
+    if (query.src.startsWith("blob:")) URL.revokeObjectURL(query.src);
+    query.hidden = !source;
+    if (source) query.src = source;
+    else query.removeAttribute("src");
+    queryName.textContent = name;
+  }
+
+  function searchByUpload(chosen) {
+    if (!index) return; // the page is loading, or the server doesn't answer, which the page says
+    upload = chosen;
+    if (location.hash) history.pushState(null, "", location.pathname);
+    showQuery(URL.createObjectURL(chosen), chosen.name || "pasted image");
+    search();
+  }
+
+  function searchByItem(item) {
+    if (location.hash === `#${item}`) search();
+    else location.hash = item; // the address of a search by an item can be kept, and the browser goes back to it
+    window.scrollTo({ top: 0 });
+  }
+
+  function search() {
+    const item = location.hash.slice(1);
+    if (upload) {
+      if (upload.size > index.max_upload_bytes) {
+        latest++;
+        show(new Error(`${upload.name}: more than ${format(index.max_upload_bytes)} bytes; choose a smaller image.`));
+        return;
+      }
+      run(() => ask(`api/search?${options()}`, { method: "POST", body: upload }), display);
+    } else if (/^\d+$/.test(item)) {
+      run(() => ask(`api/items/${item}/neighbors?${options()}`), display);
+    } else browse(0);
+  }
+
+  function browse(offset) {
+    const page = new URLSearchParams({ offset, limit: PAGE });
+    if (label.value) page.set("label", label.value);
+    run(
+      () => ask(`api/items?${page}`),
+      ({ total, items }) => {
+        title.textContent = label.value ? `Images with the label ${label.value}` : "Images of the index";
+        explanation.textContent = "";
+        const entries = items.map(picture);
+        if (offset) results.append(...entries);
+        else results.replaceChildren(...entries);
+        shown = offset + items.length;
+        more.hidden = shown >= total;
+      },
+    );
+  }
+
+  async function followAddress() {
+    upload = null;
+    const item = location.hash.slice(1);
+    if (/^\d+$/.test(item)) {
+      showQuery(`api/items/${item}/image?size=${PICTURE}`, "");
+      search();
+      try {
+        const { name, label: own } = await ask(`api/items/${item}`);
+        if (!upload && location.hash.slice(1) === item) queryName.textContent = own ? `${own}, ${name}` : name;
+      } catch {
+        // the search says the same
+      }
+    } else {
+      showQuery("", "Drop or paste an image, click one below, or");
+      browse(0);
+    }
+  }
+
+  query.addEventListener("error", () => (query.hidden = true)); // a format that the browser does not show
+  file.addEventListener("change", () => {
+    if (file.files.length) searchByUpload(file.files[0]);
+    file.value = ""; // so that the same file can be chosen again
+  });
+  label.addEventListener("change", search);
+  count.addEventListener("change", search);
+  more.addEventListener("click", () => browse(shown));
+  document.getElementById("browse").addEventListener("click", () => {
+    if (location.hash) location.hash = "";
+    else followAddress();
+  });
+  document.querySelector("form").addEventListener("submit", (event) => event.preventDefault());
+  window.addEventListener("hashchange", followAddress);
+  window.addEventListener("paste", (event) => {
+    if (event.clipboardData.files.length) searchByUpload(event.clipboardData.files[0]);
+  });
+  window.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    document.body.classList.add("dragging");
+  });
+  window.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) document.body.classList.remove("dragging");
+  });
+  window.addEventListener("drop", (event) => {
+    event.preventDefault();
+    document.body.classList.remove("dragging");
+    if (event.dataTransfer.files.length) searchByUpload(event.dataTransfer.files[0]);
+  });
+
+  async function start() {
+    try {
+      index = await ask("api/index");
+      const labels = await ask("api/labels");
+      facts.textContent = `${format(index.images)} images, ${format(index.labels)} labels, model ${index.model}`;
+      document.getElementById("labels").append(
+        ...labels.map(({ label: name, images }) => {
+          const option = make("option", "", `${format(images)} images`);
+          option.value = name;
+          return option;
+        }),
+      );
+      followAddress();
+    } catch (problem) {
+      show(problem);
+    }
+  }
+  start();
+})();

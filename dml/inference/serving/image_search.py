@@ -1,0 +1,260 @@
+"""Searches of an index for several clients at a time, by images that they upload and by items of the index."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dml.data.images import REMEDY, ImageFile, ImageMemoryError, UnreadableImageError
+from dml.data.limits import ImageLimits
+from dml.inference.image_index import Index
+from dml.ops.escaping import printable
+from dml.ops.regular_files import RefusedFileError
+
+UPLOAD_LIMITS = ImageLimits(max_image_bytes=20 << 20, max_pixels=64_000_000)
+"""The largest upload, unless the command says otherwise: the photographs of most cameras are smaller."""
+MOST_PROPORTIONS = 100
+"""The largest ratio of an upload's sides: scaled by its shorter side, an image of one row would take all memory."""
+MOST_SCANS = 200
+"""The largest number of scans in an uploaded JPEG, which has up to a dozen.
+
+A scan of a few bytes takes as long to decode as one of the whole image, so a small file could take hours.
+"""
+DEEPENING = 4
+"""The factor by which a search for a label looks at more neighbours if there were too few of the label."""
+
+logger = logging.getLogger(__name__)
+
+
+class RefusedRequestError(Exception):
+    """An error for a request that can't be answered; its text is one line for the client and names no path.
+
+    Args:
+        status: status of the HTTP answer.
+        line: what is wrong, and what would be right.
+    """
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image of the index, as clients see it.
+
+    Args:
+        item: number of the image.
+        name: name of its file, without the folder.
+        label: name of its class; empty if none is known.
+    """
+
+    item: int
+    name: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Neighbor(Item):
+    """An image of the index that a search found.
+
+    Args:
+        score: similarity to the query, as `dml.Index.search` returns it.
+        same: whether the score is at least the model's threshold; None if the model has none.
+    """
+
+    score: float
+    same: bool | None
+
+
+class ImageSearch:
+    """An index that several threads search.
+
+    Decoding and searching run side by side; only one thread at a time is in the network.
+
+    Args:
+        index: the index, which nobody changes meanwhile.
+        limits: largest upload.
+    """
+
+    def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
+        self.index = index
+        self.limits = limits
+        self._network_lock = Lock()
+        codes: dict[str, int] = {}
+        self._codes = np.fromiter(
+            (codes.setdefault(printable(label), len(codes)) for label in index.items.labels), np.int64, len(index)
+        )
+        self._code_by_label = codes
+        counts = Counter(self._codes.tolist())
+        self.count_by_label = {label: counts[code] for label, code in sorted(codes.items())}
+
+    def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
+        """Find the images that are most similar to an uploaded image, best first.
+
+        Args:
+            content: the bytes of the uploaded file.
+            k: largest number of neighbours.
+            label: label that the neighbours shall have; None for any.
+
+        Raises:
+            RefusedRequestError: if the upload isn't an image that may be decoded, or no image has the label.
+        """
+        self._find_code(label)  # before the image is decoded
+        with _explained_upload():
+            self._check_upload(content)
+            file = ImageFile("upload", self.limits, content)
+            if max(file.height, file.width) > MOST_PROPORTIONS * min(file.height, file.width):
+                raise RefusedRequestError(
+                    422,
+                    f"upload: {file.width:,} x {file.height:,} pixels; no side may be more than {MOST_PROPORTIONS} "
+                    "times the other",
+                )
+            return self._search(file, k, label)
+
+    def find_similar_to_item(self, item: int, k: int, label: str | None = None) -> list[Neighbor]:
+        """Find the images that are most similar to an item; it finds itself first. See `find_similar`."""
+        self._find_code(label)
+        with self._explained_item(item):
+            return self._search(self._open(item), k, label)
+
+    def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
+        """List the items of the index in its order -> the number of all with the label, and those of one page.
+
+        Args:
+            offset: number of items before the page.
+            limit: largest number of items of the page.
+            label: label that the items shall have; None for any.
+
+        Raises:
+            RefusedRequestError: if no image has the label.
+        """
+        code = self._find_code(label)
+        positions = np.arange(len(self.index)) if code is None else np.flatnonzero(self._codes == code)
+        return len(positions), [self._describe(position) for position in positions[offset : offset + limit].tolist()]
+
+    def get_item(self, item: int) -> Item:
+        """Return the item of a number.
+
+        Raises:
+            RefusedRequestError: if the index has no such item.
+        """
+        return self._describe(self._find_position(item))
+
+    def draw_item(self, item: int, size: int) -> bytes:
+        """Return an item's picture as a JPEG file, scaled down to fit into ``size`` x ``size`` pixels.
+
+        The file itself is never sent: it may hold more than its pixels, such as the place where it was taken, and what
+        lies at its path now may be no image any more.
+
+        Raises:
+            RefusedRequestError: if the index has no such item, or its file can't be read.
+        """
+        with self._explained_item(item):
+            file = self._open(item)
+            scale = min(1.0, size / max(file.height, file.width))
+            pixels = file.pixels(at_least=(int(scale * file.height), int(scale * file.width)))
+        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        picture.thumbnail((size, size))
+        content = BytesIO()
+        picture.save(content, "JPEG", quality=90, subsampling=0)
+        return content.getvalue()
+
+    def _search(self, file: ImageFile, k: int, label: str | None) -> list[Neighbor]:
+        pixels = self.index.model.preprocess(file)
+        with self._network_lock:
+            vectors = self.index.model.embed_batch(pixels[None])
+        scores, positions = self._find_nearest(vectors, k, self._find_code(label))
+        threshold = self.index.model.threshold
+        return [
+            Neighbor(
+                **vars(self._describe(position)), score=score, same=None if threshold is None else score >= threshold
+            )
+            for score, position in zip(scores.tolist(), positions.tolist(), strict=True)
+        ]
+
+    def _find_nearest(
+        self, vectors: NDArray[np.float32], k: int, code: int | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Search with a vector (1, D) -> scores and positions of up to k neighbours with a label's code, best first.
+
+        The search for a label takes the nearest images of any label, and more of them until enough have the label, so
+        that it is as exact as the index is.
+        """
+        size = len(self.index)
+        count = size if code is None else int(np.count_nonzero(self._codes == code))
+        depth = min(size, k if code is None else 2 * k * size // count)
+        while True:
+            scores, positions = (found[0] for found in self.index.search_positions(vectors, depth))
+            is_wanted = positions >= 0
+            is_exhausted = depth == size or not is_wanted.all()
+            if code is not None:
+                is_wanted &= self._codes[positions] == code
+            if is_exhausted or np.count_nonzero(is_wanted) >= min(k, count):
+                return scores[is_wanted][:k], positions[is_wanted][:k]
+            depth = min(size, DEEPENING * depth)
+
+    def _find_code(self, label: str | None) -> int | None:
+        if label is None:
+            return None
+        if label not in self._code_by_label:
+            raise RefusedRequestError(
+                404, f"label={printable(label)}: no image of the index has it; /api/labels lists all"
+            )
+        return self._code_by_label[label]
+
+    def _find_position(self, item: int) -> int:
+        ids = self.index.items.ids
+        position = int(np.searchsorted(ids, item))
+        if position == len(ids) or ids[position] != item:
+            raise RefusedRequestError(404, f"item {item}: the index has no item of this number; /api/items lists them")
+        return position
+
+    def _describe(self, position: int) -> Item:
+        items = self.index.items
+        name = items.paths[position].replace("\\", "/").rpartition("/")[2]
+        return Item(int(items.ids[position]), printable(name), printable(items.labels[position]))
+
+    def _open(self, item: int) -> ImageFile:
+        path = self.index.items.paths[self._find_position(item)]
+        return ImageFile(path, self.index.model.settings.limits)
+
+    def _check_upload(self, content: bytes) -> None:
+        most = self.limits.max_image_bytes
+        if not content:
+            raise RefusedRequestError(400, "upload: empty; send the bytes of an image file as the body of the request")
+        if len(content) > most:
+            raise RefusedRequestError(413, f"upload: more than {most:,} bytes; send a smaller image")
+        if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > MOST_SCANS:
+            raise RefusedRequestError(422, f"upload: a JPEG of more than {MOST_SCANS} scans; save it again")
+
+    @contextmanager
+    def _explained_item(self, item: int) -> Iterator[None]:
+        """Hide the path in errors of an item's file, which only the log names."""
+        try:
+            yield
+        except (UnreadableImageError, ImageMemoryError) as error:
+            logger.warning("item %d: %s", item, str(error).removesuffix(REMEDY))
+            raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
+
+
+@contextmanager
+def _explained_upload() -> Iterator[None]:
+    """Explain errors of an uploaded image to the client, who can't change the options that they name."""
+    try:
+        yield
+    except ImageMemoryError as error:
+        raise RefusedRequestError(
+            503, "upload: the memory ran out while it was decoded; send a smaller image"
+        ) from error
+    except UnreadableImageError as error:
+        if isinstance(error.__cause__, RefusedFileError):
+            raise RefusedRequestError(413, f"upload: {str(error.__cause__).partition(';')[0]}") from error
+        raise RefusedRequestError(422, str(error).removesuffix(REMEDY).removeprefix("image ")) from error

@@ -1,0 +1,254 @@
+"""The page and the JSON API of an index, as an application of FastAPI."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from importlib import resources
+from typing import Annotated, Any, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
+
+from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError
+from dml.inference.serving.request_guard import RequestGuard
+
+THREADS = 2
+"""The number of requests that are worked on at a time; each may hold a decoded image in memory."""
+FILES = {"": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+"""The files of the page and their types."""
+
+DESCRIPTION = """\
+Search the images of an index by an image: POST the bytes of an image file to /api/search.
+"""
+
+Result = TypeVar("Result")
+
+
+class Problem(BaseModel):
+    """An answer with a status of 400 or more."""
+
+    error: str = Field(description="what is wrong, in one line")
+
+
+class IndexFacts(BaseModel):
+    """What the index is made of."""
+
+    images: int
+    labels: int = Field(description="number of different labels")
+    model: str = Field(description="name of the network")
+    fingerprint: str = Field(description="identifier of the model that embedded the images")
+    dimension: int = Field(description="size of the vectors")
+    geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
+    kind: str = Field(description='kind of the index; "Flat" is exact')
+    threshold: float | None = Field(description="score from which on two images are judged to be of one class")
+    threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
+    max_upload_bytes: int
+    max_upload_pixels: int
+
+
+class LabelCount(BaseModel):
+    """A label and the number of its images."""
+
+    label: str
+    images: int
+
+
+class ItemPage(BaseModel):
+    """Some items of the index, in its order."""
+
+    total: int = Field(description="number of all items with the label")
+    items: list[Item]
+
+
+class Neighbors(BaseModel):
+    """The images that are most similar to the query, best first."""
+
+    neighbors: list[Neighbor]
+
+
+def _find_search(request: Request) -> ImageSearch:
+    search: ImageSearch = request.app.state.search
+    return search
+
+
+def _find_limiter(request: Request) -> CapacityLimiter:
+    limiter: CapacityLimiter = request.app.state.limiter
+    return limiter
+
+
+Search = Annotated[ImageSearch, Depends(_find_search)]
+Limiter = Annotated[CapacityLimiter, Depends(_find_limiter)]
+Number = Annotated[int, Path(ge=0, lt=2**63, description="number of the item")]
+Count = Annotated[int, Query(ge=1, le=1000, description="largest number of neighbours")]
+Label = Annotated[str | None, Query(max_length=1000, description="label that the images shall have")]
+
+router = APIRouter(prefix="/api", responses={status: {"model": Problem} for status in (403, 404, 422)})
+
+
+async def _compute(limiter: CapacityLimiter, work: Callable[[], Result]) -> Result:
+    """Do work in a thread, as soon as one is free, while other requests are read and answered."""
+    return await to_thread.run_sync(work, limiter=limiter)
+
+
+@router.get("/index")
+def describe_index(search: Search) -> IndexFacts:
+    """Say what the index is made of."""
+    index = search.index
+    return IndexFacts(
+        images=len(index),
+        labels=len(search.count_by_label),
+        model=index.model.settings.name,
+        fingerprint=index.model.fingerprint,
+        dimension=index.model.dimension,
+        geometry=index.model.geometry,
+        kind=index.vectors.factory,
+        threshold=index.model.threshold,
+        threshold_errors=index.model.threshold_errors,
+        max_upload_bytes=search.limits.max_image_bytes,
+        max_upload_pixels=search.limits.max_pixels,
+    )
+
+
+@router.get("/labels")
+def list_labels(search: Search) -> list[LabelCount]:
+    """List the labels of the index."""
+    return [LabelCount(label=label, images=count) for label, count in search.count_by_label.items()]
+
+
+@router.get("/items")
+def list_items(
+    search: Search,
+    offset: Annotated[int, Query(ge=0, lt=2**63, description="number of items to leave out")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000, description="largest number of items")] = 24,
+    label: Label = None,
+) -> ItemPage:
+    """List items of the index."""
+    total, items = search.list_items(offset, limit, label)
+    return ItemPage(total=total, items=items)
+
+
+@router.get("/items/{item}")
+def get_item(search: Search, item: Number) -> Item:
+    """Return an item."""
+    return search.get_item(item)
+
+
+@router.get(
+    "/items/{item}/image",
+    response_class=Response,
+    responses={200: {"content": {"image/jpeg": {}}}, 410: {"model": Problem}},
+)
+async def get_image(
+    search: Search,
+    limiter: Limiter,
+    item: Number,
+    size: Annotated[int, Query(ge=16, le=2048, description="largest height and width in pixels")] = 256,
+) -> Response:
+    """Return the picture of an item, scaled down."""
+    content = await _compute(limiter, partial(search.draw_item, item, size))
+    return Response(content, media_type="image/jpeg")
+
+
+@router.get("/items/{item}/neighbors", responses={410: {"model": Problem}})
+async def search_by_item(
+    search: Search, limiter: Limiter, item: Number, k: Count = 10, label: Label = None
+) -> Neighbors:
+    """Find the images that are most similar to an item, which finds itself first."""
+    return Neighbors(neighbors=await _compute(limiter, partial(search.find_similar_to_item, item, k, label)))
+
+
+@router.post(
+    "/search",
+    responses={400: {"model": Problem}, 413: {"model": Problem}, 415: {"model": Problem}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "the bytes of an image file",
+            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def search_by_upload(
+    request: Request, search: Search, limiter: Limiter, k: Count = 10, label: Label = None
+) -> Neighbors:
+    """Find the images that are most similar to the image in the body of the request."""
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
+    content = await _read_body(request, search.limits.max_image_bytes)
+    return Neighbors(neighbors=await _compute(limiter, partial(search.find_similar, content, k, label)))
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    """Read the body of a request, but never more than ``most`` bytes and one part."""
+    refusal = RefusedRequestError(413, f"upload: more than {most:,} bytes; send a smaller image")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
+        raise refusal
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > most:
+            raise refusal
+    return bytes(content)
+
+
+def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
+    """Make the application that answers requests.
+
+    Args:
+        search: the index.
+        hosts: names by which browsers may call the server. Without this check, a page of another origin could lead a
+            name of its own to this machine (DNS rebinding), and read the answers.
+    """
+    app = FastAPI(
+        title="dml serve",
+        description=DESCRIPTION,
+        docs_url=None,  # these pages load scripts from the internet
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.search, app.state.limiter = search, CapacityLimiter(THREADS)
+    app.include_router(router)
+    for name, kind in FILES.items():
+        app.add_api_route(f"/{name}", _make_file_route(name or "page.html", kind), include_in_schema=False)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
+    app.add_middleware(RequestGuard)
+    app.add_exception_handler(RefusedRequestError, _answer_refusal)
+    app.add_exception_handler(HTTPException, _answer_refusal)
+    app.add_exception_handler(RequestValidationError, _answer_refusal)
+    app.add_exception_handler(ClientDisconnect, _answer_refusal)
+    app.add_exception_handler(Exception, _answer_bug)
+    return app
+
+
+def _make_file_route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    """Return the function that answers with a file of the page."""
+    text = (resources.files("dml.inference.serving") / "assets" / name).read_text(encoding="utf-8")
+
+    async def send_file() -> Response:
+        return Response(text, media_type=kind)
+
+    return send_file
+
+
+async def _answer_refusal(_request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that is wrong with one line of JSON."""
+    status, line, headers = 400, "the connection was closed before the request was complete", None
+    if isinstance(error, RefusedRequestError):
+        status, line = error.status, str(error)
+    elif isinstance(error, HTTPException):
+        status, line, headers = error.status_code, error.detail, error.headers
+    elif isinstance(error, RequestValidationError):
+        fault: dict[str, Any] = error.errors()[0]
+        status, line = 422, f"{fault['loc'][-1]}: {fault['msg']}"
+    return JSONResponse({"error": line}, status_code=status, headers=headers)
+
+
+async def _answer_bug(_request: Request, _error: Exception) -> JSONResponse:
+    """Answer a request that met a bug; the server logs the trace."""
+    return JSONResponse({"error": "the server failed; its log says why"}, status_code=500)

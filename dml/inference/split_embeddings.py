@@ -1,0 +1,92 @@
+"""The vectors that a model gives to the images of its data set."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
+
+from dml.data.table import ImageTable
+from dml.evaluation.evaluator import Evaluator
+from dml.inference.image_embedder import ImageEmbedder
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.targets import unknown_targets
+from dml.run.builders import build_table
+from dml.run.evaluators import build_metric_config
+
+METRICS = ["recall", "map@r"]
+"""The metrics of the evaluators that `build_evaluator` makes."""
+
+
+class EmbeddedTable(NamedTuple):
+    """Images and their vectors.
+
+    Args:
+        table: table of the images that could be read.
+        vectors: (N, D) float32 vectors of the rows of the table, as `ImageEmbedder.embed` gives them.
+    """
+
+    table: ImageTable
+    vectors: NDArray[np.float32]
+
+
+def read_data_set(
+    model: ImageEmbedder, *, root: str | None = None, trust: bool = False
+) -> tuple[DictConfig, ImageTable]:
+    """Read the table of the data set that a model was trained on, and the configuration that describes it.
+
+    Args:
+        model: a trained model.
+        root: folder of the data set; None takes that of the training.
+        trust: whether the data set may be read by code outside of the packages that dml knows.
+
+    Raises:
+        InputError: if the data can't be read, or unknown code would read it.
+    """
+    plain: dict[str, Any] = deepcopy({**model.settings.config})
+    unknown = [*unknown_targets({"dataset": plain["dataset"]})]
+    if unknown and not trust:
+        described = ", ".join(f"{path}={printable(value)}" for path, value in unknown)
+        raise InputError(
+            f"{described} comes from the model's file, is not known and could run any code; --trust allows it"
+        )
+    plain["evaluation"] |= {"metrics": METRICS, "level_weights": None}
+    config = OmegaConf.create({**plain, "recurrent": None})
+    if root is not None:
+        config.dataset.root = root
+    return config, build_table(config)
+
+
+def build_evaluator(config: DictConfig, table: ImageTable, tested: ImageTable) -> Evaluator:
+    """Build the evaluator of recall and MAP@R of some rows, which excludes from rankings what the run's test excludes.
+
+    Args:
+        config: configuration that `read_data_set` gives.
+        table: table of the whole data set.
+        tested: table of the tested images.
+    """
+    return Evaluator(tested, replace(build_metric_config(config, table), recall_at=(1,), clustering=False))
+
+
+def embed_split(model: ImageEmbedder, table: ImageTable, split: str, **arguments: Any) -> EmbeddedTable:
+    """Embed the images of a split as the run's test does.
+
+    Args:
+        model: a trained model.
+        table: table of the whole data set.
+        split: name of the split; "test" includes query and gallery.
+        **arguments: arguments of `ImageEmbedder.embed`; images that are skipped are missing from the result.
+
+    Raises:
+        InputError: if the split has no images.
+    """
+    part = table.select_evaluated(split)
+    if not len(part):
+        raise InputError(f"{table.source or 'data set'}: no images of the split {split}")
+    views = int(model.settings.config["evaluation"]["crops"])
+    vectors = model.embed(part.paths.tolist(), views=views, **arguments)
+    readable = np.flatnonzero(np.isfinite(vectors).all(axis=1))
+    return EmbeddedTable(part if len(readable) == len(part) else part.take(readable), vectors[readable])

@@ -1,0 +1,204 @@
+"""Upload of images to a vector data base: only what isn't there yet, and never vectors of two models together."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dml.inference.bulk.embedding_parts import check_names
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.index_items import IndexItems, Source, list_source
+from dml.inference.vector_stores.retries import Retries, StoreError
+from dml.inference.vector_stores.store_address import StoreAddress, check_name
+from dml.inference.vector_stores.store_protocol import CollectionFacts, VectorStore
+from dml.inference.vector_stores.stored_images import StoredImages, relative_names
+from dml.ops.console import progress_bar
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+
+IDS_AT_A_TIME = 1000
+"""Number of ids that the data base is asked for at a time."""
+
+
+@dataclass(frozen=True)
+class UploadReport:
+    """What an upload did.
+
+    Args:
+        collection: collection that holds the images.
+        uploaded: number of images that were embedded and uploaded.
+        unchanged: number of images that were there already.
+        total: number of images in the collection.
+        replaced: collection of another model that the name stood for before, which is kept; None for none. In LanceDB
+            it has the same name, and is kept as an older version.
+    """
+
+    collection: str
+    uploaded: int
+    unchanged: int
+    total: int
+    replaced: str | None
+
+
+class Upload:
+    """An upload of images to a collection.
+
+    The id of an image is a hash of its path, and its content a hash of its file and label. So an upload can be
+    repeated: images with the same content are neither embedded nor uploaded again.
+
+    Args:
+        model: model that embeds the images.
+        address: address of the vector data base.
+        name: name of the collection, by which it is searched.
+        replace: whether a collection of another model is replaced.
+
+    Raises:
+        InputError: if the name can't be used, or the model's vectors can't be compared by cosine similarity.
+    """
+
+    def __init__(self, model: ImageEmbedder, address: StoreAddress, name: str, *, replace: bool = False) -> None:
+        check_name(name)
+        if model.ball:
+            raise InputError(
+                f"--to {address}: it compares by cosine similarity, the model by {model.geometry}; use a file"
+            )
+        self.model = model
+        self.address = address
+        self.name = name
+        self.replace = replace
+
+    def run(self, source: Source, root: str | Path | None = None, **options: Any) -> UploadReport:
+        """Embed and upload the images of a source that aren't there yet.
+
+        Args:
+            source: images, as `Index.build` takes them.
+            root: folder that the stored paths are relative to; None stores them as they are given.
+            **options: further arguments of `ImageEmbedder.embed_in_batches`.
+
+        Raises:
+            StoreError: if the data base can't be reached, or refuses something.
+            InputError: if the collection holds vectors of another model, or images can't be used.
+        """
+        paths, labels = list_source(source)
+        names = relative_names(paths, root)
+        check_names(names, labels)
+        IndexItems.number(names, labels)  # refuses a path that is given twice
+        images = StoredImages(paths, names, labels)
+        store = self.address.open()
+        try:
+            return self._run(store, images, options)
+        finally:
+            store.close()
+
+    def _run(self, store: VectorStore, images: StoredImages, options: dict[str, Any]) -> UploadReport:
+        retries = Retries(store, str(self.address))
+        live = retries.call(store.find, self.name)
+        collection = self._choose_collection(store, retries, live)
+        rows = _find_missing(store, retries, collection, images)
+        uploaded = self._upload(store, retries, collection, images, rows, options)
+        is_new = collection != live
+        if is_new:
+            retries.call(store.switch, self.name, collection)
+        elif uploaded:
+            retries.call(store.finish, collection)
+        collection = retries.call(store.find, self.name) or collection
+        return UploadReport(
+            collection=collection,
+            uploaded=uploaded,
+            unchanged=len(images) - len(rows),
+            total=retries.call(store.count, collection),
+            replaced=live if is_new else None,
+        )
+
+    def _choose_collection(self, store: VectorStore, retries: Retries, live: str | None) -> str:
+        """Return the collection to upload to, which is made if it doesn't exist.
+
+        Args:
+            store: the opened vector data base.
+            retries: caller of the data base, which repeats calls that failed for a moment.
+            live: collection that the name stands for now; None for none.
+        """
+        facts = CollectionFacts(self.model.fingerprint, self.model.geometry, self.model.dimension)
+        if live is not None:
+            live_facts = retries.call(store.read_facts, live)
+            if live_facts is None:
+                raise InputError(f"{self.address}: dml didn't make the collection {live}; give another name")
+            if live_facts == facts:
+                return live
+            if not self.replace:
+                raise InputError(
+                    f"{self.address}: the collection {self.name} is of the model {printable(live_facts.fingerprint)}, "
+                    f"not of {facts.fingerprint}; give another name, or --replace, which embeds into a new collection"
+                )
+        collection = f"{self.name}__{facts.fingerprint}"
+        if not retries.call(store.exists, collection):
+            retries.call(store.create, collection, facts)
+        elif retries.call(store.read_facts, collection) != facts:
+            raise InputError(f"{self.address}: dml didn't make the collection {collection}; give another name")
+        return collection
+
+    def _upload(
+        self,
+        store: VectorStore,
+        retries: Retries,
+        collection: str,
+        images: StoredImages,
+        rows: list[int],
+        options: dict[str, Any],
+    ) -> int:
+        """Embed and upload the images at some rows -> the number of uploaded ones; unreadable ones may be left out."""
+        done = 0
+        if not rows:
+            return done
+        with progress_bar("uploaded", len(rows)) as advance:
+            try:
+                for positions, vectors in self._embed(images, rows, store.batch_size, options):
+                    points = images.points([rows[position] for position in positions], vectors)
+                    if points.ids:
+                        retries.call(store.upsert, collection, points)
+                    done += len(points.ids)
+                    advance(len(positions))
+            except StoreError as error:
+                raise StoreError(
+                    f"{error}; {done:,} of {len(rows):,} images are uploaded, the same command goes on with the rest"
+                ) from error
+        return done
+
+    def _embed(
+        self, images: StoredImages, rows: list[int], size: int, options: dict[str, Any]
+    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        """Embed images, and yield ``size`` of them at a time, or a few more: positions in ``rows``, and vectors."""
+        waiting: list[int] = []
+        vectors: list[NDArray[np.float32]] = []
+        batches = self.model.embed_in_batches([images.paths[row] for row in rows], **options)
+        for positions, batch in batches:
+            waiting += positions
+            vectors.append(batch)
+            if len(waiting) >= size:
+                yield waiting, np.concatenate(vectors)
+                waiting, vectors = [], []
+        if waiting:
+            yield waiting, np.concatenate(vectors)
+
+
+def _find_missing(store: VectorStore, retries: Retries, collection: str, images: StoredImages) -> list[int]:
+    """Return the rows of the images that aren't in a collection with the same content."""
+    missing: list[int] = []
+    for first in range(0, len(images), IDS_AT_A_TIME):
+        rows = range(first, min(first + IDS_AT_A_TIME, len(images)))
+        ids = {row: images.id(row) for row in rows}
+        stored = retries.call(store.read_contents, collection, [*ids.values()])
+        missing += [row for row, identifier in ids.items() if not _is_unchanged(images, row, stored.get(identifier))]
+    return missing
+
+
+def _is_unchanged(images: StoredImages, row: int, stored: str | None) -> bool:
+    if stored is None:
+        return False
+    try:
+        return images.content(row) == stored
+    except OSError:  # the embedding tells what is wrong with the file, or leaves it out
+        return False

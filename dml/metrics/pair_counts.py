@@ -1,0 +1,270 @@
+"""Exact counts of pairs by their similarity: pairs of one class, and pairs of different classes.
+
+All pairs count, however many: similarities are computed in blocks, and only their counts are kept.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dml.ops.precision import without_tf32
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+HALF = 2**16
+"""The number of bins of similarities from 0 to 1; a power of 2, so that scaling a float32 by it is exact."""
+
+EDGES: Floats = np.arange(-HALF, HALF + 2) / HALF
+"""The similarities (E,) at which all pairs are counted: from -1 to just above 1, in steps of 1 / `HALF`."""
+
+BLOCK = 2**21
+"""The number of similarities that are held at a time."""
+
+EXCLUDED = -2.0
+"""The similarity of a pair that doesn't count."""
+
+
+class PairCounts(NamedTuple):
+    """How many pairs have some similarity or a larger one.
+
+    Args:
+        similarities: (T,) ascending similarities.
+        positives: (T,) number of pairs of one class with at least that similarity; the first number is that of all.
+        negatives: (T,) number of such pairs of different classes.
+    """
+
+    similarities: Floats
+    positives: Integers
+    negatives: Integers
+
+
+class ClassCounts(NamedTuple):
+    """How many pairs of each class have some similarity or a larger one.
+
+    Args:
+        positives: (C, T) number of pairs with both images in the class and at least the T similarities.
+        negatives: (C, T) number of such pairs with one of the two images in the class.
+        all_positives: (C,) number of pairs with both images in the class.
+        all_negatives: (C,) number of pairs with one of the two images in the class.
+    """
+
+    positives: Integers
+    negatives: Integers
+    all_positives: Integers
+    all_negatives: Integers
+
+
+class _Block(NamedTuple):
+    """The pairs of some queries and items, all of which are sorted by class.
+
+    Args:
+        similarities: (B, M) float32 from -1 to 1, or `EXCLUDED`.
+        query_classes: (B,) classes of the queries, as numbers from 0.
+        item_classes: (M,) classes of the items.
+        positives: columns beyond which no pair is of one class.
+    """
+
+    similarities: Tensor
+    query_classes: Tensor
+    item_classes: Tensor
+    positives: slice
+
+
+@dataclass(frozen=True)
+class LabelledPairs:
+    """All pairs of two images, or of a query and an item of a gallery, and whether they are of one class.
+
+    >>> pairs = LabelledPairs(torch.eye(2)[[0, 0, 1]], np.array([7, 7, 8]))
+    >>> counts = pairs.count_by_class(np.array([-1.0, 0.5]))
+    >>> counts.positives.tolist(), counts.negatives.tolist()
+    ([[1, 1], [0, 0]], [[2, 0], [2, 0]])
+
+    Args:
+        embeddings: (Q, D) float32 embeddings of unit length, on CPU or on a CUDA device, which then counts the pairs.
+        labels: (Q,) classes of the embeddings.
+        gallery: (G, D) embeddings of a gallery; None stands for the pairs of two of the first embeddings.
+        gallery_labels: (G,) classes of the gallery.
+        excluded: (Q, M) items of the gallery whose pair with the query doesn't count, such as copies of the query; rows
+            of queries that exclude fewer are filled with -1.
+    """
+
+    embeddings: Tensor
+    labels: npt.NDArray[Any]
+    gallery: Tensor | None = None
+    gallery_labels: npt.NDArray[Any] | None = None
+    excluded: Integers | None = None
+
+    @cached_property
+    def counts(self) -> PairCounts:
+        """The number of pairs from each of `EDGES` on."""
+        size = len(EDGES)
+        total, positives = (torch.zeros(size, dtype=torch.int64, device=self._device) for _ in range(2))
+        for block in self._blocks():
+            bins = _find_bins(block.similarities)
+            total += torch.bincount(bins.view(-1), minlength=size)
+            positives += torch.bincount(bins[:, block.positives][_is_same(block)], minlength=size)
+        counted = positives.cpu().numpy(), (total - positives).cpu().numpy()
+        # bin 0 holds excluded pairs, bin i + 1 those from EDGES[i] on; no pair is at the last edge
+        return PairCounts(EDGES, *(np.append(_sum_from_end(values[1:]), 0) for values in counted))
+
+    def refine(self, edges: Integers) -> PairCounts:
+        """Count the pairs between some edges and the next ones at each similarity that occurs there.
+
+        Args:
+            edges: indices of `EDGES`, each of which stands for the similarities from there to the next edge.
+
+        Returns:
+            `counts`, with a row more for each of these similarities.
+        """
+        is_refined = torch.zeros(len(EDGES), dtype=torch.bool, device=self._device)
+        is_refined[torch.from_numpy(edges + 1).to(self._device)] = True
+        values, numbers = np.empty(0), np.empty((2, 0), dtype=np.int64)
+        for block in self._blocks():
+            chosen = is_refined[_find_bins(block.similarities.clone())].nonzero(as_tuple=True)
+            is_positive = (block.query_classes[chosen[0]] == block.item_classes[chosen[1]]).cpu().numpy()
+            similarities = block.similarities[chosen].double().cpu().numpy()
+            # equal similarities are joined block by block, so that many of them take no memory
+            values, places = np.unique(np.concatenate([values, similarities]), return_inverse=True)
+            joined = np.zeros((2, len(values)), dtype=np.int64)
+            joined[:, places[: numbers.shape[1]]] = numbers
+            np.add.at(joined, (1 - is_positive.astype(np.int64), places[numbers.shape[1] :]), 1)
+            numbers = joined
+        return _merge(self.counts, values, numbers)
+
+    def count_by_class(self, thresholds: npt.NDArray[np.floating[Any]]) -> ClassCounts:
+        """Count the pairs of each class from some similarities on.
+
+        Args:
+            thresholds: (T,) ascending similarities, which are rounded to float32.
+        """
+        limits = torch.from_numpy(thresholds.astype(np.float32)).to(self._device)
+        classes, width = len(self._class_names), len(limits)
+        counted = torch.zeros(2, classes * width, dtype=torch.int64, device=self._device)
+        for block in self._blocks():
+            rows, columns = (block.similarities >= limits[0]).nonzero(as_tuple=True)
+            steps = torch.searchsorted(limits, block.similarities[rows, columns], right=True) - 1
+            first, second = block.query_classes[rows], block.item_classes[columns]
+            is_same = first == second
+            counted[0] += torch.bincount((first * width + steps)[is_same], minlength=classes * width)
+            for part in (first, second):
+                counted[1] += torch.bincount((part * width + steps)[~is_same], minlength=classes * width)
+        by_class = counted.cpu().numpy().reshape(2, classes, width)
+        positives, negatives = _sum_from_end(by_class)
+        return ClassCounts(positives, negatives, *self._count_all())
+
+    @property
+    def _device(self) -> torch.device:
+        return self.embeddings.device
+
+    @cached_property
+    def _class_names(self) -> npt.NDArray[Any]:
+        """The labels (C,) that occur, sorted."""
+        return np.unique(self.labels if self.gallery_labels is None else [*self.labels, *self.gallery_labels])
+
+    def _sort(self, labels: npt.NDArray[Any]) -> tuple[Integers, Integers]:
+        """Return the order of items by class, and the sorted classes as numbers from 0. (N,) -> (N,), (N,)"""
+        classes = np.searchsorted(self._class_names, labels)
+        order = np.argsort(classes, kind="stable")
+        return order, classes[order]
+
+    def _blocks(self) -> Iterator[_Block]:
+        """Yield all pairs, each once; sorted by class, so that the pairs of one class are near each other."""
+        order, classes = self._sort(self.labels)
+        rows = self.embeddings[torch.from_numpy(order).to(self._device)]
+        item_order, item_classes, items = order, classes, rows
+        if self.gallery is not None and self.gallery_labels is not None:
+            item_order, item_classes = self._sort(self.gallery_labels)
+            items = self.gallery[torch.from_numpy(item_order).to(self._device)]
+        excluded = None if self.excluded is None else _renumber(self.excluded[order], item_order)
+        size = max(1, BLOCK // len(items))
+        query_numbers, item_numbers = (torch.from_numpy(part).to(self._device) for part in (classes, item_classes))
+        for start in range(0, len(rows), size):
+            end = min(start + size, len(rows))
+            first = start if self.gallery is None else 0  # a pair of two queries is in the block of its first one
+            with without_tf32():
+                similarities = (rows[start:end] @ items[first:].T).clamp_(-1, 1)
+            if self.gallery is None:
+                similarities[:, : end - start].masked_fill_(_lower_triangle(end - start, self._device), EXCLUDED)
+            elif excluded is not None:
+                block_rows, places = np.nonzero(excluded[start:end] >= 0)
+                similarities[block_rows, excluded[start:end][block_rows, places]] = EXCLUDED
+            left = int(np.searchsorted(item_classes[first:], classes[start], side="left"))
+            right = int(np.searchsorted(item_classes[first:], classes[end - 1], side="right"))
+            yield _Block(similarities, query_numbers[start:end], item_numbers[first:], slice(left, right))
+
+    def _count_all(self) -> tuple[Integers, Integers]:
+        """Count all pairs of each class -> those with both images in it (C,), and with one of the two in it (C,)."""
+        names = self._class_names
+        sizes = np.bincount(np.searchsorted(names, self.labels), minlength=len(names)).astype(np.int64)
+        if self.gallery_labels is None:
+            return sizes * (sizes - 1) // 2, sizes * (sizes.sum() - sizes)
+        item_sizes = np.bincount(np.searchsorted(names, self.gallery_labels), minlength=len(names)).astype(np.int64)
+        positives = sizes * item_sizes
+        negatives = sizes * (item_sizes.sum() - item_sizes) + item_sizes * (sizes.sum() - sizes)
+        if self.excluded is not None:
+            rows, places = np.nonzero(self.excluded >= 0)
+            first, second = (
+                np.searchsorted(names, labels)
+                for labels in (self.labels[rows], self.gallery_labels[self.excluded[rows, places]])
+            )
+            np.subtract.at(positives, first[first == second], 1)
+            for part in (first, second):
+                np.subtract.at(negatives, part[first != second], 1)
+        return positives, negatives
+
+
+def _find_bins(similarities: Tensor) -> Tensor:
+    """Turn similarities, in place, into 1 + the index of the last edge that they reach; excluded pairs get 0."""
+    return similarities.clamp_(min=-1 - 1 / HALF).mul_(HALF).floor_().add_(HALF + 1).to(torch.int32)
+
+
+def _is_same(block: _Block) -> Tensor:
+    """Tell which pairs in the columns ``block.positives`` are of one class. -> (B, P)"""
+    return block.query_classes[:, None] == block.item_classes[None, block.positives]
+
+
+def _lower_triangle(size: int, device: torch.device) -> Tensor:
+    """Return the mask (size, size) of pairs of an item with itself or an earlier one."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def _sum_from_end(values: Integers) -> Integers:
+    """Sum the values from each place to the end. (..., T) -> (..., T)"""
+    sums: Integers = np.flip(np.cumsum(np.flip(values, axis=-1), axis=-1), axis=-1)
+    return sums
+
+
+def _renumber(excluded: Integers, order: Integers) -> Integers:
+    """Return the places of items in an order of them; -1 stays -1. (Q, M), (G,) -> (Q, M)"""
+    places = np.empty(len(order) + 1, dtype=np.int64)
+    places[order], places[-1] = np.arange(len(order)), -1
+    return places[excluded]
+
+
+def _merge(counts: PairCounts, values: Floats, numbers: Integers) -> PairCounts:
+    """Add rows for some similarities, the number of whose pairs is known.
+
+    Args:
+        counts: the counts at `EDGES`.
+        values: (V,) ascending similarities; all pairs between two edges are there, or none.
+        numbers: (2, V) number of pairs of one class, and of different classes, at exactly these similarities.
+    """
+    behind = np.searchsorted(EDGES, values, side="right")  # the edge behind each value
+    later = _sum_from_end(numbers)
+    ends = np.searchsorted(values, EDGES[behind], side="left")  # the values from the edge behind on are in its count
+    from_ends = np.concatenate([later, np.zeros((2, 1), dtype=np.int64)], axis=1)[:, ends]
+    totals = [part[behind] + rest for part, rest in zip(counts[1:], later - from_ends, strict=True)]
+    is_new = ~np.isin(values, EDGES)
+    similarities = np.concatenate([counts.similarities, values[is_new]])
+    order = np.argsort(similarities)
+    positives, negatives = (
+        np.concatenate([part, total[is_new]])[order] for part, total in zip(counts[1:], totals, strict=True)
+    )
+    return PairCounts(similarities[order], positives, negatives)

@@ -1,0 +1,63 @@
+"""The command ``dml ablation``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml.commands.command_parser import CommandParser, add_contest_options
+from dml.commands.error_lines import one_line_errors
+from dml.ops.errors import InputError
+
+DESCRIPTION = """\
+Change one part of the default training at a time, with three seeds on emoji
+and on photographs, and write ablation.md with intervals over the test classes.
+Runs that are finished are not made again, so it can be stopped and goes on.
+The heads alone take ten minutes on two cores, whole networks some hours."""
+
+EXAMPLES = {
+    "dml ablation --photographs /data/grocery.csv": "the heads alone, on both data sets",
+    "dml ablation --kind whole": "whole networks, on the emoji",
+    "dml ablation --show": "writes the page from ablation.json, and trains nothing",
+}
+
+
+def run_ablation(arguments: Sequence[str]) -> None:
+    """Run ``dml ablation``: train what is missing and write the page; the exit code is 2 if a run failed.
+
+    Args:
+        arguments: arguments of the command line.
+    """
+    options = _parser().parse_args(arguments)
+    from dml.papers.ablation.ablation_page import write_ablation_page  # after --help: these take seconds
+    from dml.papers.ablation.variants import collect_results, read_ablation, train_missing_runs
+    from dml.papers.leaderboard.contest_results import merge_results, read_results, write_results
+    from dml.papers.plans import Plan
+
+    has_failed = False
+    with one_line_errors():
+        if options.photographs and not options.photographs.is_file():
+            raise InputError(f"--photographs {options.photographs}: no such file; give a CSV file with a column path")
+        roots = {"photographs": options.photographs.absolute()} if options.photographs else {}
+        datasets = ["emoji", *roots]
+        ablation, plan = read_ablation(), Plan(options.outputs, options.seeds)
+        results = read_results(options.docs / "ablation.json")
+        if not options.show:
+            kind = ablation.kinds[options.kind]
+            has_failed = train_missing_runs(ablation, kind, plan, roots, datasets, options.jobs)
+            results = merge_results(results, collect_results(ablation, kind, plan, roots, datasets))
+            write_results(options.docs / "ablation.json", results)
+        write_ablation_page(ablation, results, options.docs)
+    if has_failed:
+        sys.exit(2)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("ablation", DESCRIPTION, EXAMPLES)
+    parser.add_argument(
+        "--photographs", type=Path, metavar="CSV", help="list of photographs, the second data set (docs/own_data.md)"
+    )
+    parser.add_argument(
+        "--kind", choices=("heads", "whole"), default="heads", help="what learns in the runs (default: %(default)s)"
+    )
+    add_contest_options(parser, "ablation", seeds=3)
+    return parser

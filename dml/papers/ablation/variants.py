@@ -1,0 +1,85 @@
+"""The variants of the default training, their runs and their results."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dml.papers.leaderboard.contest_results import ContestResult, read_result
+from dml.papers.leaderboard.contest_runs import train_and_discard
+from dml.papers.plans import Plan, PlannedRun
+from dml.papers.tables.paper_tables import REFERENCE, Training
+
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is trained: the heads alone, or the whole network.
+
+    Args:
+        name: name of the kind.
+        title: heading on the page.
+        overrides: overrides of the experiment.
+        variants: {name of a variant: overrides}, the default first.
+    """
+
+    name: str
+    title: str
+    overrides: Overrides
+    variants: Mapping[str, Overrides]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The experiment of each data set, the kinds of training, and a paragraph on how they are run."""
+
+    setting: str
+    experiments: Mapping[str, str]
+    kinds: Mapping[str, Kind]
+
+    def list_runs(
+        self, dataset: str, kind: Kind, variant: str, plan: Plan, roots: Mapping[str, Path]
+    ) -> list[PlannedRun]:
+        """List the runs of a variant, one for each seed."""
+        root = (f"dataset.root={roots[dataset]}",) if dataset in roots else ()
+        overrides = (*root, *kind.overrides, *kind.variants[variant])
+        return plan.list_runs(Training(self.experiments[dataset], overrides))
+
+
+def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
+    """Read the variants from a file; the head of ablation.yaml describes its entries."""
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    shared = {name: tuple(overrides) for name, overrides in content["variants"].items()}
+    of_whole = {name: tuple(overrides) for name, overrides in content["whole"].items()}
+    kinds = {
+        name: Kind(name, entry["title"], tuple(entry["overrides"]), shared | of_whole if name == "whole" else shared)
+        for name, entry in content["kinds"].items()
+    }
+    return Ablation(content["setting"].strip(), content["datasets"], kinds)
+
+
+def train_missing_runs(
+    ablation: Ablation, kind: Kind, plan: Plan, roots: Mapping[str, Path], datasets: Iterable[str], jobs: int
+) -> bool:
+    """Train what is missing of a kind -> whether a run failed; the default comes first on each data set."""
+    has_failed = False
+    for dataset in datasets:
+        runs = [run for name in kind.variants for run in ablation.list_runs(dataset, kind, name, plan, roots)]
+        has_failed |= train_and_discard(runs, f"{dataset}, {kind.name}", jobs)
+    return has_failed
+
+
+def collect_results(
+    ablation: Ablation, kind: Kind, plan: Plan, roots: Mapping[str, Path], datasets: Sequence[str]
+) -> list[ContestResult]:
+    """Collect the results of the variants of which all runs are finished; the variant stands in place of the loss."""
+    results = []
+    for dataset in datasets:
+        for name, overrides in kind.variants.items():
+            runs = ablation.list_runs(dataset, kind, name, plan, roots)
+            if all(run.is_finished for run in runs):
+                results.append(read_result(dataset, kind.name, name, list(overrides), {}, runs))
+    return results

@@ -1,0 +1,72 @@
+"""The metrics of the claims' runs in one small file, from which every interval can be computed without training."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from dml.ops.errors import InputError
+from dml.ops.files import write_text
+from dml.ops.run_folder import RunFolder
+from dml.papers.plans import PlannedRun
+
+KEPT_METRICS = ("level0/recall@1", "level0/map@r", "h_ap", "asi", "ndcg")
+"""Ends of the names of the metrics that are kept, of the whole embedding and of each head."""
+
+DIGITS = 5
+"""Decimals of the metrics, which are fractions."""
+
+VALIDATION_FOLDER = "val"
+"""The folder, inside the folder of a run, with the run's metrics on the validation classes."""
+
+Key = tuple[str, int, str]
+"""The training as it is written behind ``experiment=``, the seed, and the split."""
+
+
+class ClaimResults:
+    """The metrics of runs: from their folders where these are finished, else from a file that earlier runs filled.
+
+    Args:
+        path: the file, which needn't exist.
+
+    Raises:
+        InputError: if the file isn't one that `write` wrote.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: dict[Key, Mapping[str, float]] = {}
+        self._read_folders: set[Key] = set()
+        if path.exists():
+            try:
+                entries = json.loads(path.read_text(encoding="utf-8"))
+                self._metrics = {
+                    (entry["training"], entry["seed"], entry["split"]): entry["metrics"] for entry in entries
+                }
+            except (ValueError, TypeError, KeyError) as error:
+                message = f"{path}: no results of the claims ({error!r}); delete it, or take it from git"
+                raise InputError(message) from error
+
+    def find_metrics(self, run: PlannedRun, split: str) -> Mapping[str, float] | None:
+        """Return the metrics of a run on the classes of "test" or "val", fractions; None if nobody has them."""
+        key = (shlex.join([run.training.experiment, *run.training.overrides]), run.seed, split)
+        folder = RunFolder(validation_folder(run) if split == "val" else run.folder)
+        if key not in self._read_folders and folder.is_finished:
+            self._metrics[key] = {
+                name: round(value, DIGITS) for name, value in folder.metrics().items() if name.endswith(KEPT_METRICS)
+            }
+            self._read_folders.add(key)
+        return self._metrics.get(key)
+
+    def write(self) -> None:
+        """Write all metrics, each run on a line."""
+        lines = [
+            json.dumps({"training": training, "seed": seed, "split": split, "metrics": metrics})
+            for (training, seed, split), metrics in sorted(self._metrics.items())
+        ]
+        write_text(self.path, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def validation_folder(run: PlannedRun) -> Path:
+    """Return the folder of a run's metrics on the validation classes."""
+    return run.folder / VALIDATION_FOLDER

@@ -1,0 +1,107 @@
+"""The results of the leaderboard as one small JSON file, from which every interval can be computed again."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dml.evaluation.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
+from dml.ops.errors import InputError
+from dml.ops.files import write_text
+from dml.ops.run_folder import RunFolder
+from dml.papers.leaderboard.contest_runs import Search, score_candidate
+from dml.papers.leaderboard.contests import Contest
+from dml.papers.plans import PlannedRun
+
+PER_RUN = {"nmi": "level0/nmi"}
+"""The metrics with a value for each run, and their names in metrics.json."""
+
+
+@dataclass(frozen=True)
+class ContestResult:
+    """The result of a loss on a data set.
+
+    Args:
+        dataset: name of the data set.
+        kind: what was trained: "heads" or "whole".
+        loss: name of the loss.
+        overrides: the overrides that the search chose.
+        searched: {overrides: MAP@R of the best validation, a fraction}.
+        seeds: seeds of the runs.
+        counts: number of queries of each test class.
+        sums: {metric: for each seed, the sum of its values over the queries of each test class}.
+        values: {metric: for each seed, its value}.
+    """
+
+    dataset: str
+    kind: str
+    loss: str
+    overrides: list[str]
+    searched: dict[str, float]
+    seeds: list[int]
+    counts: list[int]
+    sums: dict[str, list[list[float]]]
+    values: dict[str, list[float]]
+
+    @property
+    def tested(self) -> ClassSums:
+        """The metrics of the runs, one for each seed, summed by test class."""
+        return ClassSums(self.counts, self.sums)
+
+    def seed_means(self, metric: str) -> list[float]:
+        """Return the mean of a metric over all queries, for each seed."""
+        return self.tested.run_means(metric)
+
+
+def collect_results(contests: Iterable[Contest], search: Search) -> list[ContestResult]:
+    """Collect the results of the contests that are finished, of each kind."""
+    results = []
+    for contest in contests:
+        overrides = search.choose_overrides(contest)
+        if overrides is None:
+            continue
+        searched = {
+            " ".join(tried): round(score_candidate((tried, run)), DIGITS)
+            for tried, run in search.list_candidates(contest)
+        }
+        for kind in contest.kinds:
+            runs = search.list_test_runs(contest, kind)
+            if all(run.is_finished for run in runs):
+                results.append(read_result(contest.dataset, kind, contest.loss, list(overrides), searched, runs))
+    return results
+
+
+def read_result(
+    dataset: str, kind: str, loss: str, overrides: list[str], searched: dict[str, float], runs: Sequence[PlannedRun]
+) -> ContestResult:
+    """Read the result of a loss from its finished runs, one for each seed; see `ContestResult` for the rest."""
+    tested = sum_runs_by_class([RunFolder(run.folder) for run in runs])
+    values = {metric: shorten(run.metrics[name] for run in runs) for metric, name in PER_RUN.items()}
+    seeds = [run.seed for run in runs]
+    return ContestResult(dataset, kind, loss, overrides, searched, seeds, tested.counts, tested.sums, values)
+
+
+def merge_results(old: Iterable[ContestResult], new: Iterable[ContestResult]) -> list[ContestResult]:
+    """Return the results in a fixed order; a new one takes the place of the old one of its loss, data set and kind."""
+    merged = {(result.dataset, result.kind, result.loss): result for result in (*old, *new)}
+    return [merged[key] for key in sorted(merged)]
+
+
+def read_results(path: Path) -> list[ContestResult]:
+    """Read the results that `write_results` wrote; none if there is no file.
+
+    Raises:
+        InputError: if the file isn't one that `write_results` wrote.
+    """
+    if not path.exists():
+        return []
+    try:
+        return [ContestResult(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: no results of a leaderboard ({error}); delete it, or take it from git") from error
+
+
+def write_results(path: Path, results: Iterable[ContestResult]) -> None:
+    """Write results as JSON, each on a line of its own."""
+    lines = [json.dumps(asdict(result), separators=(",", ":")) for result in results]
+    write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")

@@ -1,0 +1,85 @@
+"""The losses of the leaderboard, and what is searched and trained for each of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dml.ops.errors import InputError, nearest
+from dml.papers.tables.paper_tables import REFERENCE, Training
+
+Overrides = tuple[str, ...]
+
+SEARCHED_KIND = "heads"
+"""The kind of training that the search compares."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A loss on a data set.
+
+    Args:
+        loss: name of the loss in conf/loss.
+        dataset: name of the data set on the page.
+        training: the training of the heads with the loss as it is configured.
+        rates: overrides of the first half of the search, one for each learning rate.
+        values: overrides of the second half, one for each value of the loss's main parameter; empty if it has none.
+        kinds: overrides of each kind of training that is tested, by the kind's name.
+    """
+
+    loss: str
+    dataset: str
+    training: Training
+    rates: tuple[Overrides, ...]
+    values: tuple[Overrides, ...]
+    kinds: Mapping[str, Overrides]
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """All contests, and a paragraph on how they are run."""
+
+    setting: str
+    contests: tuple[Contest, ...]
+
+
+def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leaderboard.yaml") -> Leaderboard:
+    """Read the contests from a file; the head of leaderboard.yaml describes its entries.
+
+    Args:
+        roots: {name of a data set: its ``dataset.root``}, for those that aren't embedded.
+        path: the file.
+    """
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    kinds = {name: tuple(overrides) for name, overrides in content["kinds"].items()}
+    rates = tuple((rate,) for rate in content["rates"])
+    contests = []
+    for dataset, experiment in content["datasets"].items():
+        root = (f"dataset.root={roots[dataset]}",) if dataset in roots else ()
+        for loss, parameters in content["losses"].items():
+            values = tuple((f"{key}={value}",) for key, numbers in parameters.items() for value in numbers)
+            training = Training(experiment, (f"loss={loss}", *root))
+            contests.append(Contest(loss, dataset, training, rates, values, kinds))
+    return Leaderboard(content["setting"].strip(), tuple(contests))
+
+
+def select_contests(board: Leaderboard, datasets: list[str] | None, losses: list[str] | None) -> list[Contest]:
+    """Select the contests of some data sets and losses; None selects all.
+
+    Raises:
+        InputError: if the leaderboard has no such data set or loss.
+    """
+    for name, chosen, known in (
+        ("dataset", datasets, {contest.dataset for contest in board.contests}),
+        ("loss", losses, {contest.loss for contest in board.contests}),
+    ):
+        for value in chosen or ():
+            if value not in known:
+                raise InputError(f"{name} {value}: not on the leaderboard{nearest(value, known)}")
+    return [
+        contest
+        for contest in board.contests
+        if (datasets is None or contest.dataset in datasets) and (losses is None or contest.loss in losses)
+    ]

@@ -1,0 +1,78 @@
+"""The command ``dml leaderboard``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
+from dml.commands.error_lines import one_line_errors
+from dml.ops.errors import InputError
+
+DESCRIPTION = """\
+Train every loss with the same small search on the validation classes, test the
+chosen settings with three seeds, and write leaderboard.md with intervals over
+the test classes. Runs that are finished are not made again, so it can be
+stopped and goes on. The heads alone take about half an hour for each data set
+on two cores, whole networks a day."""
+
+EXAMPLES = {
+    "dml leaderboard": "the heads of all losses on the emoji",
+    "dml leaderboard --photographs /data/grocery.csv": "the same on photographs too",
+    "dml leaderboard --kind whole --losses rll,circle": "whole networks, with what the heads chose",
+    "dml leaderboard --show": "writes the page from leaderboard.json, and trains nothing",
+}
+
+
+def run_leaderboard(arguments: Sequence[str]) -> None:
+    """Run ``dml leaderboard``: train what is missing and write the page; the exit code is 2 if a run failed.
+
+    Args:
+        arguments: arguments of the command line.
+    """
+    options = _parser().parse_args(arguments)
+    from dml.papers.leaderboard.contest_results import (  # after --help: these take seconds
+        collect_results,
+        merge_results,
+        read_results,
+        write_results,
+    )
+    from dml.papers.leaderboard.contest_runs import Search, train_missing_runs
+    from dml.papers.leaderboard.contests import read_leaderboard, select_contests
+    from dml.papers.leaderboard.leaderboard_page import write_leaderboard_page
+    from dml.papers.plans import Plan
+
+    with one_line_errors():
+        roots = {"photographs": options.photographs.absolute()} if options.photographs else {}
+        board = read_leaderboard(roots)
+        contests = select_contests(board, ["emoji", *roots], options.losses)
+        if roots and not options.photographs.is_file():
+            raise InputError(f"--photographs {options.photographs}: no such file; give a CSV file with a column path")
+        results = read_results(options.docs / "leaderboard.json")
+        has_failed = False
+        if not options.show:
+            search = Search(Plan(options.outputs, options.seeds))
+            has_failed = train_missing_runs(contests, search, options.kind, options.jobs)
+            results = merge_results(results, collect_results(contests, search))
+            write_results(options.docs / "leaderboard.json", results)
+        write_leaderboard_page(results, board.setting, options.docs, options.readme)
+    if has_failed:
+        sys.exit(2)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("leaderboard", DESCRIPTION, EXAMPLES)
+    parser.add_argument(
+        "--photographs", type=Path, metavar="CSV", help="list of photographs, the second data set (docs/own_data.md)"
+    )
+    parser.add_argument("--losses", type=parse_names, metavar="A,B", help="losses to train (default: all)")
+    parser.add_argument(
+        "--kind",
+        choices=("heads", "whole"),
+        default="heads",
+        help="what learns in the tested runs; the search is of the heads (default: %(default)s)",
+    )
+    add_contest_options(parser, "leaderboard", seeds=3)
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="README.md whose summary is replaced (default: none)"
+    )
+    return parser

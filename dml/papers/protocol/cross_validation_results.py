@@ -1,0 +1,139 @@
+"""The results of the protocol as one small JSON file, from which its page can be computed again."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dml.evaluation.class_sums import ClassSums, sum_runs_by_class
+from dml.ops.errors import InputError
+from dml.ops.files import write_text
+from dml.ops.run_folder import RunFolder
+from dml.papers.protocol.cross_validation import CrossValidation, Method
+from dml.papers.protocol.cross_validation_runs import Searches, measure_seconds
+from dml.papers.protocol.fold_ensembles import join_tests, rank_ensemble
+from dml.papers.protocol.search_spaces import Proposal
+
+
+@dataclass(frozen=True)
+class TriedConfiguration:
+    """A configuration that a search tried.
+
+    Args:
+        proposal: values of the searched keys.
+        values: MAP@R of the best validation of each fold, fractions.
+        seconds: seconds that the trainings of all folds took together.
+    """
+
+    proposal: Proposal
+    values: list[float]
+    seconds: float
+
+    @property
+    def value(self) -> float:
+        """What the search maximised: the mean over the folds."""
+        return float(np.mean(self.values))
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """The result of a method.
+
+    Args:
+        loss: name of the loss.
+        ranges: what was searched, in Markdown.
+        tried: the tried configurations, in their order.
+        single: test of each model, those of seed 0 first, in the order of the folds.
+        ensemble: test of the ensemble of the folds, for each seed.
+        seconds: seconds that the trainings of the tested models took together.
+    """
+
+    loss: str
+    ranges: list[str]
+    tried: list[TriedConfiguration]
+    single: ClassSums
+    ensemble: ClassSums
+    seconds: float
+
+    @property
+    def best(self) -> TriedConfiguration:
+        """The configuration that was tested."""
+        return max(self.tried, key=lambda tried: tried.value)
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """The results of all methods in one setting.
+
+    Args:
+        setting: what all methods share.
+        methods: results of the methods.
+    """
+
+    setting: CrossValidation
+    methods: list[MethodResult]
+
+    def merge_into(self, old: "ProtocolResult | None") -> "ProtocolResult":
+        """Return these results by loss, with old ones of other losses if there are any of the same setting."""
+        kept = old.methods if old and old.setting == self.setting else []
+        merged = {method.loss: method for method in (*kept, *self.methods)}
+        return ProtocolResult(self.setting, [merged[loss] for loss in sorted(merged)])
+
+
+def collect_results(methods: Iterable[Method], searches: Searches) -> ProtocolResult:
+    """Collect the results of the methods whose runs are finished; the ensembles that are missing are tested first."""
+    results = []
+    for method in methods:
+        groups = searches.list_tested_runs(method)
+        runs = [run for group in groups for run in group]
+        if not runs or not all(run.is_finished for run in runs):
+            continue
+        ensemble = join_tests([rank_ensemble(group) for group in groups])
+        for run in runs:
+            run.discard_checkpoints()
+        trials = searches.list_trials(method, searches.setting.trials)
+        tried = [
+            TriedConfiguration(
+                trial.proposal,
+                trial.values,
+                round(measure_seconds(trial.runs), 1),
+            )
+            for trial in trials
+        ]
+        ranges = [searched.describe() for searched in method.ranges]
+        single = sum_runs_by_class([RunFolder(run.folder) for run in runs])
+        results.append(MethodResult(method.loss, ranges, tried, single, ensemble, round(measure_seconds(runs), 1)))
+    return ProtocolResult(searches.setting, results)
+
+
+def read_results(path: Path) -> ProtocolResult | None:
+    """Read the results that `write_results` wrote; None if there is no file.
+
+    Raises:
+        InputError: if the file isn't one that `write_results` wrote.
+    """
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        setting = content["setting"]
+        setting |= {key: tuple(setting[key]) for key in ("rates", "overrides")}
+        return ProtocolResult(CrossValidation(**setting), [_parse_method(method) for method in content["methods"]])
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: no results of dml protocol ({error}); delete it, or take it from git") from error
+
+
+def _parse_method(content: dict[str, Any]) -> MethodResult:
+    tried = [TriedConfiguration(**entry) for entry in content.pop("tried")]
+    single, ensemble = (ClassSums(**content.pop(name)) for name in ("single", "ensemble"))
+    return MethodResult(**content, tried=tried, single=single, ensemble=ensemble)
+
+
+def write_results(path: Path, result: ProtocolResult) -> None:
+    """Write results as JSON, each method on a line of its own."""
+    lines: Sequence[str] = [json.dumps(asdict(method), separators=(",", ":")) for method in result.methods]
+    setting = json.dumps(asdict(result.setting))
+    write_text(path, f'{{"setting": {setting},\n"methods": [\n' + ",\n".join(lines) + "\n]}\n")

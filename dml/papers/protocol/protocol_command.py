@@ -1,0 +1,178 @@
+"""The command ``dml protocol``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.error_lines import one_line_errors, say
+from dml.ops.errors import InputError, nearest
+from dml.ops.extras import check_installed
+
+if TYPE_CHECKING:
+    from dml.papers.protocol.cross_validation_results import ProtocolResult
+
+HYDRA = "hydra."
+"""The beginning of overrides that say how trainings are launched."""
+DESCRIPTION = """\
+Compare losses without bias: class-disjoint cross-validation, the same Optuna
+search for each loss, and one look at the test classes, by single models and by
+ensembles of the folds, with intervals and a significance matrix. Writes
+protocol.md and protocol.json. Runs that are finished are not made again, so it
+can be stopped and goes on. A setting can be given as --folds 4 or as folds=4."""
+
+EXAMPLES = {
+    "dml protocol losses=rll,nra,triplet dataset=emoji folds=4 trials=20": "240 trainings, and 12 that are tested",
+    "dml protocol losses=rll,nra folds=4 trials=8 --set frozen=true": "the heads alone, in minutes",
+    "dml protocol losses=rll,nra dataset=sop data=/data launcher=submitit jobs=16": (
+        "on a Slurm cluster, 16 trainings at a time"
+    ),
+    "dml protocol show": "writes the page of protocol.json, and trains nothing",
+}
+
+
+def run_protocol(arguments: Sequence[str]) -> None:
+    """Run ``dml protocol``: train what is missing and write the page; the exit code is 2 if a run failed.
+
+    Args:
+        arguments: arguments of the command line.
+    """
+    with one_line_errors():
+        options = parse_options(arguments)
+        from dml.papers.protocol.cross_validation_page import write_protocol_page  # after --help: these take seconds
+        from dml.papers.protocol.cross_validation_results import read_results, write_results
+
+        results = options.docs / "protocol.json"
+        old, has_failed = read_results(results), False
+        if options.show:
+            result = old
+        else:
+            new, has_failed = _train(options)
+            result = new.merge_into(old) if new.methods else old
+            if new.methods and result:
+                write_results(results, result)
+        if result is None and options.show:
+            raise InputError(f"{results}: no such file; dml protocol without --show writes it")
+        if result:
+            write_protocol_page(result, options.docs)
+            say(f"written: {options.docs / 'protocol.md'}")
+    if has_failed:
+        sys.exit(2)
+
+
+def _train(options: argparse.Namespace) -> "tuple[ProtocolResult, bool]":
+    """Train what is missing -> the results so far, and whether a run failed."""
+    from dml.papers.plans import Plan
+    from dml.papers.protocol.cross_validation import CrossValidation, Method, check_cross_validation
+    from dml.papers.protocol.cross_validation_results import collect_results
+    from dml.papers.protocol.cross_validation_runs import (
+        Searches,
+        TrainingLauncher,
+        train_searches,
+        train_tested_runs,
+    )
+    from dml.papers.protocol.search_spaces import RATES, read_ranges
+    from dml.run.config_folders import CONF
+
+    check_installed("optuna", extra="optuna")
+    _check_choice("dataset", options.dataset, CONF / "dataset")
+    _check_choice("launcher", options.launcher, CONF / "launcher")
+    rates = options.rates or RATES
+    methods = [Method(loss, tuple(read_ranges(loss, rates))) for loss in options.losses]
+    trained = tuple(override for override in options.set if not override.startswith(HYDRA))
+    launched = tuple(override for override in options.set if override.startswith(HYDRA))
+    setting = CrossValidation(options.dataset, options.folds, options.trials, options.seeds, rates, trained)
+    check_cross_validation(setting, methods, options.data)
+    searches = Searches(setting, Plan(options.outputs, options.seeds))
+    launcher = TrainingLauncher(options.data or Path(), options.jobs, options.launcher, launched)
+    has_failed = train_searches(methods, searches, launcher)
+    has_failed |= train_tested_runs(methods, searches, launcher)
+    return collect_results(methods, searches), has_failed
+
+
+def _check_choice(name: str, choice: str, group: Path) -> None:
+    known = {file.stem for file in group.glob("*.yaml")}
+    if choice not in known:
+        raise InputError(f"{name}={choice}: no such choice{nearest(choice, known)}")
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments, in which ``folds=4`` stands for ``--folds 4``, and ``show`` for ``--show``.
+
+    Raises:
+        InputError: if a setting doesn't exist, or no losses are given.
+    """
+    parser = _make_parser()
+    options = parser.parse_intermixed_args(arguments)
+    names = {name.removeprefix("--") for name in parser._option_string_actions if name.startswith("--")}
+    for setting in options.settings:
+        if setting.partition("=")[0] not in names:
+            raise InputError(
+                f"{setting}: no such setting{nearest(setting.partition('=')[0], names)}; --set gives one of every run"
+            )
+    options = parser.parse_args([f"--{setting}" for setting in options.settings], options)
+    if not options.losses and not options.show:
+        raise InputError("losses: which ones? For example losses=rll,multi_similarity,triplet")
+    return options
+
+
+def _make_parser() -> CommandParser:
+    parser = CommandParser("protocol", DESCRIPTION, EXAMPLES)
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="a setting: folds=4 is --folds 4")
+    parser.add_argument("--losses", type=_parse_names, metavar="A,B", help="losses to compare")
+    parser.add_argument("--dataset", default="emoji", metavar="NAME", help="data set (default: %(default)s)")
+    numbers = {
+        "folds": (4, "parts of the training classes"),
+        "trials": (20, "configurations that are tried of each loss"),
+        "seeds": (1, "seeds of the tested models"),
+        "jobs": (1, "trainings at a time"),
+    }
+    for name, (default, meaning) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=positive_number, default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
+        )
+    parser.add_argument(
+        "--rates",
+        type=_parse_rates,
+        metavar="LOW,HIGH",
+        help="range of the learning rate (default: 1e-4,3e-3)",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override of every training; may be repeated"
+    )
+    parser.add_argument(
+        "--launcher", default="basic", metavar="NAME", help="what begins trainings: basic, joblib, submitit or ray"
+    )
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder that holds the folders of the data sets")
+    parser.add_argument(
+        "--outputs",
+        type=Path,
+        default=Path("outputs/protocol"),
+        metavar="FOLDER",
+        help="folder for the runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        default=Path("docs"),
+        metavar="FOLDER",
+        help="folder of protocol.json and protocol.md (default: %(default)s)",
+    )
+    parser.add_argument("--show", action="store_true", help="write the page of protocol.json, and train nothing")
+    return parser
+
+
+def _parse_names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def _parse_rates(text: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not 0 < low < high:
+        raise argparse.ArgumentTypeError(f"{text} is not two rates such as 1e-4,3e-3")
+    return low, high

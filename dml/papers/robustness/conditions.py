@@ -1,0 +1,102 @@
+"""The conditions under which the losses of the leaderboard train again: faults in the training images."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dml.ops.errors import InputError, nearest
+from dml.papers.leaderboard.contest_results import ContestResult, read_result
+from dml.papers.leaderboard.contest_runs import train_and_discard
+from dml.papers.plans import Plan, PlannedRun
+from dml.papers.tables.paper_tables import REFERENCE, Training
+
+TESTED_KIND = "heads"
+"""The kind of the leaderboard's results that are compared with."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Faults in the training images.
+
+    Args:
+        name: name of the condition, which is the kind of its results.
+        title: title of its column.
+        overrides: overrides that plant the faults.
+    """
+
+    name: str
+    title: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """All conditions, the experiment that they change, and a paragraph on how it is run."""
+
+    setting: str
+    dataset: str
+    experiment: str
+    conditions: tuple[Condition, ...]
+
+    def list_runs(self, clean: ContestResult, condition: Condition, plan: Plan) -> list[PlannedRun]:
+        """List the runs of a loss, one for each seed, with what was chosen for it without faults."""
+        overrides = (f"loss={clean.loss}", *clean.overrides, *condition.overrides)
+        return plan.list_runs(Training(self.experiment, overrides))
+
+
+def read_conditions(path: Path = REFERENCE / "robustness.yaml") -> Conditions:
+    """Read the conditions from a file; the head of robustness.yaml describes its entries."""
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    conditions = tuple(
+        Condition(name, entry["title"], tuple(entry["overrides"])) for name, entry in content["conditions"].items()
+    )
+    return Conditions(content["setting"].strip(), content["dataset"], content["experiment"], conditions)
+
+
+def select_clean_results(
+    results: Iterable[ContestResult], conditions: Conditions, losses: Sequence[str] | None
+) -> list[ContestResult]:
+    """Select the leaderboard's results without faults of some losses; None selects all losses.
+
+    Raises:
+        InputError: if the leaderboard has no result of a loss.
+    """
+    clean = {
+        result.loss: result for result in results if result.dataset == conditions.dataset and result.kind == TESTED_KIND
+    }
+    for loss in losses or ():
+        if loss not in clean:
+            raise InputError(f"loss {loss}: not on the leaderboard of {conditions.dataset}{nearest(loss, clean)}")
+    if not clean:
+        raise InputError(f"leaderboard.json: no results on {conditions.dataset}; make leaderboard trains them")
+    return [clean[loss] for loss in losses or clean]
+
+
+def train_missing_runs(conditions: Conditions, clean: Sequence[ContestResult], plan: Plan, jobs: int) -> bool:
+    """Train what is missing, condition after condition -> whether a run failed.
+
+    Args:
+        conditions: the conditions.
+        clean: results of the losses without faults.
+        plan: plan of the runs.
+        jobs: number of runs at a time.
+    """
+    has_failed = False
+    for condition in conditions.conditions:
+        runs = [run for result in clean for run in conditions.list_runs(result, condition, plan)]
+        has_failed |= train_and_discard(runs, condition.title, jobs)
+    return has_failed
+
+
+def collect_results(conditions: Conditions, clean: Sequence[ContestResult], plan: Plan) -> list[ContestResult]:
+    """Collect the results of the losses and conditions of which all runs are finished; their kind is the condition."""
+    results = []
+    for condition in conditions.conditions:
+        for result in clean:
+            runs = conditions.list_runs(result, condition, plan)
+            if all(run.is_finished for run in runs):
+                results.append(read_result(result.dataset, condition.name, result.loss, result.overrides, {}, runs))
+    return results

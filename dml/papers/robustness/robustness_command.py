@@ -1,0 +1,67 @@
+"""The command ``dml robustness``."""
+
+import sys
+from collections.abc import Sequence
+
+from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
+from dml.commands.error_lines import one_line_errors
+from dml.ops.extras import check_installed
+
+DESCRIPTION = """\
+Train the losses of the leaderboard with wrong labels and with long-tailed
+classes, and write robustness.md with what each of them loses. Runs that are
+finished are not made again, so it can be stopped and goes on. All losses take
+about an hour on two cores."""
+
+EXAMPLES = {
+    "dml robustness": "all losses of docs/leaderboard.json",
+    "dml robustness --losses rll,circle": "some losses alone",
+    "dml robustness --show": "writes the page of robustness.json, and trains nothing",
+}
+
+
+def run_robustness(arguments: Sequence[str]) -> None:
+    """Run ``dml robustness``: train what is missing and write the page; the exit code is 2 if a run failed.
+
+    Args:
+        arguments: arguments of the command line.
+    """
+    options = _parser().parse_args(arguments)
+    from dml.papers.leaderboard.contest_results import (  # after --help: these take seconds
+        merge_results,
+        read_results,
+        write_results,
+    )
+    from dml.papers.plans import Plan
+    from dml.papers.robustness.conditions import (
+        collect_results,
+        read_conditions,
+        select_clean_results,
+        train_missing_runs,
+    )
+    from dml.papers.robustness.robustness_page import write_robustness_page
+
+    has_failed = False
+    with one_line_errors():
+        check_installed("matplotlib", extra="figures")
+        conditions, plan = read_conditions(), Plan(options.outputs, options.seeds)
+        contests = read_results(options.docs / "leaderboard.json")
+        clean = select_clean_results(contests, conditions, options.losses)
+        results = read_results(options.docs / "robustness.json")
+        if not options.show:
+            has_failed = train_missing_runs(conditions, clean, plan, options.jobs)
+            results = merge_results(results, collect_results(conditions, clean, plan))
+            write_results(options.docs / "robustness.json", results)
+        tested = {result.loss for result in results}
+        every_clean = select_clean_results(contests, conditions, None)
+        shown = [result for result in every_clean if result.loss in tested]
+        write_robustness_page(conditions, shown, results, options.docs)
+    if has_failed:
+        sys.exit(2)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("robustness", DESCRIPTION, EXAMPLES)
+    parser.add_argument("--losses", type=parse_names, metavar="A,B", help="losses to train (default: all)")
+    add_contest_options(parser, "robustness", seeds=3)
+    return parser

@@ -1,0 +1,169 @@
+"""Vectors that FAISS holds in fewer bytes, and the search among them."""
+
+from enum import StrEnum
+from typing import Any
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from dml.retrieval.search import drop_excluded, sort_ties
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+QUERIES_PER_BLOCK = 1024
+"""Number of queries that are searched at a time."""
+
+NUMBERS_PER_CODE = 4
+"""The largest number of numbers for which a product quantiser stores one code."""
+
+LARGEST_CODE = 8
+"""Bits of a code of a product quantiser; fewer if there are fewer training vectors than 2^8 codes."""
+
+
+class Storage(StrEnum):
+    """The ways to store a vector."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    """A byte for each number, between the smallest and the largest value of the training vectors."""
+    BINARY = "binary"
+    """The sign of each number; vectors are compared by the number of signs that differ."""
+    PRODUCT = "pq"
+    """A byte for every four numbers: the nearest of 256 centroids of the training vectors (product quantiser)."""
+
+
+class CompressedVectors:
+    """Vectors in one of the forms of `Storage`, searched by inner product, or by Hamming distance if they are binary.
+
+    Queries aren't compressed, except in the binary form.
+
+    >>> vectors = CompressedVectors(Storage.BINARY, np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32))
+    >>> vectors.search(np.array([[0.1, 0.9]], np.float32), k=2).tolist(), vectors.bytes_per_vector
+    ([[0, 1]], 1)
+
+    Args:
+        storage: form of the vectors.
+        train: vectors (M, D), M >= 1, which a quantiser is trained on.
+        vectors: vectors (N, D) to search among, of unit length.
+    """
+
+    def __init__(self, storage: Storage, train: Floats, vectors: Floats) -> None:
+        self.is_binary = storage is Storage.BINARY
+        self._vectors = _contiguous(vectors)
+        self._index = _make_index(storage, _contiguous(train))
+        self._index.add(self._encode(self._vectors))
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    @property
+    def bytes_per_vector(self) -> int:
+        """The bytes in which a vector is stored."""
+        return int(self._index.code_size)
+
+    def search(self, queries: Floats, k: int, excluded: Integers | None = None) -> Integers:
+        """Find the k nearest vectors of each query (Q, D) -> (Q, k), nearest first; ties are in the vectors' order.
+
+        Args:
+            queries: vectors (Q, D).
+            k: number of neighbours, at most N - M.
+            excluded: (Q, M) vectors that each query excludes, padded with -1; None excludes nothing.
+        """
+        neighbors = np.empty((len(queries), k), np.int64)
+        for start in range(0, len(queries), QUERIES_PER_BLOCK):
+            rows = slice(start, start + QUERIES_PER_BLOCK)
+            if excluded is None:
+                neighbors[rows] = self._search_block(queries[rows], k)[1]
+            else:
+                neighbors[rows] = drop_excluded(
+                    *self._search_block(queries[rows], k + excluded.shape[1]), excluded[rows]
+                )[1]
+        return neighbors
+
+    def search_quickly(self, queries: Floats, k: int) -> Integers:
+        """Find the k nearest vectors of each query as FAISS does, in any order of ties. (Q, D) -> (Q, k)"""
+        indices: Integers = self._index.search(self._encode(_contiguous(queries)), k)[1]
+        return indices
+
+    def rescore(self, queries: Floats, neighbors: Integers, candidates: int) -> Integers:
+        """Sort the first neighbours of each query again by the inner products of the float32 vectors.
+
+        This is what ``faiss.IndexRefineFlat`` does, for binary vectors too, and for each number of neighbours the same.
+
+        Args:
+            queries: vectors (Q, D).
+            neighbors: (Q, K) nearest vectors, nearest first.
+            candidates: number of neighbours of each query that are sorted again; the others stay where they are.
+
+        Returns:
+            The neighbours (Q, K); ties are in the vectors' order.
+        """
+        result = neighbors.copy()
+        for start in range(0, len(queries), QUERIES_PER_BLOCK):
+            rows = slice(start, start + QUERIES_PER_BLOCK)
+            block, items = _contiguous(queries[rows]), np.ascontiguousarray(neighbors[rows, :candidates])
+            products = np.empty(items.shape, np.float32)
+            library: Any = faiss  # its type stubs lack the function
+            pointers = [library.swig_ptr(array) for array in (products, block, self._vectors, items)]
+            library.fvec_inner_products_by_idx(*pointers, block.shape[1], *items.shape)
+            order = np.lexsort((items, -products))
+            result[rows, :candidates] = np.take_along_axis(items, order, axis=1)
+        return result
+
+    def _search_block(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
+        """Find the k nearest vectors of each query, ties in the vectors' order -> scores (Q, k), indices (Q, k)."""
+        codes = self._encode(_contiguous(queries))
+        if self.is_binary:  # FAISS counts Hamming distances in the order of the vectors, which keeps the order of ties
+            distances, indices = self._index.search(codes, k)
+            return -distances.astype(np.float32), indices
+        # One neighbour more tells whether the last one is tied with the next; FAISS chooses arbitrarily among these.
+        num_searched = min(k + 1, len(self))
+        scores, indices = sort_ties(*self._index.search(codes, num_searched))
+        best_scores, best = scores[:, :k].copy(), indices[:, :k].copy()
+        rows = np.flatnonzero(scores[:, k - 1] == scores[:, -1]) if num_searched > k else np.empty(0, np.int64)
+        while len(rows):
+            num_searched = min(2 * num_searched, len(self))
+            scores, indices = sort_ties(*self._index.search(codes[rows], num_searched))
+            best_scores[rows], best[rows] = scores[:, :k], indices[:, :k]
+            is_tied = scores[:, k - 1] == scores[:, -1]
+            rows = rows[is_tied] if num_searched < len(self) else rows[:0]
+        return best_scores, best
+
+    def _encode(self, vectors: Floats) -> Any:
+        """Return vectors as FAISS's index takes them: as they are, or their signs as bits."""
+        return np.packbits(vectors > 0, axis=1) if self.is_binary else vectors
+
+
+def count_threads() -> int:
+    """Return the number of threads that FAISS searches with."""
+    threads: int = faiss.omp_get_max_threads()
+    return threads
+
+
+def _make_index(storage: Storage, train: Floats) -> Any:
+    """Make an index without vectors, and train its quantiser; FAISS draws by a fixed seed."""
+    size = train.shape[1]
+    if storage is Storage.BINARY:
+        binary: Any = faiss.IndexBinaryFlat(8 * -(-size // 8))
+        binary.use_heap = False
+        return binary
+    index: Any
+    if storage is Storage.FLOAT32:
+        return faiss.IndexFlatIP(size)
+    if storage is Storage.PRODUCT:
+        numbers = next(count for count in range(NUMBERS_PER_CODE, 0, -1) if size % count == 0)
+        bits = min(LARGEST_CODE, max(1, len(train).bit_length() - 1))
+        index = faiss.IndexPQ(size, size // numbers, bits, faiss.METRIC_INNER_PRODUCT)
+        index.pq.cp.min_points_per_centroid = 1  # otherwise FAISS warns of fewer than 39
+    else:
+        kinds = {Storage.FLOAT16: faiss.ScalarQuantizer.QT_fp16, Storage.INT8: faiss.ScalarQuantizer.QT_8bit}
+        index = faiss.IndexScalarQuantizer(size, kinds[storage], faiss.METRIC_INNER_PRODUCT)
+    index.train(train)
+    return index
+
+
+def _contiguous(vectors: Floats) -> Floats:
+    return np.ascontiguousarray(vectors, np.float32)

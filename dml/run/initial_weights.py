@@ -1,0 +1,67 @@
+"""The weights that a training begins with, if they come from a checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import nn
+
+from dml.models.adapters import merge_updates
+from dml.models.recurrent import AnyModel
+from dml.ops.errors import InputError
+from dml.ops.targets import unknown_targets
+from dml.run import builders
+from dml.run.stages import find_stage
+from dml.run.stored_configuration import extract_configuration
+from dml.training.checkpoints import (
+    TrainingProgress,
+    load_initial_state,
+    load_initial_weights,
+    load_model,
+    read_checkpoint,
+)
+
+
+def load_beginning(config: DictConfig, model: nn.Module, path: Path) -> None:
+    """Load the weights that a training begins with from a checkpoint, which may have been trained with another adapter.
+
+    Updates of LoRA go on as they are if the model has the same ones. Otherwise they are added to the weights first.
+
+    Args:
+        config: configuration of the stage that begins.
+        model: model of the stage.
+        path: path of the checkpoint.
+
+    Raises:
+        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
+    """
+    checkpoint = read_checkpoint(path, lazily=True)
+    shapes = {name: value.shape for name, value in checkpoint["state_dict"].items() if ".lora_" in name}
+    present = {f"model.{name}": value.shape for name, value in model.state_dict().items() if ".lora_" in name}
+    if not shapes or shapes == present:
+        load_initial_weights(model, path)
+        return
+    merged = _build_as_trained(config, checkpoint, path)
+    load_model(merged, path)
+    merge_updates(merged)
+    load_initial_state(model, merged.state_dict(), path)
+
+
+def _build_as_trained(config: DictConfig, checkpoint: dict[str, Any], path: Path) -> AnyModel:
+    """Build the model of a stage with the adapter of a checkpoint.
+
+    Raises:
+        InputError: if the adapter isn't one of dml's: it could run any code.
+    """
+    stored = OmegaConf.create(extract_configuration(checkpoint).config)
+    stage = find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config
+    adapter: Any = OmegaConf.to_container(stage.adapter, resolve=True)
+    if unknown := [*unknown_targets(adapter)]:
+        raise InputError(f"init={path}: its adapter {unknown[0].value} is not known and could run any code")
+    changed = config.copy()
+    with open_dict(changed):
+        changed.adapter = adapter
+        changed.recurrent = stage.recurrent
+    with torch.random.fork_rng(devices=()):
+        return builders.build_model(changed)

@@ -1,0 +1,78 @@
+"""The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from pytorch_lightning.utilities import rank_zero_only
+
+from dml.data.class_splits import apply_class_splits, read_class_splits
+from dml.data.corrections import apply_corrections, read_corrections
+from dml.data.limits import limit_list_bytes
+from dml.data.planted_faults import plant_faults, read_planted_faults
+from dml.data.table import ImageTable, hold_out_classes, load
+from dml.ops.console import console
+from dml.ops.escaping import in_markup
+
+
+def read_table(dataset: DictConfig, max_list_bytes: int) -> ImageTable:
+    """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
+
+    The published counts are those of the data set without corrections and with its own splits. Class splits are applied
+    first, so that folds divide the new training classes. The classes are divided into folds before the corrections too,
+    which therefore leave all other classes in their splits. The remaining rules are checked on the corrected table.
+    Faults are planted last.
+
+    Args:
+        dataset: configuration of the data set.
+        max_list_bytes: largest size of a file that lists images.
+
+    Raises:
+        InputError: if the data set has a fault, or class splits or a correction can't be applied.
+    """
+    has_corrections = dataset.get("corrections") is not None  # configurations of older versions lack it
+    has_class_splits = dataset.get("class_splits") is not None
+    with limit_list_bytes(max_list_bytes):
+        images = load(
+            instantiate(dataset.reader),
+            dataset.root,
+            name=dataset.name,
+            counts=dataset.counts,
+            disjoint=dataset.disjoint and not has_corrections and not has_class_splits,
+            verify=dataset.verify,
+        )
+        images = _divide(dataset, images) if has_class_splits else images
+        if dataset.folds:
+            images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
+        images = _correct(dataset, images) if has_corrections else images
+        return _plant(dataset, images) if dataset.get("planted") is not None else images
+
+
+def _divide(dataset: DictConfig, images: ImageTable) -> ImageTable:
+    """Apply the class splits, and print one line of them."""
+    divided = apply_class_splits(images, read_class_splits(dataset.class_splits))
+    numbers = divided.counts()
+    train, test = (numbers[split][images.levels[0]] for split in ("train", "test"))
+    rank_zero_only(console.print)(
+        f"[bold]splits[/]   {train:,} classes for training, {test:,} for the test ({in_markup(dataset.class_splits)})"
+    )
+    return divided
+
+
+def _correct(dataset: DictConfig, images: ImageTable) -> ImageTable:
+    """Apply the corrections, print one line of what they change, and check the result."""
+    corrected, counts = apply_corrections(images, read_corrections(dataset.corrections), dataset.root)
+    rank_zero_only(console.print)(
+        f"[bold]corrections[/]  {in_markup(counts.describe())} ({in_markup(dataset.corrections)})"
+    )
+    name = f"{dataset.name}, corrected by {dataset.corrections}"
+    return load(lambda _: corrected, dataset.root, name=name, disjoint=dataset.disjoint, verify=dataset.verify)
+
+
+def _plant(dataset: DictConfig, images: ImageTable) -> ImageTable:
+    """Plant faults in the training images, and print one line of them."""
+    faulty, relabelled = plant_faults(images, read_planted_faults(dataset.planted))
+    remaining, before = ((table.split == "train").sum() for table in (faulty, images))
+    rank_zero_only(console.print)(
+        f"[bold]planted[/]  {remaining:,} of {before:,} training images stay, "
+        f"and {relabelled:,} of them have the label of another class"
+    )
+    return faulty

@@ -1,0 +1,66 @@
+"""The losses of a batch that several processes have embedded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from dml.losses.compose import loss_value, takes_queries
+from dml.ops.pairs import ALL
+from dml.training.distributed.collectives import gather_batch, gather_values
+
+
+def compute_losses(
+    module: LightningModule,
+    losses: Mapping[str, nn.Module],
+    embeddings: Mapping[str, Tensor],
+    labels: Tensor,
+    rows: Tensor,
+    *,
+    shard: bool,
+) -> dict[str, Tensor]:
+    """Compute each head's loss of the batch of all processes -> scalars by head, the same in all processes.
+
+    The gradients have the scale that DistributedDataParallel expects: their mean over the W processes is the gradient
+    of the whole batch. Without ``shard`` each process computes the whole loss, see `gather_batch`. With ``shard`` a
+    loss that takes queries computes its mean over the B / W rows of its own process, each compared with all B rows. The
+    mean of these W values is the loss, so the mean of their gradients is its gradient. Here each value is replaced by
+    this mean, and keeps the gradient of its own process.
+
+    Args:
+        module: module that the trainer runs.
+        losses: losses by head.
+        embeddings: embeddings (B / W, D) of this process by head; all processes have the same number of rows.
+        labels: labels (B / W,) or (B / W, L) of this process.
+        rows: (B / W,) rows of the images of this process in the training table.
+        shard: whether losses that take queries compute the terms of this process's rows alone.
+    """
+    is_sharded = shard and module.trainer.world_size > 1 and any(takes_queries(losses[head]) for head in embeddings)
+    queries = ALL
+    if is_sharded:
+        first = module.global_rank * len(rows)
+        queries = slice(first, first + len(rows))
+    all_labels, all_rows = gather_batch(module, labels), gather_batch(module, rows)
+    terms = [
+        loss_value(losses[head], gather_batch(module, part), all_labels, all_rows, queries)
+        for head, part in embeddings.items()
+    ]
+    if is_sharded:
+        own_values = torch.stack(terms)
+        mean_values = gather_values(module, own_values.detach()).mean(dim=0)
+        terms = [*_ReplacedValues.apply(own_values, mean_values)]
+    return dict(zip(embeddings, terms, strict=True))
+
+
+class _ReplacedValues(torch.autograd.Function):
+    """Replaces values (H,) by others, and leaves their gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, others: Tensor) -> Tensor:  # noqa: ARG004
+        return others.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return gradient, None

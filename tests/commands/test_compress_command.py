@@ -1,0 +1,75 @@
+"""The command ``dml compress``: of a run and of a saved model."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import SMALL
+from small_embedders import make_model
+
+import dml
+from dml.__main__ import dispatch
+from dml.commands import main
+from dml.inference import ImageEmbedder
+
+
+@pytest.fixture(scope="module")
+def run(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compress") / "run"
+    settings = [*SMALL, "loss=matryoshka", "loss.sizes=[4,8]", "trainer.max_steps=1", "trainer.val_check_interval=1"]
+    settings += ["evaluation.metrics=[recall,map@r]", "evaluation.sheet=null", "evaluation.raw=false"]
+    settings += ["evaluation.report={neighbors:3,map:false,seed:0}", f"dataset.root={small_emoji}"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["train.py", *settings, f"hydra.run.dir={folder}"])
+        main("train")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.evaluation.compression.measurement.TIMED_SECONDS", 0.0)
+
+
+def test_a_run_and_its_saved_model_have_the_digits_of_the_test(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dispatch(["compress", str(run), "--prefixes", "4", "--workers", "0"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == str(run / "compression.json")
+    assert any(line.startswith("| prefix4 | 12 | int8 | 12 |") for line in lines)
+    values, metrics = (json.loads((run / f"{name}.json").read_text()) for name in ("compression", "metrics"))
+    for name in ("level0/recall@1", "level0/map@r"):
+        assert values[f"prefix8/float32/{name}"] == metrics[name]
+    assert (values["split"], values["step"]) == ("test", metrics["step"])
+    dispatch(["report", str(run)])
+    page = (run / "report.html").read_text()
+    assert "<h2>Smaller vectors</h2>" in page
+    assert "binary+rescore" in page
+    saved = dml.load(run).save_pretrained(tmp_path / "saved")
+    dispatch(["compress", str(saved), "--prefixes", "4", "--workers", "0", "--output", str(tmp_path / "small.json")])
+    again = json.loads((tmp_path / "small.json").read_text())
+    assert {key for key in again if key.endswith("map@r")} == {key for key in values if key.endswith("map@r")}
+    assert all(again[key] == values[key] for key in values if key.endswith(("map@r", "recall@1", "bytes")))
+    assert not (saved / "compression.json").exists()
+
+
+def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = make_model()
+    config = {**plain.settings.config, "geometry": {"curvature": 0.1, "clip": 2.3}}
+    ball = ImageEmbedder(plain.model, replace(plain.settings, config=config)).save_pretrained(tmp_path / "ball")
+    reader = {"_target_": "os.system", "command": "true"}
+    config = {**plain.settings.config, "dataset": {"name": "squares", "reader": reader}}
+    foreign = ImageEmbedder(plain.model, replace(plain.settings, config=config)).save_pretrained(tmp_path / "foreign")
+    for arguments, line in (
+        ([str(ball)], "compared by poincare (curvature 0.1) distance; dml compress measures"),
+        ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 numbers at most"),
+        ([str(foreign)], "dataset.reader._target_=os.system comes from the model's file"),
+        ([str(run), "--split", "tset"], "argument --split: invalid choice"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            dispatch(["compress", *arguments])
+        assert stopped.value.code == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert line.removeprefix("argument ") in error

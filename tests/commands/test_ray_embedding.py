@@ -1,0 +1,67 @@
+"""``dml embed --ray`` on a local cluster."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_embedders import make_model, write_photos
+from stored_arrays import stored_arrays
+
+import dml
+from dml.__main__ import dispatch
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.distributed, pytest.mark.filterwarnings("ignore")]  # Ray's own warnings
+
+ray = pytest.importorskip("ray.data", reason="the extra dml[ray] is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A cluster of one process on this machine, which the commands find and leave running."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(Path(dml.__file__).parents[1]))  # the processes import dml from here
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_embeds_what_one_process_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.inference.bulk.embedding_parts.PART_SIZE", 4)
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    write_photos(Path("photos"), 18)
+    model = make_model().save_pretrained("model")
+    arguments = ["embed", "model", "photos", "--output", "vectors.npz"]
+    dispatch([*arguments, "--shard", "1/3", "--workers", "0"])
+    dispatch([*arguments, "--ray"])
+    arrays = stored_arrays("vectors.npz")
+    assert arrays["paths"].tolist() == sorted(map(str, Path("photos").rglob("*.png")))
+    np.testing.assert_allclose(arrays["vectors"], dml.load(model).embed("photos"), atol=1e-6)
+
+
+def test_what_a_machine_of_the_cluster_refuses_comes_back_as_a_line(tmp_path: Path) -> None:
+    from dml.inference.bulk.ray_embedding import PartEmbedder
+
+    model = make_model().save_pretrained(tmp_path / "model")
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"none")
+    batch = {"part": np.array([3]), "paths": [[str(broken)]]}
+    fingerprint = make_model().fingerprint
+    for path, expected, line in [
+        (str(model), fingerprint, f"image {broken}: cannot be decoded"),
+        (str(model), "ab12", f"{model}: a machine of the cluster has another model there, {fingerprint}"),
+        (str(tmp_path / "gone"), fingerprint, "on a machine of the cluster: "),
+    ]:
+        result = PartEmbedder(path, "cpu", expected, {"num_workers": 0})(batch)
+        assert (result["part"], result["vectors"]) == ([3], [b""])
+        assert result["error"][0].startswith(line)
+
+
+def test_ray_shares_the_parts_out_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        dispatch(["embed", "model", "photos", "--output", "vectors.npz", "--ray", "--shard", "1/2"])
+    assert "--ray: not with --shard; Ray shares the parts out by itself" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Corrections of a table: what each action does, and mistakes in one line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dml.data.corrections import Correction, apply_corrections, read_corrections
+from dml.data.table import UNKNOWN, ImageTable
+from dml.ops.errors import InputError
+
+ROOT = "/data/mine"
+
+
+def make_table() -> ImageTable:
+    """Four classes of two levels: robin and wren (train), owl (test), lynx (test)."""
+    fine = [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    return ImageTable(
+        paths=np.array([f"/data/mine/{row}.jpg" for row in range(len(fine))]),
+        labels=np.array([[label, int(label == 3)] for label in fine]),
+        split=np.array(["train"] * 5 + ["test"] * 4),
+        levels=("species", "group"),
+        names=(("robin", "wren", "owl", "lynx"), ("birds", "cats")),
+    )
+
+
+def list_classes(table: ImageTable) -> dict[str, tuple[str, str, str]]:
+    """{image: (species, group, split)}"""
+    return {
+        Path(path).stem: (table.names[0][label[0]], table.names[1][label[1]], split)
+        for path, label, split in zip(table.paths, table.labels.tolist(), table.split.tolist(), strict=True)
+    }
+
+
+def apply(*corrections: Correction, table: ImageTable | None = None) -> dict[str, tuple[str, str, str]]:
+    return list_classes(apply_corrections(table or make_table(), corrections)[0])
+
+
+def test_dropped_images_and_classes_are_gone_and_labels_have_no_gap() -> None:
+    table, counts = apply_corrections(
+        make_table(), [Correction("drop", "/data/mine/0.jpg"), Correction("drop", label="wren")]
+    )
+    assert list_classes(table) == {
+        name: classes for name, classes in list_classes(make_table()).items() if name not in "034"
+    }
+    assert np.unique(table.labels[:, 0]).tolist() == [0, 1, 2]
+    assert table.names[0] == ("robin", "owl", "lynx")
+    assert counts.describe() == "dropped 3 images, relabelled 0, merged 0 classes into others"
+
+
+def test_a_new_label_brings_the_coarser_class_and_the_split_of_the_class() -> None:
+    relabelled = Correction("relabel", "/data/mine/0.jpg", label="robin", other_label="wren", new_label="lynx")
+    table, counts = apply_corrections(make_table(), [relabelled])
+    assert list_classes(table) == list_classes(make_table()) | {"0": ("lynx", "cats", "test")}
+    assert counts.moved == 1
+    suggested = replace(relabelled, new_label="")
+    assert apply(suggested)["0"] == ("wren", "birds", "train")
+
+
+def test_merged_classes_take_the_name_of_the_first_through_any_chain() -> None:
+    merged = [
+        Correction("same_class", label="robin", other_label="wren"),
+        Correction("same_class", label="wren", other_label="owl"),
+    ]
+    for order in (merged, merged[::-1]):
+        after = apply(*order, Correction("relabel", "/data/mine/8.jpg", new_label="owl"))
+        assert {after[str(row)] for row in (*range(7), 8)} == {("robin", "birds", "train")}
+        assert after["7"] == ("lynx", "cats", "test")
+
+
+def test_lines_without_an_action_or_with_keep_change_nothing() -> None:
+    undecided = [Correction("", "/none.jpg", label="none"), Correction("keep", "/data/mine/0.jpg")]
+    assert apply(*undecided) == list_classes(make_table())
+
+
+def test_unknown_labels_stay_unknown() -> None:
+    table = make_table()
+    labels = table.labels.copy()
+    labels[8, 0] = UNKNOWN
+    benchmark = np.array([-1] * 8 + [1])
+    after, _ = apply_corrections(
+        replace(table, labels=labels, benchmark=benchmark), [Correction("same_class", label="robin", new_label="wren")]
+    )
+    assert after.labels[8].tolist() == [UNKNOWN, 1]
+
+
+@pytest.mark.parametrize(
+    ("correction", "message"),
+    [
+        (Correction("drop", "10.jpg"), "the data set has no image '10.jpg'"),
+        (Correction("drop"), "drop needs an image in the column path, or a single class in label"),
+        (Correction("drop", label="robin", other_label="wren"), "drop needs an image in the column path"),
+        (Correction("drop", label="robbin"), "no species is called 'robbin'; nearest: robin"),
+        (Correction("relabel", "/data/mine/0.jpg", new_label="wrem"), "no species is called 'wrem'; nearest: wren"),
+        (Correction("relabel", "/data/mine/0.jpg"), "relabel needs a class in new_label or other_label"),
+        (Correction("relabel", new_label="wren"), "relabel needs an image in the column path"),
+        (
+            Correction("relabel", "/data/mine/0.jpg", label="wren", new_label="owl"),
+            "/data/mine/0.jpg is of the class 'robin', not 'wren'; the data has changed since the audit",
+        ),
+        (Correction("same_class", new_label="wren"), "same_class needs the class that stays in the column label"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_name_the_line(correction: Correction, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        apply(replace(correction, place="audit.csv, line 3"))
+    assert str(error.value).startswith("audit.csv, line 3: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_contradictions_are_refused() -> None:
+    relabelled = Correction("relabel", "/data/mine/0.jpg", new_label="wren")
+    with pytest.raises(InputError, match=r"0\.jpg has two new classes"):
+        apply(relabelled, replace(relabelled, new_label="owl"))
+    with pytest.raises(InputError, match=r"0\.jpg is both dropped and relabelled"):
+        apply(relabelled, Correction("drop", "/data/mine/0.jpg"))
+    with pytest.raises(InputError, match="no image is left"):
+        apply(*(Correction("drop", label=name) for name in make_table().names[0]))
+
+
+def test_a_file_is_read_with_any_separator_and_its_faults_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "audit.csv"
+    for separator in ",;\t":
+        file.write_text(
+            separator.join(("issue", "path", "action", "new_label"))
+            + "\n\n"
+            + separator.join(("doubtful_label", "a.jpg", "relabel", '"wren"'))
+            + "\n"
+        )
+        assert read_corrections(file) == [
+            Correction("relabel", "a.jpg", new_label="wren", place=f"{file}, line 3"),
+        ]
+    for text, message in (
+        ("path,action\na.jpg,remove\n", "line 2: unknown action 'remove'; the actions are keep, drop, relabel"),
+        ("path,new_label\na.jpg,x\n", "line 1: no column 'action'"),
+        ("path,action\na.jpg\n", "line 2: 1 cells, the header has 2"),
+        ("", "line 1: no column 'action'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError) as error:
+            read_corrections(file)
+        assert message in str(error.value)
+    with pytest.raises(InputError, match=r"dataset.corrections=/none.csv: no such file"):
+        read_corrections("/none.csv")

@@ -1,0 +1,48 @@
+"""A small index behind a server: a plugin that the tests of the API and of the page ask for.
+
+PYTEST_DONT_REWRITE: they import it before they ask for it, which pytest would warn of; it asserts nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_embedders import make_model, write_photos
+
+from dml.data.limits import ImageLimits
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.image_index import Index
+from dml.inference.serving.http_server import format_address, open_listener, running_server
+from dml.inference.serving.image_search import ImageSearch
+from dml.inference.serving.web_api import create_app
+
+HOSTS = ["127.0.0.1", "localhost"]
+LIMITS = ImageLimits(max_image_bytes=200_000, max_pixels=1_000_000)
+THRESHOLD = 0.98
+
+
+def build_index(folder: Path, count: int) -> Index:
+    """Build an index of as many photographs below a folder, whose model has a threshold."""
+    embedder = make_model()
+    settings = replace(embedder.settings, metrics={"threshold/similarity": THRESHOLD, "threshold/fmr": 0.01})
+    return Index.build(ImageEmbedder(embedder.model, settings, device="cpu"), write_photos(folder, count))
+
+
+@contextmanager
+def served(search: ImageSearch) -> Iterator[str]:
+    """Serve an index in the ``with`` body -> the address."""
+    with open_listener("127.0.0.1", 0) as listener, running_server(create_app(search, HOSTS), listener):
+        yield format_address(listener)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    return build_index(tmp_path_factory.mktemp("private"), 12)
+
+
+@pytest.fixture(scope="module")
+def address(index: Index) -> Iterator[str]:
+    with served(ImageSearch(index, LIMITS)) as address:
+        yield address

@@ -1,0 +1,282 @@
+"""The JSON API of an index: what it answers, and what it refuses."""
+
+import json
+import socket
+import struct
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from served_index import HOSTS, LIMITS, THRESHOLD, build_index
+
+from dml.inference.image_index import Index
+from dml.inference.serving.http_server import open_listener
+from dml.inference.serving.image_search import ImageSearch
+from dml.inference.serving.web_api import create_app
+
+pytest_plugins = ("served_index",)
+
+
+@pytest.fixture(scope="module")
+def client(index: Index) -> Iterator[TestClient]:
+    with TestClient(create_app(ImageSearch(index, LIMITS), HOSTS), base_url="http://localhost") as client:
+        yield client
+
+
+def read(index: Index, position: int) -> bytes:
+    return Path(index.items.paths[position]).read_bytes()
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    content = BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
+def refusal(response: Any, status: int) -> str:
+    """The line of an answer of this status, which names no path of the machine."""
+    assert response.status_code == status, response.text
+    assert [*response.json()] == ["error"]
+    line: str = response.json()["error"]
+    assert line
+    assert "\n" not in line
+    assert "private" not in line
+    assert "/tmp" not in line
+    return line
+
+
+def test_an_upload_finds_what_the_index_finds(client: TestClient, index: Index) -> None:
+    scores, positions = index.search_positions(index.items.paths[7], 5)
+    found = client.post("/api/search?k=5", content=read(index, 7)).json()["neighbors"]
+    assert [neighbor["item"] for neighbor in found] == positions[0].tolist()
+    np.testing.assert_array_equal([neighbor["score"] for neighbor in found], scores[0].tolist())
+    assert found[0] | {"score": 1.0} == {"item": 7, "name": "07.png", "label": "dogs", "score": 1.0, "same": True}
+    assert [neighbor["same"] for neighbor in found] == [score >= THRESHOLD for score in scores[0]]
+    assert found == client.get("/api/items/7/neighbors?k=5").json()["neighbors"]
+    assert len(client.post("/api/search?k=1000", content=read(index, 7)).json()["neighbors"]) == len(index)
+
+
+@pytest.mark.parametrize("k", [1, 3, 1000])
+def test_a_label_filters_before_the_neighbors_are_counted(client: TestClient, index: Index, k: int) -> None:
+    vectors = index.model.embed(index.items.paths.tolist())
+    for query, label in ((0, "dogs"), (7, "dogs"), (11, "cats")):
+        similarity = vectors[query] @ vectors.T
+        expected = [item for item in np.argsort(-similarity) if index.items.labels[item] == label][:k]
+        found = client.get(f"/api/items/{query}/neighbors", params={"k": k, "label": label}).json()["neighbors"]
+        assert [neighbor["item"] for neighbor in found] == expected
+
+
+def test_it_describes_the_index(client: TestClient, index: Index) -> None:
+    facts = client.get("/api/index").json()
+    assert (facts["images"], facts["labels"], facts["kind"], facts["threshold"]) == (12, 2, "Flat", THRESHOLD)
+    assert facts["fingerprint"] == index.model.fingerprint
+    assert client.get("/api/labels").json() == [{"label": "cats", "images": 6}, {"label": "dogs", "images": 6}]
+    page = client.get("/api/items", params={"offset": 1, "limit": 2, "label": "dogs"}).json()
+    assert page["total"] == 6
+    assert page["items"][0] == {"item": 7, "name": "07.png", "label": "dogs"} == client.get("/api/items/7").json()
+    drawn = client.get("/api/items/7/image?size=16")
+    assert drawn.headers["content-type"] == "image/jpeg"
+    assert Image.open(BytesIO(drawn.content)).size == (16, 13)
+    operations = client.get("/openapi.json").json()["paths"]
+    assert "application/octet-stream" in operations["/api/search"]["post"]["requestBody"]["content"]
+    assert refusal(client.get("/docs"), 404)  # it would load scripts from the internet
+
+
+def test_no_answer_names_a_path(client: TestClient, index: Index) -> None:
+    folder = str(Path(index.items.paths[0]).parents[1])
+    for path in ("/", "/page.js", "/api/index", "/api/labels", "/api/items?limit=100", "/api/items/3/neighbors?k=12"):
+        assert folder not in client.get(path).text, path
+        assert Path(folder).name not in client.get(path).text, path
+
+
+def test_only_files_of_the_index_are_sent(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("token 1234")
+    (tmp_path / "private").mkdir()
+    index = build_index(tmp_path / "private", 4)
+    Path(index.items.paths[1]).unlink()
+    Path(index.items.paths[1]).symlink_to(secret)
+    Path(index.items.paths[2]).unlink()
+    with TestClient(create_app(ImageSearch(index), HOSTS), base_url="http://localhost") as client:
+        for item in (1, 2):
+            for what in ("image", "neighbors"):
+                line = refusal(client.get(f"/api/items/{item}/{what}"), 410)
+                assert line == f"item {item}: its image file can't be read any more"
+        for path in (
+            "/api/items/../../secret.txt",
+            "/api/items/..%2f..%2fsecret.txt/image",
+            f"/api/items/{secret}/image",
+            f"/api/items/%2e%2e{secret}",
+            "/..%2f..%2f..%2f..%2fetc%2fpasswd",
+            "/assets/../page.html",
+            "//etc/passwd",
+        ):
+            response = client.get(path)
+            assert response.status_code in (404, 422), path
+            assert "1234" not in response.text
+            assert "root:" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "line"),
+    [
+        ("GET /api/items/99", 404, "item 99: the index has no item of this number"),
+        ("GET /api/items/99/image", 404, "item 99"),
+        (f"GET /api/items/{10**30}", 422, "item: "),
+        ("GET /api/items/-1", 422, "item: "),
+        ("GET /api/items/cat", 422, "item: "),
+        ("GET /api/items/1/image?size=100000", 422, "size: "),
+        ("GET /api/items/1/neighbors?k=0", 422, "k: "),
+        ("GET /api/items?limit=100000", 422, "limit: "),
+        (f"GET /api/items?offset={10**30}", 422, "offset: "),
+        ("GET /api/items?label=birds", 404, "label=birds: no image of the index has it"),
+        ("GET /api/items/1/neighbors?label=%1b[31m", 404, r"label=\x1b[31m: no image"),
+        ("GET /nothing", 404, "Not Found"),
+        ("DELETE /api/items/1", 405, "Method Not Allowed"),
+    ],
+)
+def test_bad_requests_are_told_in_a_line(client: TestClient, request_line: str, status: int, line: str) -> None:
+    assert line in refusal(client.request(*request_line.split(" ", 1)), status)
+
+
+def claim_size(width: int, height: int) -> bytes:
+    """A PNG file of a few bytes that claims so many pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"\0" * 100)
+    chunks = [
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in (header, data)
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
+JPEG, PNG = encode(PHOTO, "JPEG", progressive=True), encode(PHOTO, "PNG")
+SCAN = JPEG[JPEG.rindex(b"\xff\xda") : -2]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "line"),
+    [
+        (b"", 400, "upload: empty"),
+        (b"GIF89a", 422, "upload: cannot be decoded"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "upload: cannot be decoded"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 422, "upload: cannot be decoded"),
+        (JPEG[:400], 422, "upload: cannot be decoded"),
+        (PNG[:-2000], 422, "upload: cannot be decoded"),
+        (claim_size(60_000, 60_000), 413, "upload: 60,000 x 60,000 pixels, at most 1,000,000 are decoded"),
+        (encode(Image.new("L", (4000, 4000)), "PNG"), 413, "upload: 4,000 x 4,000 pixels"),
+        (encode(Image.new("L", (4000, 4000)), "JPEG"), 413, "upload: 4,000 x 4,000 pixels"),
+        (encode(Image.new("L", (1, 60_000)), "PNG"), 422, "no side may be more than 100 times the other"),
+        (JPEG[:-2] + SCAN * 300 + b"\xff\xd9", 422, "upload: a JPEG of more than 200 scans"),
+        (JPEG + bytes(LIMITS.max_image_bytes), 413, "upload: more than 200,000 bytes"),
+    ],
+    ids=range(12),
+)
+def test_hostile_uploads_are_told_in_a_line(client: TestClient, content: bytes, status: int, line: str) -> None:
+    assert line in refusal(client.post("/api/search", content=content), status)
+    parts = iter([content[:1000], content[1000:]])  # no Content-Length
+    assert line in refusal(client.post("/api/search", content=parts), status)
+
+
+def test_a_form_is_refused(client: TestClient) -> None:
+    assert "upload: a form" in refusal(client.post("/api/search", headers={"content-type": "multipart/form-data"}), 415)
+
+
+@given(
+    content=st.sampled_from([JPEG, PNG, encode(PHOTO, "GIF"), encode(PHOTO, "TIFF"), encode(PHOTO, "WEBP")]),
+    changes=st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=8)), max_size=4),
+    end=st.integers(1, 10_000),
+)
+def test_damaged_uploads_are_found_or_refused(
+    client: TestClient, content: bytes, changes: list[tuple[int, bytes]], end: int
+) -> None:
+    damaged = bytearray(content)
+    for start, replacement in changes:
+        start %= len(damaged)
+        damaged[start : start + len(replacement)] = replacement
+    response = client.post("/api/search?k=2", content=bytes(damaged[:end]))
+    if response.status_code == 200:
+        assert len(response.json()["neighbors"]) == 2
+    else:
+        assert response.status_code in (413, 422)
+        refusal(response, response.status_code)
+
+
+def test_other_origins_are_kept_away(client: TestClient) -> None:
+    assert client.get("/api/index", headers={"host": "evil.example"}).status_code == 400  # DNS rebinding
+    assert client.get("/api/index", headers={"host": "localhost:8000"}).status_code == 200
+    for site in ("cross-site", "same-site"):
+        refusal(client.post("/api/search", content=PNG, headers={"sec-fetch-site": site}), 403)
+        assert client.get("/", headers={"sec-fetch-site": site}).status_code == 200  # a link to the page
+    for path in ("/", "/api/index", "/nothing", "/api/items/0/image"):
+        headers = client.get(path, headers={"origin": "http://evil.example"}).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_a_bug_is_no_answer_of_its_own(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = ImageSearch(index)
+    monkeypatch.setattr(search, "get_item", lambda item: 1 / 0)
+    with TestClient(create_app(search, HOSTS), base_url="http://localhost", raise_server_exceptions=False) as client:
+        assert refusal(client.get("/api/items/1"), 500) == "the server failed; its log says why"
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_32_clients_are_answered_at_a_time(address: str, index: Index) -> None:
+    host = urlsplit(address).netloc
+
+    def search(client: int) -> list[tuple[int, Any]]:
+        connection, answers = HTTPConnection(host, timeout=60), []
+        for turn in range(3):
+            position = (client + turn) % len(index)
+            content = b"broken" if client % 8 == 7 else read(index, position)
+            connection.request("POST", "/api/search?k=3", body=content)
+            response = connection.getresponse()
+            answers.append((response.status, json.loads(response.read())))
+        connection.close()
+        return answers
+
+    expected = [index.search_positions(path, 3) for path in index.items.paths]
+    with ThreadPoolExecutor(32) as executor:
+        for client, answers in enumerate(executor.map(search, range(32))):
+            for turn, (status, answer) in enumerate(answers):
+                if client % 8 == 7:
+                    assert (status, [*answer]) == (422, ["error"])
+                    continue
+                scores, positions = expected[(client + turn) % len(index)]
+                assert status == 200
+                assert [neighbor["item"] for neighbor in answer["neighbors"]] == positions[0].tolist()
+                assert [neighbor["score"] for neighbor in answer["neighbors"]] == scores[0].tolist()
+
+
+def test_a_client_that_hangs_up_leaves_no_trace(address: str, index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    host = urlsplit(address).netloc
+    connection = HTTPConnection(host, timeout=60)
+    connection.putrequest("POST", "/api/search")
+    connection.putheader("Content-Length", "1000")
+    connection.endheaders(b"part")
+    connection.close()
+    other = HTTPConnection(host, timeout=60)
+    other.request("GET", "/api/index")
+    assert other.getresponse().status == 200
+    other.close()
+    assert caplog.records == []

@@ -1,0 +1,94 @@
+"""What losses lose by faults in the training images: the runs, the results file, and the page."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Refused
+
+from dml.ops.errors import InputError
+from dml.papers.experiments import compose
+from dml.papers.leaderboard import contest_runs
+from dml.papers.leaderboard.contest_results import ContestResult, read_results, write_results
+from dml.papers.plans import Plan, PlannedRun
+from dml.papers.robustness.conditions import collect_results, read_conditions, select_clean_results, train_missing_runs
+from dml.papers.robustness.robustness_command import run_robustness
+from dml.papers.robustness.robustness_page import compute_difference
+
+CONDITIONS = read_conditions()
+LEADERBOARD = read_results(ROOT / "docs" / "leaderboard.json")
+CLEAN = select_clean_results(LEADERBOARD, CONDITIONS, ["rll", "circle"])
+
+
+def worse(result: ContestResult, kind: str, factor: float) -> ContestResult:
+    """The result with every sum multiplied by the factor."""
+    sums = {name: [[value * factor for value in row] for row in rows] for name, rows in result.sums.items()}
+    return replace(result, kind=kind, sums=sums)
+
+
+def test_each_condition_plants_its_faults_with_the_seed_of_the_run(tmp_path: Path) -> None:
+    for condition in CONDITIONS.conditions:
+        runs = CONDITIONS.list_runs(CLEAN[0], condition, Plan(tmp_path, 3))
+        assert [run.seed for run in runs] == [0, 1, 2]
+        config = compose(runs[0].training)
+        assert config.dataset.name == "emoji"
+        assert config.frozen is True
+        assert set(CLEAN[0].overrides) <= set(runs[0].training.overrides)
+        config.seed = 5
+        assert config.dataset.planted.seed == 5
+
+
+def test_runs_that_are_there_are_not_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[PlannedRun] = []
+
+    def train(runs: Sequence[PlannedRun], *_: Any) -> bool:
+        asked.extend(runs)
+        return False
+
+    monkeypatch.setattr(contest_runs, "train_runs", train)
+    plan = Plan(tmp_path, 2)
+    assert not train_missing_runs(CONDITIONS, CLEAN, plan, 1)
+    assert len({run.folder for run in asked}) == len(asked) == 2 * len(CLEAN) * len(CONDITIONS.conditions)
+    asked[0].folder.mkdir(parents=True)
+    (asked[0].folder / "metrics.json").write_text("{}")
+    before = len(asked)
+    train_missing_runs(CONDITIONS, CLEAN, plan, 1)
+    assert len(asked) == 2 * before - 1
+    assert collect_results(CONDITIONS, CLEAN, plan) == []  # no loss has all of its seeds
+
+
+def test_the_page_has_the_differences(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "leaderboard.json", tmp_path)
+    write_results(tmp_path / "robustness.json", [worse(CLEAN[0], "noise_10", 0.9), worse(CLEAN[1], "long_tail", 1.1)])
+    run_robustness(["--show", "--docs", str(tmp_path)])
+    page = (tmp_path / "robustness.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| `")}
+    mean = 100 * CLEAN[0].tested.mean("map@r")
+    assert f"| {mean:.1f} | −{mean / 10:.1f} [−" in rows["`rll`"]
+    assert rows["`circle`"].count("+") == 1
+    assert list(rows)[:2] == ["`circle`", "`rll`"]  # by MAP@R without faults; losses without a run aren't there
+    assert compute_difference(worse(CLEAN[0], "x", 1.0), CLEAN[0]) == 0
+    first = (tmp_path / "images" / "robustness.png").read_bytes()
+    run_robustness(["--show", "--docs", str(tmp_path)])
+    assert (tmp_path / "images" / "robustness.png").read_bytes() == first
+
+
+def test_a_loss_that_is_not_on_the_leaderboard_is_one_line() -> None:
+    with pytest.raises(InputError, match="loss rl: not on the leaderboard of emoji; nearest: rll"):
+        select_clean_results(LEADERBOARD, CONDITIONS, ["rl"])
+    with pytest.raises(InputError, match="no results on emoji; make leaderboard trains them"):
+        select_clean_results([], CONDITIONS, None)
+
+
+def test_the_repositorys_page_is_that_of_its_results(tmp_path: Path) -> None:
+    for name in ("leaderboard.json", "robustness.json"):
+        shutil.copy(ROOT / "docs" / name, tmp_path)
+    run_robustness(["--show", "--docs", str(tmp_path)])
+    assert (tmp_path / "robustness.md").read_text() == (ROOT / "docs" / "robustness.md").read_text()
+
+
+def test_a_training_refuses_what_it_cannot_plant(refused: Refused) -> None:
+    assert "dataset.planted.label_noise=2: expected a share" in refused("dataset.planted={label_noise:2}")

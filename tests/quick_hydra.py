@@ -1,0 +1,143 @@
+"""Hydra with a memory: the runs of a test session compose the same files of `conf/` hundreds of times.
+
+A composition takes 0.16 s, and Hydra composes twice a command: a quarter of a short run. A process that a test starts
+anew composes as a user's does; `tests/test_quick_hydra.py` compares the two.
+"""
+
+import pickle
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple
+from functools import wraps
+from typing import Any
+
+import pytest
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.defaults_list import DefaultsList
+from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
+
+OWN_FOLDERS = ("command-line", "hydra.searchpath")
+"""How the providers of folders begin that a test has made, and may change."""
+
+INSTALLED = ConfigStore.instance().repo
+"""What Hydra and its plugins register; a test that registers more does so in a copy."""
+
+Function = Callable[..., Any]
+Memory = dict[Hashable, Any]
+
+
+def _sources(repository: IConfigRepository) -> tuple[tuple[str, str], ...] | None:
+    """Return where configurations are searched; None if a test's own folders or configurations are among it."""
+    found = tuple((source.provider, source.path) for source in repository.get_sources())
+    is_own = any(provider.startswith(OWN_FOLDERS) for provider, _ in found)
+    return None if is_own or ConfigStore.instance().repo is not INSTALLED else found
+
+
+def _mode_by_overrides(get_mode: Function, _: Memory) -> Function:
+    """Hydra composes to find `hydra.mode`, which no file of `conf/` sets."""
+
+    @wraps(get_mode)
+    def quick_get_mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        loader = hydra.config_loader
+        assert isinstance(loader, ConfigLoaderImpl)
+        may_set_mode = any(override.startswith(("hydra.mode", "hydra.searchpath")) for override in overrides)
+        if may_set_mode or _sources(loader.repository) is None:
+            return get_mode(hydra, config_name, overrides)
+        return None
+
+    return quick_get_mode
+
+
+def _load_once(load_config: Function, memory: Memory) -> Function:
+    @wraps(load_config)
+    def quick_load_config(repository: ConfigRepository, config_path: str) -> Any:
+        if (sources := _sources(repository)) is None:
+            return load_config(repository, config_path)
+        key = ("file", sources, config_path)
+        if key not in memory:
+            memory[key] = pickle.dumps(load_config(repository, config_path))
+        return pickle.loads(memory[key])
+
+    return quick_load_config
+
+
+def _list_once(create_defaults_list: Function, memory: Memory) -> Function:
+    """The list of files follows from the overrides that choose files; all others are values."""
+
+    @wraps(create_defaults_list)
+    def quick_list(
+        repo: IConfigRepository,
+        config_name: str | None,
+        overrides_list: list[Override],
+        prepend_hydra: bool,
+        skip_missing: bool,
+    ) -> DefaultsList:
+        def create() -> DefaultsList:
+            listed: DefaultsList = create_defaults_list(repo, config_name, overrides_list, prepend_hydra, skip_missing)
+            return listed
+
+        if (sources := _sources(repo)) is None:
+            return create()
+        values = [override for override in overrides_list if _is_value(override, repo)]
+        choices = tuple(override.input_line for override in overrides_list if override not in values)
+        key = ("list", sources, config_name, choices, prepend_hydra, skip_missing)
+        if key not in memory:
+            memory[key] = create()
+        known: DefaultsList = memory[key]
+        own = [override for override in values if not override.is_sweep_override()]
+        return DefaultsList(known.defaults, known.defaults_tree, own, known.overrides)
+
+    return quick_list
+
+
+def _is_value(override: Override, repository: IConfigRepository) -> bool:
+    return (
+        override.is_sweep_override()
+        or isinstance(override.value(), dict)
+        or not repository.group_exists(override.key_or_group)
+    )
+
+
+def _join_once(compose: Function, memory: Memory) -> Function:
+    @wraps(compose)
+    def quick_compose(loader: ConfigLoaderImpl, defaults: list[Any], repo: IConfigRepository) -> Any:
+        if (sources := _sources(repo)) is None:
+            return compose(loader, defaults, repo)
+        key = ("joined", sources, tuple(astuple(default) for default in defaults))
+        if key not in memory:
+            memory[key] = pickle.dumps(compose(loader, defaults, repo))
+        return pickle.loads(memory[key])
+
+    return quick_compose
+
+
+REPLACEMENTS: list[tuple[Any, str, Callable[[Function, Memory], Function]]] = [
+    (Hydra, "get_mode", _mode_by_overrides),
+    (ConfigRepository, "load_config", _load_once),
+    (config_loader_impl, "create_defaults_list", _list_once),
+    (ConfigLoaderImpl, "_compose_config_from_defaults_list", _join_once),
+]
+"""Owner and name of each function of Hydra that gets a memory, and what gives it one."""
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Let Hydra read each file of `conf/`, and join each choice of files, once in this process and its forks."""
+    memory: Memory = {}
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name, replace in REPLACEMENTS:
+            patched.setattr(owner, name, replace(getattr(owner, name), memory))
+        yield
+
+
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Let Hydra compose as it does for a user, within `remembering`."""
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name, _ in REPLACEMENTS:
+            patched.setattr(owner, name, getattr(owner, name).__wrapped__)
+        yield

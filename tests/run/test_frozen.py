@@ -1,0 +1,152 @@
+"""``frozen=true``: runs that train the heads alone, beside runs whose frozen network embeds the images in each step."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SMALL, Here, Refused
+from runs import assert_same_run, kill_at, last
+
+from dml.training.checkpoints import read_checkpoint
+from dml.training.head_inputs import FeatureEmbedder
+
+FROZEN = [
+    *SMALL,
+    "model.head.M._target_=dml.models.heads.GeMHead",
+    "model.head.H._target_=dml.models.heads.PoolHead",
+    "+model.head.H.dropout=0.3",
+    "evaluation.metrics=[recall,map@r]",
+    "evaluation.sheet=null",
+    "frozen=true",
+    # as in the default
+    "initial_heads=half_whitened_components",
+    "checkpoints.beginning=true",
+    "choose_heads=true",
+]
+LIMIT = 1e-5
+"""Largest difference of a loss or a metric between features in batches of different sizes."""
+
+
+@pytest.fixture(scope="module")
+def arguments(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The arguments of a run whose features are in a folder of this file alone."""
+    return [*FROZEN, f"dataset.root={small_emoji}", f"data.cache={tmp_path_factory.mktemp('features')}"]
+
+
+@pytest.fixture
+def whole(arguments: list[str], here: Here, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.getbasetemp() / "frozen-whole"
+    if not folder.exists():
+        here("train", *arguments, f"hydra.run.dir={folder}")
+    return folder
+
+
+def read_history(folder: Path) -> dict[tuple[int, str], float]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    return {(int(row["step"]), name): float(value) for row in rows for name, value in row.items() if value}
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return {name: value for name, value in metrics.items() if name not in ("checksums", "configuration")}
+
+
+def refuse_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise AssertionError("the network embeds images")
+
+    monkeypatch.setattr(FeatureEmbedder, "embed_images", fail)
+
+
+def test_losses_and_metrics_are_those_of_the_frozen_network_in_the_loop(
+    whole: Path, arguments: list[str], here: Here, tmp_path: Path
+) -> None:
+    # in its warm-up a run doesn't train the backbone, which has no batch normalisation and no dropout
+    slow = ["frozen=false", "scheduler=constant", "scheduler.warmup_steps=6", "transform.train=${transform.test}"]
+    here("train", *arguments, *slow, f"hydra.run.dir={tmp_path}/slow")
+    here("train", *arguments, "scheduler=constant", f"hydra.run.dir={tmp_path}/fast")
+    expected, history = read_history(tmp_path / "slow"), read_history(tmp_path / "fast")
+    assert {step for step, name in expected if name == "loss/M"} == set(range(1, 7))
+    assert history == pytest.approx(expected, abs=LIMIT)
+    assert read_metrics(tmp_path / "fast") == pytest.approx(read_metrics(tmp_path / "slow"), abs=LIMIT)
+    weights, trained = last(tmp_path / "slow")["state_dict"], last(tmp_path / "fast")["state_dict"]
+    torch.testing.assert_close(trained, weights, atol=LIMIT, rtol=LIMIT)
+
+
+def test_a_second_run_takes_the_features_of_the_first_and_resumes_bit_for_bit(
+    whole: Path, arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_images(monkeypatch)
+    kill_at("before last.ckpt is written", 3, *arguments, f"hydra.run.dir={tmp_path}")
+    assert last(tmp_path)["global_step"] < 6
+    here("train", f"resume={tmp_path}")
+    assert_same_run(whole, tmp_path)
+
+
+def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> None:
+    here("evaluate", f"checkpoint={whole}/checkpoints/best.ckpt", f"hydra.run.dir={tmp_path}")
+    expected = {
+        name: value for name, value in read_metrics(whole).items() if not name.startswith(("raw/", "selection"))
+    }
+    metrics = read_metrics(tmp_path)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=LIMIT)
+
+
+def test_a_damaged_file_of_features_is_one_line(
+    whole: Path, arguments: list[str], here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (cache,) = (argument.partition("=")[2] for argument in arguments if argument.startswith("data.cache="))
+    paths = [*Path(cache).rglob("features-*.npz")]
+    assert len(paths) >= 3 * 3 + 1  # three heads in three splits, and the raw features of the test
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-100])
+    here("train", *arguments, f"hydra.run.dir={tmp_path}")
+    warnings = capfd.readouterr().out.replace("\n", " ").split("warning")[1:]
+    assert len(warnings) == 3 * 3 + 2
+    assert all("damaged" in line and "computed anew" in line for line in warnings)
+    assert read_metrics(tmp_path) == read_metrics(whole)
+
+
+def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp_path: Path) -> None:
+    stages = ["+stages.heads.frozen=true", "+stages.all.trainer.max_steps=2"]
+    given = [argument for argument in arguments if argument != "frozen=true"]
+    here("train", *given, *stages, "evaluation.raw=false", "checkpoints.every_n_steps=1", f"hydra.run.dir={tmp_path}")
+    checkpoint = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert checkpoint["run"]["stage"] == "all"
+    groups = [group["name"] for group in checkpoint["optimizer_states"][0]["param_groups"]]
+    assert groups == ["backbone", "heads"]
+
+
+def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here: Here, tmp_path: Path) -> None:
+    given = [*arguments, "evaluation.crops=2", "data.cache=null", "evaluation.raw=false"]
+    here("train", *given, f"hydra.run.dir={tmp_path}/run")
+    here("evaluate", f"checkpoint={tmp_path}/run/checkpoints/best.ckpt", f"hydra.run.dir={tmp_path}/again")
+    metrics = read_metrics(tmp_path / "run")
+    assert metrics["level0/map@r"] == pytest.approx(read_metrics(tmp_path / "again")["level0/map@r"], abs=LIMIT)
+    assert metrics["level0/map@r"] != read_metrics(whole)["level0/map@r"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("frozen=maybe", "frozen=maybe: true (the heads alone are trained) or false"),
+        ("compile=true", "frozen=true: compile needs the whole network in each step; compile=null"),
+        ("recurrent=lstm", "frozen=true: recurrent needs the whole network in each step; recurrent=none"),
+        ("trainer=ddp", "frozen=true: trains in one process, not in 2; trainer.devices=1"),
+    ],
+)
+def test_mistakes_are_one_line(
+    refused: Refused, arguments: list[str], override: str, message: str, tmp_path: Path
+) -> None:
+    more = ["trainer.devices=2", "trainer.accelerator=cpu"] if override == "trainer=ddp" else []
+    assert message in refused(*arguments, override, *more, f"hydra.run.dir={tmp_path}/run")
+
+
+def test_a_run_goes_on_as_it_began(whole: Path, refused: Refused) -> None:
+    line = refused(f"resume={whole}", "frozen=false")
+    assert "frozen=False: the run has trained otherwise so far; init=" in line

@@ -1,0 +1,57 @@
+"""The test session's Hydra, which remembers, composes what a user's does."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from configurations import CONF
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from quick_hydra import forgetting
+
+CASES = {
+    "nothing": [],
+    "groups": ["loss=margin", "model=small_cnn", "optimizer=sgd"],
+    "values": ["loss=rll", "loss.alpha=3", "+data.own={a:1}", "~callbacks", "hydra.run.dir='a b'"],
+    "an experiment": ["experiment=claims/rnn", "loss=margin"],
+    "a deleted value": ["~loss"],
+    "an unknown choice": ["loss=nothing"],
+    "an unknown key": ["loss=rll", "loss.unknown=1"],
+    "a key twice": ["loss=rll", "loss=margin"],
+    "an unused choice": ["experiment@elsewhere=claims/rnn"],
+}
+
+
+def composed(overrides: list[str]) -> str:
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("train", overrides=overrides, return_hydra_config=True)
+    except HydraException as error:
+        return repr(error)
+    return OmegaConf.to_yaml(config)
+
+
+@pytest.mark.parametrize("overrides", CASES.values(), ids=CASES.keys())
+def test_a_composition_is_the_same(overrides: list[str]) -> None:
+    with forgetting():
+        expected = composed(overrides)
+    assert [composed(overrides) for _ in range(2)] == [expected] * 2
+
+
+def test_files_of_ones_own_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "loss").mkdir()
+    for margin in (1, 2):
+        (tmp_path / "loss" / "mine.yaml").write_text(f"margin: {margin}\n")
+        found = composed(["loss=mine", f"hydra.searchpath=['file://{tmp_path}']"])
+        assert OmegaConf.create(found).loss.margin == margin
+
+
+def test_configurations_of_ones_own_are_not_remembered() -> None:
+    store = ConfigStore.instance()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "repo", copy.deepcopy(store.repo))
+        store.store("registered", {"margin": 1}, group="loss")
+        assert OmegaConf.create(composed(["loss=registered"])).loss.margin == 1
+    assert "Could not find 'loss/registered'" in composed(["loss=registered"])

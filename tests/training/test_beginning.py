@@ -1,0 +1,95 @@
+"""What a run begins with: heads at principal components, and a validation before the first step."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SMALL, Here
+from omegaconf import OmegaConf
+from pytorch_lightning import seed_everything
+from runs import last
+
+from dml.ops.run_folder import RunFolder
+from dml.run import builders
+from dml.training.callbacks.best_checkpoint import BestCheckpoint
+
+RECALL = [*SMALL, "evaluation.metrics=[recall]", "evaluation.raw=false", "evaluation.sheet=null"]
+BEGINNING = [*RECALL, "initial_heads=principal_components", "checkpoints.beginning=true"]
+UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
+
+
+@pytest.mark.parametrize("option", [[], ["ema=0.9"]])
+def test_heads_begin_at_the_components_of_what_their_network_gives(
+    here: Here, small_emoji: Path, tmp_path: Path, option: list[str]
+) -> None:
+    here("train", *BEGINNING, *UNMOVED, *option, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    weights = last(tmp_path)["state_dict"]
+    config = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
+    seed_everything(config.seed, verbose=False)
+    images = builders.build_data(config, builders.build_table(config))
+    model = builders.build_model(config).eval()
+    with torch.no_grad():
+        inputs = [model.pool_maps(model.backbone(pixels)[1]) for pixels, _, _ in images.training_images()]
+    for head in config.model.heads:
+        unit = F.normalize(torch.cat([part[head].flatten(1) for part in inputs]).double(), dim=1)
+        best = torch.linalg.svdvals(unit)[: config.model.embed_dim].square().sum()
+        weight = F.normalize(weights[f"model.heads.{head}.embedding.weight"].double(), dim=1)
+        torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)).double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close((unit @ weight.T).square().sum(), best, rtol=1e-4, atol=0)
+    # the validation before the first step saw these weights, those of a moving average too
+    values = RunFolder(tmp_path).values("val/level0/recall@1")
+    assert [*values] == [0, 3, 6]
+    assert len({*values.values()}) == 1
+
+
+def test_a_training_that_only_harms_keeps_its_beginning(
+    here: Here, small_emoji: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm = ["optimizer=sgd", "optimizer.lr=100", "scheduler=constant", "loss=triplet"]
+    here("train", *BEGINNING, *harm, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    folder = RunFolder(tmp_path)
+    values = folder.values("val/level0/recall@1")
+    assert values[0] == max(values.values()) > values[6]
+    assert folder.metrics()["step"] == 0
+    assert "no validation was better than the one before the first step" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    arguments = [*BEGINNING, f"dataset.root={small_emoji}"]
+    here("train", *arguments, "trainer.max_steps=3", "scheduler=constant", f"hydra.run.dir={tmp_path / 'parts'}")
+    here("train", *arguments, "scheduler=constant", f"hydra.run.dir={tmp_path / 'constant'}")
+    here("train", f"resume={tmp_path / 'parts'}", "trainer.max_steps=6")
+    whole, parts = last(tmp_path / "constant"), last(tmp_path / "parts")
+    assert all(torch.equal(value, parts["state_dict"][name]) for name, value in whole["state_dict"].items())
+    assert [*RunFolder(tmp_path / "parts").values("val/level0/recall@1")] == [0, 3, 6]
+
+
+def test_heads_and_beginning_are_options(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    here("train", *RECALL, *UNMOVED, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    assert [*RunFolder(tmp_path).values("val/level0/recall@1")] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("validations", "best"),
+    [
+        ([(1.0, 0.2), (1.0, 0.5), (1.0, 0.4)], 1),
+        ([(0.8, 0.2), (0.9, 0.1), (0.9, 0.1)], 1),
+        ([(0.8, 0.2), (0.7, 0.9), (0.8, 0.1)], 0),
+    ],
+)
+def test_the_tie_breaker_decides_between_equal_validations(validations: list[tuple[float, float]], best: int) -> None:
+    callback: Any = BestCheckpoint("level0/recall@1", tie_breaker="level0/map@r")
+    callback.monitor = "val/level0/recall@1"
+    chosen = None
+    for index, (recall, tie) in enumerate(validations):
+        strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, **_: decision)
+        trainer = SimpleNamespace(callback_metrics={"val/level0/map@r": torch.tensor(tie)}, strategy=strategy)
+        current = torch.tensor(recall)
+        if callback.check_monitor_top_k(trainer, current):
+            chosen = index
+            callback.best_k_models, callback.kth_best_model_path = {"best.ckpt": current}, "best.ckpt"
+            callback.best_model_score = current
+    assert chosen == best
