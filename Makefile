@@ -106,7 +106,7 @@ PROTOCOL_SET = $(or $(SET),frozen=true trainer.max_steps=600 trainer.val_check_i
 
 ablation: setup
 	$(BIN)/python -m dml ablation $(addprefix --photographs ,$(PHOTOGRAPHS)) $(addprefix --kind ,$(KIND)) \
-		$(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+		$(addprefix --only ,$(ONLY)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
 
 robustness: setup
 	$(BIN)/python -m dml robustness $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))

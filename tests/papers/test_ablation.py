@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
+from dml.ops.errors import InputError
 from dml.ops.nested import flat
 from dml.papers.ablation.ablation_command import run_ablation
 from dml.papers.ablation.variants import Kind, collect_results, read_ablation, train_missing_runs
@@ -57,6 +58,15 @@ def test_runs_that_are_there_are_not_made_again(monkeypatch: pytest.MonkeyPatch,
     train_missing_runs(ABLATION, kind, plan, {}, ["emoji"], 1)
     assert len(asked) == 2 * before - 1
     assert collect_results(ABLATION, kind, plan, {}, ["emoji"]) == []
+
+
+def test_some_variants_are_selected_beside_the_default() -> None:
+    kind = ABLATION.kinds["whole"]
+    selected = kind.select(["whitened", "three times"])
+    assert list(selected.variants) == ["the default", "heads begin at whitened components", "three times the rate"]
+    assert kind.select([""]) == kind
+    with pytest.raises(InputError, match="--only begun: no variant of whole has this in its name; they are"):
+        kind.select(["whitened", "begun"])
 
 
 def test_the_page_has_the_differences(tmp_path: Path) -> None:

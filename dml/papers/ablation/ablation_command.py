@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser, add_contest_options
+from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
 from dml.commands.error_lines import one_line_errors
 from dml.ops.errors import InputError
 
@@ -17,6 +17,7 @@ The heads alone take ten minutes on two cores, whole networks some hours."""
 EXAMPLES = {
     "dml ablation --photographs /data/grocery.csv": "the heads alone, on both data sets",
     "dml ablation --kind whole": "whole networks, on the emoji",
+    "dml ablation --kind whole --only begin": "the default and other first weights of the heads",
     "dml ablation --show": "writes the page from ablation.json, and trains nothing",
 }
 
@@ -43,7 +44,7 @@ def run_ablation(arguments: Sequence[str]) -> None:
         results = read_results(options.docs / "ablation.json")
         if not options.show:
             kind = ablation.kinds[options.kind]
-            has_failed = train_missing_runs(ablation, kind, plan, roots, datasets, options.jobs)
+            has_failed = train_missing_runs(ablation, kind.select(options.only), plan, roots, datasets, options.jobs)
             results = merge_results(results, collect_results(ablation, kind, plan, roots, datasets))
             write_results(options.docs / "ablation.json", results)
         write_ablation_page(ablation, results, options.docs)
@@ -58,6 +59,13 @@ def _parser() -> CommandParser:
     )
     parser.add_argument(
         "--kind", choices=("heads", "whole"), default="heads", help="what learns in the runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only",
+        type=parse_names,
+        default=[""],
+        metavar="TEXTS",
+        help="train these variants alone, by parts of their names, such as whitened,ten; the default is always one",
     )
     add_contest_options(parser, "ablation", seeds=3)
     return parser

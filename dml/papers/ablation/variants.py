@@ -1,12 +1,13 @@
 """The variants of the default training, their runs and their results."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dml.ops.errors import InputError
 from dml.papers.leaderboard.contest_results import ContestResult, read_result
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun
@@ -30,6 +31,19 @@ class Kind:
     title: str
     overrides: Overrides
     variants: Mapping[str, Overrides]
+
+    def select(self, parts: Sequence[str]) -> "Kind":
+        """Keep the default, and the variants whose names contain one of these texts.
+
+        Raises:
+            InputError: no variant's name contains one of the texts.
+        """
+        default, *others = self.variants
+        for part in parts:
+            if not any(part in name for name in self.variants):
+                raise InputError(f"--only {part}: no variant of {self.name} has this in its name; they are {list(self.variants)}")
+        kept = [default, *(name for name in others if any(part in name for part in parts))]
+        return replace(self, variants={name: self.variants[name] for name in kept})
 
 
 @dataclass(frozen=True)
