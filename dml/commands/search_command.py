@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors, say
+from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dml.inference import Index
 
 DESCRIPTION = """\
@@ -86,13 +89,11 @@ def _judge(neighbor: dict[str, Any]) -> str:
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw each query and its neighbours in a row."""
-    from dml.data.images import read_image
     from dml.evaluation.pictures import draw_contact_sheet
     from dml.ops.files import replacing
 
-    limits = index.model.settings.limits
     rows = [
-        (str(result["query"]), [read_image(image, limits) for image in (result["query"], *_paths(result))])
+        (str(result["query"]), [_read(index, image) for image in (result["query"], *_paths(result))])
         for result in results
     ]
     with replacing(path) as partial:
@@ -108,7 +109,6 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         results: the results as JSON has them.
         path: file to write.
     """
-    from dml.data.images import read_image
     from dml.evaluation.report import FoundImage, ImageSearches, search_report
     from dml.ops.files import write_text
 
@@ -123,8 +123,17 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
             for result in results
         ],
     )
-    limits = index.model.settings.limits
-    write_text(path, search_report(searches, lambda image: read_image(image, limits)))
+    write_text(path, search_report(searches, lambda image: _read(index, image)))
+
+
+def _read(index: "Index", path: str) -> "Tensor":
+    """Read an image to show it. -> (3, H, W) uint8 RGB"""
+    from dml.data.images import UnreadableImageError, read_image, without_remedy
+
+    try:
+        return read_image(path, index.model.settings.limits)
+    except UnreadableImageError as error:
+        raise InputError(f"{without_remedy(error)}; the search alone works without --picture and --html") from error
 
 
 def _paths(result: dict[str, Any]) -> list[str]:

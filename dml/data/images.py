@@ -42,6 +42,11 @@ class UnreadableImageError(InputError):
     """An error for an image file that is missing, is refused, or can't be decoded."""
 
 
+def without_remedy(error: InputError) -> str:
+    """Return the error line for an image without its end, which names a key that only a training has."""
+    return str(error).removesuffix(REMEDY)
+
+
 class MissingImageError(UnreadableImageError):
     """An error for an image file that doesn't exist."""
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from dml.data.decoding import PixelValueError, decode_opened
 from dml.data.image_listing import list_images
-from dml.data.images import REMEDY, ImageFile, UnreadableImageError
+from dml.data.images import ImageFile, UnreadableImageError, without_remedy
 from dml.data.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
@@ -73,7 +73,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
         try:
             return index, self.transform(read_pixels(self.images[index], self.limits, f"images[{index}]")), ""
         except UnreadableImageError as error:
-            return index, None, str(error).replace(REMEDY, ' (on_corrupt="skip" leaves it out)')
+            return index, None, f'{without_remedy(error)} (on_corrupt="skip" leaves it out)'
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from dml.data.images import REMEDY, UnreadableImageError
+from dml.data.images import UnreadableImageError, without_remedy
 from dml.data.subsets import take_first_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack
@@ -112,4 +112,4 @@ def _read(embedder: "ImageEmbedder", paths: list[str]) -> Tensor:
     try:
         return stack([transform(read_pixels(path, limits)) for path in paths])
     except UnreadableImageError as error:
-        raise InputError(str(error).replace(REMEDY, " (--probe FOLDER gives other images)")) from error
+        raise InputError(f"{without_remedy(error)} (--probe FOLDER gives other images)") from error

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,24 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     assert "default-src 'none'" in text
     assert not re.findall(r"(?:src|href)=\"(?!#)", text)
     assert text.count("data:image/webp;base64,") == 1  # the pictures are in the page
+
+
+@pytest.mark.parametrize("option", ["--picture", "--html"])
+def test_an_image_that_is_gone_is_named_where_it_is_shown(
+    option: str, model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    index = str(dml.Index.build(dml.load(model), tmp_path / "photos").save(tmp_path / "index"))
+    query, *_, gone = sorted((tmp_path / "photos").rglob("*.png"))
+    gone.unlink()
+    dispatch(["search", index, str(query), "-k", "8"])
+    assert str(gone) in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        dispatch(["search", index, str(query), "-k", "8", option, str(tmp_path / "shown")])
+    assert capsys.readouterr().err == (
+        f"error: image {gone}: no such file; the search alone works without --picture and --html\n"
+    )
+    assert not (tmp_path / "shown").exists()
 
 
 def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: Path) -> None:

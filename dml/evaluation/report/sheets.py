@@ -24,7 +24,7 @@ class CaptionedPicture:
         tile: position of the picture on the page's sheet of pictures.
         name: name of the picture's finest class.
         relation: relation of a neighbour to its query: `SAME`, `COARSER` or `OTHER`; "" for a query.
-        remark: words on a neighbour: which level it shares with the query, and its cosine similarity.
+        remark: words on a neighbour: which level it shares with the query, and its similarity by the geometry of the run.
     """
 
     tile: Tile
@@ -155,7 +155,7 @@ def _show_neighbors(table: QueryTable, row: int, tiles: Tiles) -> list[Captioned
     pictures = []
     for path, labels, similarity in list(neighbors)[:NEIGHBORS_SHOWN]:
         relation, words = _relate(table, table.labels[row], labels)
-        remark = f"{words}, cosine {similarity:.2f}"
+        remark = f"{words}, similarity {similarity:.2f}"
         pictures.append(CaptionedPicture(tiles.place(path), table.class_name(int(labels[0])), relation, remark))
     return pictures
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dml.data.images import REMEDY, ImageFile, ImageMemoryError, UnreadableImageError
+from dml.data.images import ImageFile, ImageMemoryError, UnreadableImageError, without_remedy
 from dml.data.limits import ImageLimits
 from dml.inference.image_index import Index
 from dml.ops.escaping import printable
@@ -241,7 +241,7 @@ class ImageSearch:
         try:
             yield
         except (UnreadableImageError, ImageMemoryError) as error:
-            logger.warning("item %d: %s", item, str(error).removesuffix(REMEDY))
+            logger.warning("item %d: %s", item, without_remedy(error))
             raise RefusedRequestError(410, f"item {item}: its image file can't be read any more") from error
 
 
@@ -257,4 +257,4 @@ def _explained_upload() -> Iterator[None]:
     except UnreadableImageError as error:
         if isinstance(error.__cause__, RefusedFileError):
             raise RefusedRequestError(413, f"upload: {str(error.__cause__).partition(';')[0]}") from error
-        raise RefusedRequestError(422, str(error).removesuffix(REMEDY).removeprefix("image ")) from error
+        raise RefusedRequestError(422, without_remedy(error).removeprefix("image ")) from error
