@@ -13,7 +13,13 @@ from omegaconf import OmegaConf
 from dml.ops.errors import InputError
 from dml.papers.experiments import compose
 from dml.papers.leaderboard import contest_runs
-from dml.papers.leaderboard.contest_results import ContestResult, merge_results, read_results, write_results
+from dml.papers.leaderboard.contest_results import (
+    ContestResult,
+    merge_results,
+    read_results,
+    with_stored_choices,
+    write_results,
+)
 from dml.papers.leaderboard.contest_runs import Search
 from dml.papers.leaderboard.contests import Contest, read_leaderboard, select_contests
 from dml.papers.leaderboard.leaderboard_command import run_leaderboard
@@ -108,6 +114,11 @@ def test_the_search_goes_from_rates_to_values_to_seeds(monkeypatch: pytest.Monke
     assert [(run.name, run.seed) for run in tested] == [  # type: ignore[attr-defined]
         ("lr=2 margin=5 frozen=false", seed) for seed in range(3)
     ]
+    # a stored choice needs no search
+    stored = with_stored_choices([CONTEST], [make_result("triplet", 0.5), make_result("triplet", 0.5, kind="whole")])
+    assert search.list_candidates(stored[0]) == []
+    assert search.choose_overrides(stored[0]) == ("optimizer.lr=1e-3",)
+    assert with_stored_choices([CONTEST], [make_result("rll", 0.5)]) == [CONTEST]
     # without a parameter, the best rate is chosen
     assert search.choose_overrides(replace(CONTEST, values=())) == ("lr=2",)
 

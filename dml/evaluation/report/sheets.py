@@ -24,7 +24,7 @@ class CaptionedPicture:
         tile: position of the picture on the page's sheet of pictures.
         name: name of the picture's finest class.
         relation: relation of a neighbour to its query: `SAME`, `COARSER` or `OTHER`; "" for a query.
-        remark: words on a neighbour: which level it shares with the query, and its similarity by the geometry of the run.
+        remark: words on a neighbour: which level it shares with the query, and its similarity (cosine, or of the ball).
     """
 
     tile: Tile

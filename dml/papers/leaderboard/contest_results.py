@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dml.evaluation.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
@@ -10,7 +10,7 @@ from dml.ops.errors import InputError
 from dml.ops.files import write_text
 from dml.ops.run_folder import RunFolder
 from dml.papers.leaderboard.contest_runs import Search, score_candidate
-from dml.papers.leaderboard.contests import Contest
+from dml.papers.leaderboard.contests import SEARCHED_KIND, Contest
 from dml.papers.plans import PlannedRun
 
 PER_RUN = {"nmi": "level0/nmi"}
@@ -26,7 +26,7 @@ class ContestResult:
         kind: what was trained: "heads" or "whole".
         loss: name of the loss.
         overrides: the overrides that the search chose.
-        searched: {overrides: MAP@R of the best validation, a fraction}.
+        searched: {overrides: MAP@R of the best validation, a fraction}; empty if an earlier search had chosen.
         seeds: seeds of the runs.
         counts: number of queries of each test class.
         sums: {metric: for each seed, the sum of its values over the queries of each test class}.
@@ -51,6 +51,14 @@ class ContestResult:
     def seed_means(self, metric: str) -> list[float]:
         """Return the mean of a metric over all queries, for each seed."""
         return self.tested.run_means(metric)
+
+
+def with_stored_choices(contests: Iterable[Contest], results: Iterable[ContestResult]) -> list[Contest]:
+    """Let the contests that have a result of the searched kind take over what was chosen then."""
+    chosen = {
+        (result.dataset, result.loss): tuple(result.overrides) for result in results if result.kind == SEARCHED_KIND
+    }
+    return [replace(contest, chosen=chosen.get((contest.dataset, contest.loss))) for contest in contests]
 
 
 def collect_results(contests: Iterable[Contest], search: Search) -> list[ContestResult]:

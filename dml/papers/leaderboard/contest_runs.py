@@ -28,7 +28,12 @@ class Search:
         self._list_runs = cache(plan.list_runs)  # composing a training is slow
 
     def list_candidates(self, contest: Contest) -> list[tuple[Overrides, PlannedRun]]:
-        """List the overrides and runs that can be compared so far: the rates, and after them the values at the best."""
+        """List the overrides and runs that can be compared so far: the rates, and after them the values at the best.
+
+        None are compared if an earlier search has chosen.
+        """
+        if contest.chosen is not None:
+            return []
         candidates = self._plan_candidates(contest, contest.rates)
         if all(run.is_finished for _, run in candidates):
             best_rate, _ = max(candidates, key=score_candidate)
@@ -37,6 +42,8 @@ class Search:
 
     def choose_overrides(self, contest: Contest) -> Overrides | None:
         """Return the best overrides, the first of equal ones; None as long as a run of the search is missing."""
+        if contest.chosen is not None:
+            return contest.chosen
         candidates = self.list_candidates(contest)
         is_complete = len(candidates) == len(contest.rates) + len(contest.values)
         if not is_complete or not all(run.is_finished for _, run in candidates):

@@ -27,6 +27,7 @@ class Contest:
         rates: overrides of the first half of the search, one for each learning rate.
         values: overrides of the second half, one for each value of the loss's main parameter; empty if it has none.
         kinds: overrides of each kind of training that is tested, by the kind's name.
+        chosen: the overrides that an earlier search chose; None: they are searched.
     """
 
     loss: str
@@ -35,6 +36,7 @@ class Contest:
     rates: tuple[Overrides, ...]
     values: tuple[Overrides, ...]
     kinds: Mapping[str, Overrides]
+    chosen: Overrides | None = None
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
         collect_results,
         merge_results,
         read_results,
+        with_stored_choices,
         write_results,
     )
     from dml.papers.leaderboard.contest_runs import Search, train_missing_runs
-    from dml.papers.leaderboard.contests import read_leaderboard, select_contests
+    from dml.papers.leaderboard.contests import SEARCHED_KIND, read_leaderboard, select_contests
     from dml.papers.leaderboard.leaderboard_page import write_leaderboard_page
     from dml.papers.plans import Plan
 
@@ -50,6 +51,8 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
         results = read_results(options.docs / "leaderboard.json")
         has_failed = False
         if not options.show:
+            if options.kind != SEARCHED_KIND:
+                contests = with_stored_choices(contests, results)
             search = Search(Plan(options.outputs, options.seeds))
             has_failed = train_missing_runs(contests, search, options.kind, options.jobs)
             results = merge_results(results, collect_results(contests, search))
@@ -69,7 +72,8 @@ def _parser() -> CommandParser:
         "--kind",
         choices=("heads", "whole"),
         default="heads",
-        help="what learns in the tested runs; the search is of the heads (default: %(default)s)",
+        help="what learns in the tested runs; whole networks take what the heads chose, from leaderboard.json if it is"
+        " there (default: %(default)s)",
     )
     add_contest_options(parser, "leaderboard", seeds=3)
     parser.add_argument(
