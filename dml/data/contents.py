@@ -1,15 +1,14 @@
 """Functions that read the bytes of image files, in folders or in archives, and that tell whether a file has changed."""
 
 import os
-import zipfile
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from errno import ENOENT
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.ops.regular_files import check_regular, check_size, read_regular
+from dml.data.archives import read_member, split_member
+from dml.ops.regular_files import read_regular
 
 MISSING = (-1, -1)
 """The stamp of a file that doesn't exist."""
@@ -19,7 +18,7 @@ OPTION = "data.max_image_bytes"
 
 
 def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read an image file, or the member of an archive that ``archive.zip/member`` names.
+    """Read an image file, or the member of an archive that ``archive.zip/member`` or ``archive.tar/member`` names.
 
     Args:
         path: path of the file, or of the archive and its member.
@@ -29,50 +28,13 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
         FileNotFoundError: if there is no such file or member.
         RefusedFileError: if it isn't a regular file, or is too large.
     """
-    archive, separator, member = path.partition(".zip/")
-    if not separator or os.path.exists(path):
+    archive, member = split_member(path)
+    if not member or os.path.exists(path):
         return read_regular(path, max_bytes, OPTION)
     try:
-        return read_member(_open_archive(f"{archive}.zip", os.getpid()), member, max_bytes, OPTION)
+        return read_member(archive, member, max_bytes, OPTION)
     except KeyError as error:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path) from error
-
-
-def read_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
-    """Read a member of an archive.
-
-    Args:
-        archive: an open archive.
-        member: name of the member.
-        max_bytes: largest size of the unpacked member.
-        option: key of the configuration that sets ``max_bytes``, for the error message.
-
-    Raises:
-        KeyError: if there is no such member.
-        RefusedFileError: if the member is larger.
-    """
-    entry = archive.getinfo(member)
-    check_size(entry.file_size, max_bytes, option)
-    with archive.open(entry) as file:
-        return file.read(entry.file_size)  # without a number, a member that understates its size is unpacked as a whole
-
-
-def list_members(archive: str) -> Set[str]:
-    """Return the names of an archive's members.
-
-    Raises:
-        FileNotFoundError: if there is no such archive.
-        RefusedFileError: if it isn't a regular file.
-        zipfile.BadZipFile: if it is damaged.
-    """
-    return _open_archive(archive, os.getpid()).NameToInfo.keys()
-
-
-@lru_cache(maxsize=8)
-def _open_archive(path: str, process: int) -> zipfile.ZipFile:  # noqa: ARG001
-    """Open an archive once a process: forked workers that share a file handle would share its position too."""
-    check_regular(path)
-    return zipfile.ZipFile(path)
 
 
 def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
@@ -90,8 +52,8 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     stamps = []
     for path in paths:
         stamp = _read_stamp(path)
-        if stamp == MISSING and ".zip/" in path:
-            archive = f"{path.partition('.zip/')[0]}.zip"
+        archive, member = split_member(path)
+        if stamp == MISSING and member:
             stamp = archive_stamps[archive] = archive_stamps.get(archive) or _read_stamp(archive)
         stamps.append(stamp)
     return np.array(stamps, dtype=np.int64).reshape(-1, 2)

@@ -5,12 +5,11 @@
 
 import logging
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from dml.data.contents import list_members
+from dml.data.archives import DAMAGES, list_members, split_member
 from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
@@ -93,7 +92,7 @@ def find_missing(paths: Iterable[str]) -> list[str]:
     Folders with many of the paths are listed, which is faster than looking for each file, above all over a network.
 
     Args:
-        paths: paths of image files; ``archive.zip/member`` is a member of an archive.
+        paths: paths of image files; ``archive.zip/member`` or ``archive.tar/member`` is a member of an archive.
     """
     names_by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -101,9 +100,9 @@ def find_missing(paths: Iterable[str]) -> list[str]:
         names_by_folder.setdefault(folder, []).append(name)
     missing = []
     for folder, names in names_by_folder.items():
-        archive, separator, parent = f"{folder}/".partition(".zip/")
-        if separator and not os.path.isdir(folder):
-            missing += _find_missing_members(f"{archive}.zip", [f"{parent}{name}" for name in names])
+        archive, parent = split_member(f"{folder}/.")  # the dot stands for a name, the archive's folder may be its root
+        if parent and not os.path.isdir(folder):
+            missing += _find_missing_members(archive, [f"{parent[:-1]}{name}" for name in names])
         else:
             present = _list_files(folder or ".") if len(names) > FEW_PATHS else set()
             candidates = [f"{folder}/{name}" if folder else name for name in names if name not in present]
@@ -117,7 +116,7 @@ def _find_missing_members(archive: str, members: Sequence[str]) -> list[str]:
         present = list_members(archive)
     except FileNotFoundError:
         present = set()
-    except (OSError, RefusedFileError, zipfile.BadZipFile):
+    except (OSError, RefusedFileError, *DAMAGES):
         return []
     return [f"{archive}/{member}" for member in members if member not in present]
 

@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from dml.data.archives import ARCHIVES
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -30,7 +31,7 @@ def summarize_data(table: ImageTable, root: str | None) -> dict[str, dict[str, s
 def find_base_folder(root: str | None, table: ImageTable) -> str | None:
     """Return the folder, or the archive, that the paths of a table are below; None if it can't be known."""
     base = str(expand_home(root)) if root else table.source
-    if os.path.isfile(base) and not base.endswith(".zip"):  # a list of images, such as a .csv file
+    if os.path.isfile(base) and not base.endswith(ARCHIVES):  # a list of images, such as a .csv file
         return os.path.dirname(base) or "."
     return base if os.path.exists(base) else None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.contents import read_member
+from dml.data.archives import read_zip_member
 from dml.data.limits import LIST_OPTION, current_max_list_bytes
 from dml.data.table import ImageTable, hold_out_classes
 from dml.ops.errors import InputError
@@ -38,7 +38,7 @@ def read(root: str | Path | None = None) -> ImageTable:
     try:
         check_regular(path)
         with zipfile.ZipFile(path) as archive:
-            content = read_member(archive, "table.csv", current_max_list_bytes(), LIST_OPTION)
+            content = read_zip_member(archive, "table.csv", current_max_list_bytes(), LIST_OPTION)
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
         classes = [np.unique([row[level] for row in rows], return_inverse=True) for level in LEVELS]
         names = {row["emoji"]: row["name"] for row in rows}

@@ -1,0 +1,145 @@
+"""Files in archives: ``archive.zip/member``, and ``archive.tar/member`` in the tar files of the WebDataset layout."""
+
+import os
+import posixpath
+import re
+import tarfile
+import zipfile
+from collections.abc import Set
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from dml.ops.regular_files import FLAGS, check_regular, check_size
+
+ARCHIVES = (".zip", ".tar")
+"""The endings of the archives whose members have paths."""
+MEMBER = re.compile(r"\.(?:zip|tar)(?=/)")
+DAMAGES = (zipfile.BadZipFile, tarfile.TarError)
+"""The errors that tell of a damaged archive."""
+
+
+Stamp = tuple[int, int]
+
+
+class TarEntry(NamedTuple):
+    """Where the bytes of a tar file's member lie."""
+
+    offset: int
+    size: int
+
+
+def split_member(path: str) -> tuple[str, str]:
+    """Split the path of a member into that of the archive and the member's name, which is empty if it is no such path.
+
+    >>> split_member("photos.zip/cats/1.jpg"), split_member("photos/1.jpg")
+    (('photos.zip', 'cats/1.jpg'), ('photos/1.jpg', ''))
+    """
+    found = MEMBER.search(path)
+    return (path[: found.end()], path[found.end() + 1 :]) if found else (path, "")
+
+
+def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes:
+    """Read a member of an archive.
+
+    Args:
+        archive: path of the archive.
+        member: name of the member.
+        max_bytes: largest size of the unpacked member.
+        option: key of the configuration that sets ``max_bytes``, for the error message.
+
+    Raises:
+        KeyError: if there is no such member.
+        RefusedFileError: if the member is larger, or the archive isn't a regular file.
+        FileNotFoundError: if there is no such archive.
+        zipfile.BadZipFile, tarfile.TarError: if the archive is damaged.
+    """
+    if not archive.endswith(".tar"):
+        return read_zip_member(_open_zip(archive, os.getpid()), member, max_bytes, option)
+    stamp = _check_stamp(archive)
+    entry = _index_tar(archive, stamp)[member]
+    check_size(entry.size, max_bytes, option)
+    # forked workers share the file, and so its position, which pread leaves alone
+    content = os.pread(_open_tar(archive, stamp).descriptor, entry.size, entry.offset)
+    if len(content) < entry.size:
+        raise tarfile.ReadError(f"it ends within {member}")
+    return content
+
+
+def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
+    """Read a member of an open zip file; see `read_member`."""
+    entry = archive.getinfo(member)
+    check_size(entry.file_size, max_bytes, option)
+    with archive.open(entry) as file:
+        return file.read(entry.file_size)  # without a number, a member that understates its size is unpacked as a whole
+
+
+def list_members(archive: str) -> Set[str]:
+    """Return the names of an archive's members.
+
+    Raises:
+        FileNotFoundError: if there is no such archive.
+        RefusedFileError: if it isn't a regular file.
+        zipfile.BadZipFile, tarfile.TarError: if it is damaged.
+    """
+    return index_tar(archive).keys() if archive.endswith(".tar") else _open_zip(archive, os.getpid()).NameToInfo.keys()
+
+
+def index_tar(archive: str) -> dict[str, TarEntry]:
+    """Find the regular files in a tar file, which is read once from its beginning to its end, without their content.
+
+    Args:
+        archive: path of the tar file, without compression: its members couldn't be read in any order.
+
+    Returns:
+        The members by name, in their order; of members with the same name, the last one counts, as for ``tar``.
+
+    Raises:
+        FileNotFoundError, RefusedFileError: if there is no such file, or it isn't a regular one.
+        tarfile.TarError: if it is damaged, or compressed.
+    """
+    return _index_tar(archive, _check_stamp(archive))
+
+
+def _check_stamp(archive: str) -> Stamp:
+    """Return size and time of a file, by which it is known whether it has changed."""
+    check_regular(archive)
+    state = os.stat(archive)
+    return state.st_size, state.st_mtime_ns
+
+
+@cache  # a data set has all its archives in use; forked workers inherit what is known
+def _index_tar(archive: str, _: Stamp) -> dict[str, TarEntry]:
+    entries: dict[str, TarEntry] = {}
+    end = -1
+    with tarfile.open(archive, "r:") as file:
+        for member in file:
+            if member.offset <= end:  # a header with a negative size leads back to an earlier one, again and again
+                raise tarfile.ReadError(f"{member.name} stands at byte {member.offset}, before the one in front of it")
+            end = member.offset
+            file.members = []  # type: ignore[attr-defined]  # they would take a kilobyte each
+            if member.isreg() and not member.issparse():
+                entries[posixpath.normpath(member.name)] = TarEntry(member.offset_data, member.size)
+    return entries
+
+
+class _OpenFile:
+    """A file descriptor that is closed when nothing needs it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, FLAGS)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+@lru_cache(maxsize=64)  # of thousands of shards, not all can be open at once
+def _open_tar(path: str, _: Stamp) -> _OpenFile:
+    return _OpenFile(path)
+
+
+@lru_cache(maxsize=8)
+def _open_zip(path: str, process: int) -> zipfile.ZipFile:  # noqa: ARG001
+    """Open an archive once a process: forked workers that share a file handle would share its position too."""
+    check_regular(path)
+    return zipfile.ZipFile(path)

@@ -1,0 +1,182 @@
+"""The reader of tar files in the layout of WebDataset: for millions of small images, above all on network disks."""
+
+import json
+import logging
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dml.data.archives import index_tar, read_member
+from dml.data.layout import Layout, name_similar
+from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
+from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
+from dml.data.splits import complete_splits, number_classes
+from dml.data.table import SPLITS, ImageTable
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
+
+logger = logging.getLogger(__name__)
+
+LAYOUT = Layout(
+    name="shards of your own",
+    tree="*.tar, each image beside a file of the same name with its class, such as 0001.jpg and 0001.cls",
+    page="docs/own_data.md",
+)
+SPLIT_NAMES = {name: name for name in SPLITS} | {"training": "train", "valid": "val", "validation": "val"}
+
+Members = dict[str, str]
+"""The members with the same name by their endings: {"jpg": "a/0001.jpg", "cls": "a/0001.cls"}."""
+
+
+def read(
+    root: str | Path | None,
+    *,
+    labels: Sequence[str] = ("cls",),
+    test_fraction: float = 0.5,
+    val_fraction: float = 0.0,
+    seed: int = 0,
+) -> ImageTable:
+    """Read the images of tar files, which hold each image beside files of the same name, up to the first dot.
+
+    The tar files may not be compressed. A shard is part of the split that its name, or that of its folder below the
+    root, begins with, such as ``train-0001.tar`` or ``train/0001.tar``. Without splits, whole classes are drawn for
+    testing.
+
+    Args:
+        root: path of a tar file, or of a folder that holds tar files, at any depth.
+        labels: where the class of each level stands, from the finest to the coarsest: the ending of a text file, such
+            as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``.
+        test_fraction: fraction of the classes that is drawn for testing, if the shards have no splits; 0 draws
+            none.
+        val_fraction: fraction of the training classes that is drawn for ``val``, if no shard is of ``val``; 0 draws
+            none.
+        seed: seed of the draws.
+
+    Raises:
+        InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a
+            split and some have none, or the splits are incomplete.
+    """
+    if not labels:
+        raise InputError("dataset.reader.labels: empty; give where the classes stand, such as [cls] or [json.species]")
+    paths: list[str] = []
+    classes: list[list[str]] = []
+    split: list[str] = []
+    unread: list[str] = []
+    for shard, shard_split in _find_shards(root).items():
+        with _name_shard_in_errors(shard):
+            for image, members in _group_members(shard, unread):
+                paths.append(f"{shard}/{image}")
+                classes.append([_read_class(shard, image, members, place) for place in labels])
+        split += [shard_split] * (len(paths) - len(split))
+    if unread:
+        logger.warning("left out: %s: %s", printable(root), describe_unread(unread))
+    if not paths:
+        raise InputError(f"dataset.root={root}: no image in its tar files; give the path of {LAYOUT}")
+    columns, names = zip(*(number_classes(level) for level in zip(*classes, strict=True)), strict=True)
+    table = ImageTable(
+        paths=np.array(paths),
+        labels=np.stack(columns, axis=1),
+        split=np.array(split),
+        levels=tuple("class" if place == "cls" else place.rpartition(".")[2] for place in labels),
+        names=names,
+        source=str(root),
+    )
+    return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
+
+
+def _find_shards(root: str | Path | None) -> dict[Path, str]:
+    """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
+    if root is None:
+        raise InputError(f"dataset.root: no value; give dataset.root=FOLDER, the path of {LAYOUT}")
+    place = expand_home(root)
+    if not os.path.exists(place):
+        raise InputError(f"dataset.root={root}: no such file or folder{name_similar(place)}; give the path of {LAYOUT}")
+    if not os.path.isdir(place):
+        return {place: ""}
+    shards = sorted(path for path in place.rglob("*.tar") if not path.name.startswith("."))
+    if not shards:
+        raise InputError(f"dataset.root={root}: no .tar file in it; give the path of {LAYOUT}")
+    splits = {shard: _find_split(shard.relative_to(place)) for shard in shards}
+    with_split = [shard for shard, split in splits.items() if split]
+    if with_split and len(with_split) < len(shards):
+        without = next(shard for shard, split in splits.items() if not split)
+        raise InputError(
+            f"{printable(without)}: its name begins with no split, but that of {printable(with_split[0])} does; "
+            f"begin the names of all shards with {', '.join(SPLITS)}, or of none"
+        )
+    return splits
+
+
+def _find_split(shard: Path) -> str:
+    """Return the split with which a part of a shard's path begins; an empty string if there is none."""
+    first_words = [re.split("[^a-z]", part.lower())[0] for part in shard.parts]
+    found = sorted({SPLIT_NAMES[word] for word in first_words if word in SPLIT_NAMES})
+    if len(found) > 1:
+        raise InputError(f"{printable(shard)}: its path names the splits {' and '.join(found)}; one is needed")
+    return found[0] if found else ""
+
+
+@contextmanager
+def _name_shard_in_errors(shard: Path) -> Iterator[None]:
+    """Turn an error of reading a shard into an `InputError`: one line that begins with its path."""
+    try:
+        with name_list_in_errors(shard):
+            yield
+    except tarfile.TarError as error:
+        raise InputError(f"{printable(shard)}: no tar file without compression that can be read ({error})") from error
+
+
+def _group_members(shard: Path, unread: list[str]) -> Iterator[tuple[str, Members]]:
+    """Yield each image's name and the members beside it.
+
+    Args:
+        shard: path of the tar file.
+        unread: list to which the paths of images are added whose kind isn't read.
+    """
+    samples: dict[str, Members] = {}
+    for member in index_tar(str(shard)):
+        folder, name = os.path.split(member)
+        stem, _, ending = name.partition(".")
+        if stem:  # the name of a hidden file, such as a copy by macOS, begins with a dot
+            samples.setdefault(f"{folder}/{stem}", {})[ending.lower()] = member
+    suffixes = read_suffixes()
+    for members in samples.values():
+        images = [member for ending, member in members.items() if f".{ending}" in suffixes]
+        unread += [
+            f"{shard}/{member}"
+            for ending, member in members.items()
+            if f".{ending}" in {*UNREAD_SUFFIXES} - {*suffixes}
+        ]
+        if len(images) > 1:
+            raise InputError(
+                f"{printable(shard)}: {printable(images[0])} and {printable(images[1])} are both the image of one name"
+            )
+        for image in images:
+            yield image, members
+
+
+def _read_class(shard: Path, image: str, members: Members, place: str) -> str:
+    """Read the class of an image from a text file, or from a field of a JSON file."""
+    ending, _, field = place.partition(".")
+    where = f"{printable(shard)}/{printable(image)}"
+    if ending not in members:
+        endings = ", ".join(sorted({*members} - {image.partition(".")[2].lower()})) or "nothing else"
+        raise InputError(
+            f"{where}: no .{ending} beside it, but {printable(endings)}; dataset.reader.labels says where the class is"
+        )
+    content = read_member(str(shard), members[ending], current_max_list_bytes(), LIST_OPTION)
+    try:
+        value: Any = json.loads(content)[field] if field else content.decode("utf-8").strip()
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"no field {field}" if isinstance(error, KeyError) else f"{type(error).__name__}"
+        raise InputError(f"{where}: its .{ending} gives no class ({reason})") from error
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise InputError(f"{where}: its class is {printable(repr(value))}, expected a name or a whole number")
+    return str(value)

@@ -1,0 +1,180 @@
+"""Tar files in the layout of WebDataset: what is read of them, in which order, and by which processes."""
+
+import gzip
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from trees.shards import IMAGES, TREE, pack
+from trees.tree import encoded
+
+from dml.data.archives import index_tar, read_member, split_member
+from dml.data.contents import read_content, read_stamps
+from dml.data.dataset import ImageDataset
+from dml.data.images import UnreadableImageError, read_image
+from dml.data.readability import find_missing
+from dml.data.readers.shards import read
+from dml.data.table import ImageTable
+from dml.data.transforms import Pipeline
+from dml.ops.errors import InputError
+from dml.ops.regular_files import RefusedFileError
+
+IMAGE = encoded("RGB")
+
+
+def rows(table: ImageTable, root: Path) -> set[tuple[str, str, str]]:
+    """(path below the root, name of the class, split) of each image."""
+    return {
+        (path.removeprefix(f"{root}/"), table.names[0][label], split)
+        for path, label, split in zip(
+            table.paths.tolist(), table.labels[:, 0].tolist(), table.split.tolist(), strict=True
+        )
+    }
+
+
+def test_shards_with_splits(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    assert rows(read(tmp_path), tmp_path) == {
+        (f"{shard}/{name}.JPG", label, shard.partition("-")[0])
+        for shard, classes in IMAGES.items()
+        for name, label in classes.items()
+    }
+
+
+def test_folders_are_splits_and_words_of_others_too(tmp_path: Path) -> None:
+    for place, label in (("training/0", "a"), ("validation/x/0", "b"), ("query/0", "c"), ("gallery-big/0", "c")):
+        path = tmp_path / f"{place}.tar"
+        path.parent.mkdir(parents=True)
+        pack(path, {"1.png": IMAGE, "1.cls": label.encode()})
+    assert {split for *_, split in rows(read(tmp_path), tmp_path)} == {"train", "val", "query", "gallery"}
+
+
+def test_a_single_shard_has_its_classes_drawn(tmp_path: Path) -> None:
+    members = {f"{i}.{ending}": content for i in range(12) for ending, content in (("jpg", IMAGE), ("cls", b"%d" % i))}
+    pack(tmp_path / "train.tar", members)
+    table = read(tmp_path / "train.tar", val_fraction=0.3)
+    assert {split: counts["images"] for split, counts in table.counts().items()}.keys() == {"train", "val", "test"}
+    assert set(table.names[0]) == {str(i) for i in range(12)}
+
+
+def test_levels_are_fields_of_json(tmp_path: Path) -> None:
+    content = {"species": "lynx", "family": 7}
+    pack(tmp_path / "a.tar", {"x/1.v2.json": b"no", "x/1.jpg": IMAGE, "x/1.json": json.dumps(content).encode()})
+    pack(tmp_path / "b.tar", {"1.jpg": IMAGE, "1.json": b'{"species": "wren", "family": 8}'})
+    table = read(tmp_path, labels=["json.species", "json.family"], test_fraction=0)
+    assert table.levels == ("species", "family")
+    assert table.names == (("lynx", "wren"), ("7", "8"))
+    assert table.labels.tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("members", "labels", "message"),
+    [
+        ({"1.jpg": IMAGE, "1.json": b"{}"}, ["json.kind"], r"0\.tar/1\.jpg: its \.json gives no class \(no field kind"),
+        ({"1.jpg": IMAGE, "1.json": b"[1]"}, ["json.kind"], r"its \.json gives no class \(TypeError"),
+        ({"1.jpg": IMAGE, "1.json": b"{"}, ["json.kind"], r"its \.json gives no class \(JSONDecodeError"),
+        ({"1.jpg": IMAGE, "1.json": b'{"kind": 1.5}'}, ["json.kind"], "its class is 1.5, expected a name or a whole"),
+        ({"1.jpg": IMAGE, "1.json": b'{"kind": true}'}, ["json.kind"], "its class is True, expected a name"),
+        ({"1.jpg": IMAGE, "1.cls": b" \n"}, ["cls"], "its class is '', expected a name"),
+        ({"1.jpg": IMAGE, "1.txt": b"a"}, ["cls"], r"no \.cls beside it, but txt; dataset\.reader\.labels says where"),
+        ({"1.jpg": IMAGE, "1.png": IMAGE, "1.cls": b"a"}, ["cls"], r"1\.jpg and 1\.png are both the image of one name"),
+        ({"1.cls": b"a"}, ["cls"], "no image in its tar files; give the path of shards of your own, which holds"),
+        ({"1.jpg": IMAGE, "1.cls": b"a"}, [], r"dataset\.reader\.labels: empty; give where the classes stand"),
+    ],
+)
+def test_what_has_no_class_is_one_line(
+    members: dict[str, bytes], labels: list[str], message: str, tmp_path: Path
+) -> None:
+    pack(tmp_path / "0.tar", members)
+    with pytest.raises(InputError, match=message) as error:
+        read(tmp_path, labels=labels)
+    assert "\n" not in str(error.value)
+
+
+def test_shards_without_a_split_beside_others_are_refused(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    (tmp_path / "train-1.tar").rename(tmp_path / "more.tar")
+    with pytest.raises(InputError, match=r"/more\.tar: its name begins with no split, but that of .*/test-0\.tar does"):
+        read(tmp_path)
+
+
+def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TREE.build(tmp_path)
+    pack(tmp_path / "test-1.tar", {"1.svg": b"", "1.cls": b"owl"})
+    assert len(read(tmp_path)) == 8
+    assert "left out" in caplog.text
+    assert "1 image of a kind that dml doesn't read (1 .svg)" in caplog.text
+
+
+def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    (tmp_path / "test-0.tar").write_bytes(gzip.compress((tmp_path / "test-0.tar").read_bytes()))
+    with pytest.raises(InputError, match=r"test-0\.tar: no tar file without compression that can be read"):
+        read(tmp_path)
+
+
+def test_members_are_read_as_files_are(tmp_path: Path) -> None:
+    path = str(tmp_path / "set.tar")
+    pack(tmp_path / "set.tar", {"a/1.jpg": IMAGE, "2.jpg": b"none"})
+    assert split_member(f"{path}/a/1.jpg") == (path, "a/1.jpg")
+    assert read_content(f"{path}/a/1.jpg") == IMAGE
+    assert read_image(f"{path}/a/1.jpg").shape == (3, 8, 12)
+    stamp, of_archive, of_nothing = read_stamps([f"{path}/a/1.jpg", path, f"{path}x/1.jpg"]).tolist()
+    assert stamp == of_archive != of_nothing == [-1, -1]
+    with pytest.raises(FileNotFoundError):
+        read_content(f"{path}/3.jpg")
+    with pytest.raises(RefusedFileError, match="bytes, at most 10 are read"):
+        read_content(f"{path}/a/1.jpg", max_bytes=10)
+    with pytest.raises(UnreadableImageError, match=r"set\.tar/2\.jpg: cannot be decoded"):
+        read_image(f"{path}/2.jpg")
+    wanted = [f"{path}/a/1.jpg", f"{path}/a/2.jpg", f"{path}/2.jpg", f"{path}/3.jpg", f"{tmp_path}/none.tar/1.jpg"]
+    assert find_missing(wanted) == [f"{path}/a/2.jpg", f"{path}/3.jpg", f"{tmp_path}/none.tar/1.jpg"]
+
+
+def test_a_shard_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "set.tar"
+    pack(path, {"1.jpg": b"old"})
+    assert read_content(f"{path}/1.jpg") == b"old"
+    pack(tmp_path / "new.tar", {"0.jpg": b"x" * 2000, "1.jpg": b"new"})
+    (tmp_path / "new.tar").replace(path)
+    assert read_content(f"{path}/1.jpg") == b"new"
+
+
+def test_a_shard_that_ends_early_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "set.tar"
+    pack(path, {"1.jpg": IMAGE, "2.jpg": IMAGE * 20})
+    complete = path.read_bytes()
+    path.write_bytes(complete[: len(IMAGE) + 2000])
+    with pytest.raises(tarfile.TarError):
+        index_tar(str(path))
+    pack(path, {"1.jpg": IMAGE})
+    assert read_member(str(path), "1.jpg", 10_000, "") == IMAGE
+
+
+def test_a_header_that_leads_back_ends(tmp_path: Path) -> None:
+    """A negative size would otherwise be read again and again."""
+    path = tmp_path / "set.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(tarfile.TarInfo("1.jpg"))
+        entry = tarfile.TarInfo("2.jpg")
+        header = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+        header[124:136] = b"\xff" * 10 + (-512 & 0xFFFF).to_bytes(2, "big")  # base 256, as GNU tar writes large sizes
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        assert archive.fileobj is not None
+        archive.fileobj.write(bytes(header))
+    with pytest.raises(tarfile.TarError):
+        index_tar(str(path))
+
+
+def test_worker_processes_read_the_same_images(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    table = read(tmp_path)
+    dataset = ImageDataset(table, Pipeline([]))
+    alone = [dataset[i] for i in range(len(table))]
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
+    for expected, found in zip(alone, loader, strict=True):
+        assert expected is not None
+        assert torch.equal(expected[0], found[0])
