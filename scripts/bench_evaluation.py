@@ -17,13 +17,13 @@ import argparse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
 import torch
+from process_memory import AddedMemory
 from threadpoolctl import threadpool_info
 
 from dml.evaluation import evaluate
@@ -47,18 +47,13 @@ class Cost(NamedTuple):
     megabytes: float
 
 
-def read_memory(name: str) -> float:
-    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-
 def measure(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Cost:
     """Measure what one call takes."""
-    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
-    before, started, used = read_memory("VmRSS"), perf_counter(), process_time()
-    work(*arguments, **settings)
-    return Cost(perf_counter() - started, process_time() - used, read_memory("VmHWM") - before)
+    with AddedMemory() as added:
+        started, used = perf_counter(), process_time()
+        work(*arguments, **settings)
+        seconds, processors = perf_counter() - started, process_time() - used
+    return Cost(seconds, processors, added.peak)
 
 
 def random_items(number: int, classes: tuple[int, ...], scale: float = 1.0) -> tuple[Any, Any]:

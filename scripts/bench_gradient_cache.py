@@ -15,11 +15,11 @@ if __name__ == "__main__":
 
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter
 
 import torch
 from hydra import compose, initialize_config_dir
+from process_memory import AddedMemory
 from torch import Tensor, nn
 
 from dml.losses.rll import RankedListLoss
@@ -30,12 +30,6 @@ from dml.training.gradient_cache import embed_in_chunks
 ROWS = ((64, None), (1024, None), (1024, 64))
 """Images in a batch, and images that pass through the network at a time; None for all of them."""
 IMAGES_PER_CLASS = 4
-
-
-def read_memory(name: str) -> float:
-    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
 def step(model: nn.Module, images: Tensor, size: int | None) -> None:
@@ -53,12 +47,11 @@ def measure(batch: int, size: int | None) -> None:
     images = torch.randint(0, 256, (batch, 3, 64, 64), dtype=torch.uint8)
     step(model, images[: 2 * IMAGES_PER_CLASS], IMAGES_PER_CLASS)
     model.zero_grad()
-    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
-    before, started = read_memory("VmRSS"), perf_counter()
-    step(model, images, size)
-    seconds = perf_counter() - started
-    megabytes = read_memory("VmHWM") - before
-    print(f"{batch:>6}{size or '-':>16}{megabytes:>8.0f}{seconds:>8.1f}{images.nbytes / 2**20:>14.1f}", flush=True)
+    with AddedMemory() as added:
+        started = perf_counter()
+        step(model, images, size)
+        seconds = perf_counter() - started
+    print(f"{batch:>6}{size or '-':>16}{added.peak:>8.0f}{seconds:>8.1f}{images.nbytes / 2**20:>14.1f}", flush=True)
 
 
 def main() -> None:

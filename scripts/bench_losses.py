@@ -13,12 +13,12 @@ if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
 
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from process_memory import AddedMemory
 from pytorch_metric_learning.losses import RankedListLoss as LibraryRankedListLoss  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
@@ -104,18 +104,11 @@ def time_step(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
     return 1000 * (perf_counter() - started)
 
 
-def read_memory(name: str) -> float:
-    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-
 def measure_peak(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> float:
     """Return the megabytes that a step adds at most; only a first step shows them, before freed memory is reused."""
-    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
-    before = read_memory("VmRSS")
-    time_step(loss, embeddings, labels)
-    return read_memory("VmHWM") - before
+    with AddedMemory() as added:
+        time_step(loss, embeddings, labels)
+    return added.peak
 
 
 def draw_batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -16,15 +16,14 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import faiss
 import numpy as np
-from bench_losses import read_memory
 from numpy.typing import NDArray
+from process_memory import AddedMemory
 
 from dml.data.stream import BatchSampler
 from dml.retrieval.search import nearest_neighbors
@@ -81,13 +80,11 @@ def main() -> None:
     embeddings, labels = draw_items(images)
     print(f"{images} images, {labels[:, 0].max() + 1} classes, K = {K}, {faiss.omp_get_max_threads()} threads")
 
-    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
-    before = read_memory("VmRSS")
-    table = nearest_neighbors(embeddings, K)[1].numpy()
-    local = LocalNeighborhoodSampler(labels, table, BATCH)
-    list(islice(local, BATCHES))
-    added = read_memory("VmHWM") - before
-    print(f"table and sampler: {added:.0f} MB at most beside the embeddings (limit 200)")
+    with AddedMemory() as added:
+        table = nearest_neighbors(embeddings, K)[1].numpy()
+        local = LocalNeighborhoodSampler(labels, table, BATCH)
+        list(islice(local, BATCHES))
+    print(f"table and sampler: {added.peak:.0f} MB at most beside the embeddings (limit 200)")
 
     pairs = [
         (time_call(lambda: nearest_neighbors(embeddings, K)), time_call(lambda: search_bare(embeddings)))

@@ -25,7 +25,6 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from types import SimpleNamespace
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from process_memory import AddedMemory
 from torch import Tensor, nn
 from torch.distributed.nn import functional as dist_functional
 from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
@@ -104,20 +104,12 @@ class Share:
         return process_time() - used, perf_counter() - started
 
 
-def read_memory(name: str) -> float:
-    """Read MiB of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-
 def measure_large(share: Share, shard: bool) -> tuple[float, float]:
     """Return the MiB that a step of the large batch adds at most, and its seconds of processor time."""
     share.step(8 * share.count, shard=shard)  # loads kernels and opens connections
-    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
-    before = read_memory("VmRSS")
-    share.step(BATCH, shard=shard)  # only a first step shows its memory, before freed memory is reused
-    added = read_memory("VmHWM") - before
-    return added, median(share.step(BATCH, shard=shard)[0] for _ in range(LOSSES[share.name][1]))
+    with AddedMemory() as added:  # only a first step shows its memory, before freed memory is reused
+        share.step(BATCH, shard=shard)
+    return added.peak, median(share.step(BATCH, shard=shard)[0] for _ in range(LOSSES[share.name][1]))
 
 
 def measure_small(share: Share, batch: int) -> tuple[float, float, float]:

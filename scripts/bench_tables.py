@@ -21,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from process_memory import AddedMemory
 
 from dml.data.readers.inat2018 import RANKS, read
 from dml.data.table import load
@@ -58,23 +59,16 @@ def write_files(root: Path) -> None:
     (root / "train2018.json").write_text(json.dumps(contents))
 
 
-def read_memory(name: str) -> float:
-    """Read megabytes of the process: "VmRSS" for now, "VmHWM" for the most since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-
-
 def measure(root: Path, variant: str, checks: bool) -> None:
     """Measure one reading and print its row."""
     reader = partial(read, variant=variant)
-    Path("/proc/self/clear_refs").write_text("5")  # this resets VmHWM
-    before, started = read_memory("VmRSS"), perf_counter()
-    table = load(reader, str(root), name="inat") if checks else reader(root)
-    seconds = perf_counter() - started
-    peak, added = read_memory("VmHWM") - before, read_memory("VmRSS") - before
+    with AddedMemory() as added:
+        started = perf_counter()
+        table = load(reader, str(root), name="inat") if checks else reader(root)
+        seconds = perf_counter() - started
     print(
         f"{variant + (', with the checks of load' if checks else ', read alone'):<32}{len(table):>8}{seconds:>7.1f}"
-        f"{peak:>9.0f}{added:>8.0f}",
+        f"{added.peak:>9.0f}{added.left:>8.0f}",
         flush=True,
     )
 
