@@ -3,7 +3,8 @@
 # make test-fast   the quick tests alone, with fewer random examples: CONTRIBUTING.md says which are left out
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
-# make bench   start, training step, losses, loading, readers, evaluation, samplers, indexes and embedding against their bare counterparts
+# make bench   start, training step, losses, loading, readers, evaluation, samplers, indexes and embedding against their bare
+#     counterparts, and what each part takes for up to 100,000 images
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
@@ -72,6 +73,7 @@ bench: setup
 	$(BIN)/python scripts/bench_sampling.py
 	$(BIN)/python scripts/bench_index.py
 	$(BIN)/python scripts/bench_embedding.py
+	$(BIN)/python scripts/bench_limits.py
 
 TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
 	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
