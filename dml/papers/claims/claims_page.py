@@ -24,7 +24,8 @@ FIGURES = Path("images/claims")
 
 HEAD = """# The papers' claims, put to the test
 
-`{command}` writes this page. {setting}
+`{command}` writes this page.
+{setting}
 
 A comparison takes the difference of two trainings seed by seed, on the test classes. It is **confirmed** if the 95 %
 interval of the differences' mean (Student's t) lies above 0, or above -1 point where a method is to keep up with
@@ -53,7 +54,7 @@ def write_claims_page(setting: str, tested: Sequence[ClaimsOnDataset], docs: Pat
     As long as no seed of any claim is finished, results.md stays as it is.
 
     Args:
-        setting: paragraph on how the runs were made.
+        setting: paragraphs on how the runs were made.
         tested: the claims on each data set.
         docs: folder of the page.
         command: command that writes the page.

@@ -140,7 +140,7 @@ class ClaimsFile:
     """What reference/claims.yaml holds.
 
     Args:
-        setting: paragraph on how the runs were made, in Markdown.
+        setting: paragraphs on how the runs were made, in Markdown.
         on_datasets: the claims on each data set, the embedded one first.
     """
 
