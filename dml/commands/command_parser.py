@@ -28,6 +28,28 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    def add_number(self, option: str, default: int, meaning: str) -> None:
+        """Add an option that is a whole number above 0."""
+        self.add_argument(
+            option, type=positive_number, default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
+        )
+
+    def add_folder(self, option: str, default: str, meaning: str) -> None:
+        """Add an option that is a folder."""
+        self.add_argument(
+            option, type=Path, default=Path(default), metavar="FOLDER", help=f"{meaning} (default: %(default)s)"
+        )
+
+    def add_overrides(self, example: str) -> None:
+        """Add the option ``--set``, overrides of the configuration of all trainings."""
+        self.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help=f"override of all trainings, such as {example}; may be repeated",
+        )
+
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
@@ -77,30 +99,10 @@ def add_contest_options(parser: CommandParser, name: str, *, seeds: int) -> None
         name: name of the folder for the runs, and of the file and the page.
         seeds: number of tested runs of each training, unless the user gives another.
     """
-    parser.add_argument(
-        "--seeds", type=positive_number, default=seeds, metavar="N", help="runs of each training (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=positive_number,
-        default=2,
-        metavar="N",
-        help="runs at a time, each with one thread (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--outputs",
-        type=Path,
-        default=Path("outputs", name),
-        metavar="FOLDER",
-        help="folder for the runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--docs",
-        type=Path,
-        default=Path("docs"),
-        metavar="FOLDER",
-        help=f"folder of {name}.json and {name}.md (default: %(default)s)",
-    )
+    parser.add_number("--seeds", seeds, "runs of each training")
+    parser.add_number("--jobs", 2, "runs at a time, each with one thread")
+    parser.add_folder("--outputs", f"outputs/{name}", "folder for the runs")
+    parser.add_folder("--docs", "docs", f"folder of {name}.json and {name}.md")
     parser.add_argument("--show", action="store_true", help=f"write the page of {name}.json, and train nothing")
 
 

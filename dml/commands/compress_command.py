@@ -103,13 +103,7 @@ def _parser() -> CommandParser:
         metavar="D",
         help="numbers of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
-    parser.add_argument(
-        "--rescore",
-        type=positive_number,
-        default=100,
-        metavar="N",
-        help="neighbours that are sorted again by float32 vectors (default: 100)",
-    )
+    parser.add_number("--rescore", 100, "neighbours that are sorted again by float32 vectors")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: compression.json in the model's folder)"

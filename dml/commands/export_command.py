@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.escaping import printable
 
@@ -37,9 +37,7 @@ def export_model(arguments: Sequence[str]) -> None:
         "--probe", metavar="IMAGES", help="folder or .csv file of images to compare on (default: the run's test)"
     )
     parser.add_argument("--quantize", choices=("int8",), help="write a second file, with weights of 8 bits")
-    parser.add_argument(
-        "--batch-size", type=positive_number, default=32, metavar="N", help="images at a time (default: 32)"
-    )
+    parser.add_number("--batch-size", 32, "images at a time")
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference import exporting, load  # after --help: it takes seconds

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -46,12 +46,8 @@ def serve_index(arguments: Sequence[str]) -> None:
         "--model", metavar="MODEL", help="run, saved model or checkpoint to embed with (default: the one in the index)"
     )
     parser.add_argument("--device", default="auto", help="device that embeds (default: a GPU if there is one)")
-    parser.add_argument(
-        "--max-megabytes", type=positive_number, default=20, metavar="N", help="largest upload (default: 20)"
-    )
-    parser.add_argument(
-        "--max-megapixels", type=positive_number, default=64, metavar="N", help="largest image (default: 64)"
-    )
+    parser.add_number("--max-megabytes", 20, "largest upload")
+    parser.add_number("--max-megapixels", 64, "largest image")
     options = parser.parse_args(arguments)
     with one_line_errors():
         check_installed("fastapi", "uvicorn", extra="serve")

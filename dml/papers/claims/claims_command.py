@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
 from dml.ops.extras import check_installed
 
@@ -69,16 +69,8 @@ def run_claims(arguments: Sequence[str]) -> None:
 
 def _parser() -> CommandParser:
     parser = CommandParser("claims", DESCRIPTION, EXAMPLES)
-    parser.add_argument(
-        "--seeds", type=positive_number, default=5, metavar="N", help="runs of each training (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--jobs",
-        type=positive_number,
-        default=2,
-        metavar="N",
-        help="runs at a time, each with one thread (default: %(default)s)",
-    )
+    parser.add_number("--seeds", 5, "runs of each training")
+    parser.add_number("--jobs", 2, "runs at a time, each with one thread")
     parser.add_argument(
         "--only", type=_parse_numbers, metavar="1,2", help="numbers of the claims to test (default: all)"
     )

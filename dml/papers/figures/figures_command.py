@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
 from dml.ops.extras import check_installed
 
@@ -50,34 +50,12 @@ def run_figures(arguments: Sequence[str]) -> None:
 def _parser() -> CommandParser:
     parser = CommandParser("figures", DESCRIPTION, EXAMPLES)
     parser.add_argument("figures", nargs="*", metavar="NAME", help="nra_3, happier_4 or nra_4 (default: all of them)")
-    parser.add_argument(
-        "--seeds", type=positive_number, default=2, metavar="N", help="runs of each training (default: %(default)s)"
-    )
+    parser.add_number("--seeds", 2, "runs of each training")
     parser.add_argument("--data", type=Path, help="folder with the data sets' folders")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override of all trainings, such as trainer.max_steps=100; may be repeated",
-    )
-    parser.add_argument(
-        "--jobs", type=positive_number, default=1, metavar="N", help="runs at a time (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--outputs",
-        type=Path,
-        default=Path("outputs/figures"),
-        metavar="FOLDER",
-        help="folder for runs and numbers (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--images",
-        type=Path,
-        default=Path("docs/images/figures"),
-        metavar="FOLDER",
-        help="folder for the figures (default: %(default)s)",
-    )
+    parser.add_overrides("trainer.max_steps=100")
+    parser.add_number("--jobs", 1, "runs at a time")
+    parser.add_folder("--outputs", "outputs/figures", "folder for runs and numbers")
+    parser.add_folder("--images", "docs/images/figures", "folder for the figures")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--commands", action="store_true", help="print the commands, and run nothing")
     action.add_argument("--show", action="store_true", help="draw the finished runs, and run nothing")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError, nearest
 from dml.ops.extras import check_installed
@@ -123,43 +123,23 @@ def _make_parser() -> CommandParser:
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="a setting: folds=4 is --folds 4")
     parser.add_argument("--losses", type=_parse_names, metavar="A,B", help="losses to compare")
     parser.add_argument("--dataset", default="emoji", metavar="NAME", help="data set (default: %(default)s)")
-    numbers = {
-        "folds": (4, "parts of the training classes"),
-        "trials": (20, "configurations that are tried of each loss"),
-        "seeds": (1, "seeds of the tested models"),
-        "jobs": (1, "trainings at a time"),
-    }
-    for name, (default, meaning) in numbers.items():
-        parser.add_argument(
-            f"--{name}", type=positive_number, default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
-        )
+    parser.add_number("--folds", 4, "parts of the training classes")
+    parser.add_number("--trials", 20, "configurations that are tried of each loss")
+    parser.add_number("--seeds", 1, "seeds of the tested models")
+    parser.add_number("--jobs", 1, "trainings at a time")
     parser.add_argument(
         "--rates",
         type=_parse_rates,
         metavar="LOW,HIGH",
         help="range of the learning rate (default: 1e-4,3e-3)",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override of every training; may be repeated"
-    )
+    parser.add_overrides("frozen=true")
     parser.add_argument(
         "--launcher", default="basic", metavar="NAME", help="what begins trainings: basic, joblib, submitit or ray"
     )
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder that holds the folders of the data sets")
-    parser.add_argument(
-        "--outputs",
-        type=Path,
-        default=Path("outputs/protocol"),
-        metavar="FOLDER",
-        help="folder for the runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--docs",
-        type=Path,
-        default=Path("docs"),
-        metavar="FOLDER",
-        help="folder of protocol.json and protocol.md (default: %(default)s)",
-    )
+    parser.add_folder("--outputs", "outputs/protocol", "folder for the runs")
+    parser.add_folder("--docs", "docs", "folder of protocol.json and protocol.md")
     parser.add_argument("--show", action="store_true", help="write the page of protocol.json, and train nothing")
     return parser
 

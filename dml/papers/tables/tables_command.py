@@ -59,20 +59,8 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--preset", choices=["smoke"], help="train on the embedded data, with a thousandth of the steps"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override of all trainings, such as trainer.precision=bf16-mixed; may be repeated",
-    )
-    parser.add_argument(
-        "--outputs",
-        type=Path,
-        default=Path("outputs/tables"),
-        metavar="FOLDER",
-        help="folder for runs and tables (default: %(default)s)",
-    )
+    parser.add_overrides("trainer.precision=bf16-mixed")
+    parser.add_folder("--outputs", "outputs/tables", "folder for runs and tables")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="list the tables with their runs and estimated cost")
     action.add_argument("--commands", action="store_true", help="print the commands, and run nothing")
