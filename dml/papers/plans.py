@@ -79,9 +79,10 @@ class PlannedRun:
         return RunFolder(self.folder).metrics()
 
     def discard_checkpoints(self) -> None:
-        """Delete the checkpoints and the report of the finished run: of many runs they take gigabytes."""
-        shutil.rmtree(RunFolder(self.folder).last_checkpoint.parent, ignore_errors=True)
-        RunFolder(self.folder).report_file.unlink(missing_ok=True)
+        """Delete the checkpoints and the report if the run is finished: of many runs they take gigabytes."""
+        if self.is_finished:
+            shutil.rmtree(RunFolder(self.folder).last_checkpoint.parent, ignore_errors=True)
+            RunFolder(self.folder).report_file.unlink(missing_ok=True)
 
     def train_arguments(self, data: Path) -> list[str]:
         """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""

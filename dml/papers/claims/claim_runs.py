@@ -1,8 +1,6 @@
 """The runs that test the claims: the alternatives to choose from, and then the arms with what was chosen."""
 
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from dml.commands.error_lines import say
@@ -33,14 +31,17 @@ def train_missing_runs(claims: Claims, tuning: Tuning, data: Path, jobs: int) ->
         has_failed |= run_forks([validation_command(run) for run in open_runs if run.is_finished], say, jobs)
         if has_failed:
             break  # the arms whose alternatives are all validated are trained nevertheless
-    _delete_checkpoints([candidate.run for candidate in _list_candidates(claims, tuning) if candidate.is_validated])
+    for candidate in _list_candidates(claims, tuning):
+        if candidate.is_validated:
+            candidate.run.discard_checkpoints()
     runs, untuned = _list_runs_to_train(claims, tuning)
     for runs_of_seed in group_by_seed(runs):
         missing = [run for run in runs_of_seed if tuning.results.find_metrics(run, "test") is None]
         finished = len(runs_of_seed) - len(missing)
         say(f"seed {runs_of_seed[0].seed}: {len(runs_of_seed)} runs, {finished} of them done")
         has_failed |= train_runs(missing, data, say, jobs, run_forks)
-        _delete_checkpoints(runs_of_seed)
+        for run in runs_of_seed:
+            run.discard_checkpoints()
     if untuned:
         sys.stderr.write(f"error: not trained, as an alternative failed: {', '.join(untuned)}\n")
     return has_failed or bool(untuned)
@@ -79,10 +80,3 @@ def _list_runs_to_train(claims: Claims, tuning: Tuning) -> tuple[list[PlannedRun
         else:
             all_runs += runs
     return all_runs, untuned
-
-
-def _delete_checkpoints(runs: Sequence[PlannedRun]) -> None:
-    """Delete the checkpoints of finished runs, which take gigabytes and nothing reads again."""
-    for run in runs:
-        if run.is_finished:
-            shutil.rmtree(RunFolder(run.folder).last_checkpoint.parent, ignore_errors=True)

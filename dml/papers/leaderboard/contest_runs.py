@@ -102,6 +102,5 @@ def train_and_discard(runs: Iterable[PlannedRun], purpose: str, jobs: int) -> bo
     say(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
     has_failed = train_runs(missing, NO_DATA, say, jobs, run_forks)
     for run in distinct:
-        if run.is_finished:
-            run.discard_checkpoints()
+        run.discard_checkpoints()
     return has_failed

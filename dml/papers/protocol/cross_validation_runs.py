@@ -135,8 +135,7 @@ def train_searches(methods: Sequence[Method], searches: Searches, launcher: Trai
         runs = [run for listed in newest if len(listed) == number for run in listed[-1].runs]
         has_failed |= _train(runs, f"trial {number} of {trials}", launcher)
         for run in runs:
-            if run.is_finished:
-                run.discard_checkpoints()
+            run.discard_checkpoints()
     return has_failed
 
 
