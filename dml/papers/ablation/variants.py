@@ -41,9 +41,7 @@ class Kind:
         default, *others = self.variants
         for part in parts:
             if not any(part in name for name in self.variants):
-                raise InputError(
-                    f"--only {part}: no variant of {self.name} has this in its name; they are {list(self.variants)}"
-                )
+                raise InputError(f"--only {part}: no variant of {self.name} has this in its name; they are {list(self.variants)}")
         kept = [default, *(name for name in others if any(part in name for part in parts))]
         return replace(self, variants={name: self.variants[name] for name in kept})
 
