@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml.evaluation.intervals import Interval, mean_interval
+from dml.evaluation.measured_facts import join_facts
 from dml.ops.errors import InputError
 from dml.ops.text_tables import markdown_table
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import Cell, Source, Table
+from dml.papers.training_facts import describe_runs
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "": lambda values: values[0],
@@ -57,7 +59,8 @@ def format_markdown(results: Sequence[CellResult], title: str) -> str:
     """Format a page: the table, with half the 95 % interval behind each mean, and the runs that are missing."""
     header = ["row", "data set", "metric", "paper", "ours", "difference", "runs"]
     table = markdown_table(header, map(_markdown_cells, results), right=(3, 4, 5, 6))
-    return f"# {title}\n\n{table}\n\n{_describe_lane(results)}{_missing_runs(results)}\n"
+    facts = join_facts({name: describe_runs(runs) for name, runs in _name_runs(results).items()})
+    return f"# {title}\n\n{table}\n\n{facts}\n\n{_describe_lane(results)}{_missing_runs(results)}\n"
 
 
 def csv_rows(results: Iterable[CellResult]) -> list[list[object]]:
@@ -102,6 +105,15 @@ def _describe_lane(results: Iterable[CellResult]) -> str:
     sources = dict.fromkeys(cell.source for cell in cells)
     note = f"Compare only inside a lane, here {'; '.join(lanes)}."
     return f"{note}\n\nSources of the paper's numbers: {'; '.join(sources)}.\n\n"
+
+
+def _name_runs(results: Iterable[CellResult]) -> dict[str, tuple[PlannedRun, ...]]:
+    """Return the runs of each row of each data set by a name of both: of the first seed, unless others are finished."""
+    return {
+        f"{result.cell.row} on {result.cell.dataset}": tuple(run for run in result.runs if run.is_finished)
+        or result.runs[:1]
+        for result in results
+    }
 
 
 def _missing_runs(results: Iterable[CellResult]) -> str:
