@@ -96,8 +96,11 @@ def _render_head(result: ProtocolResult) -> str:
 
 
 def _describe(setting: CrossValidation, method: MethodResult) -> dict[str, str]:
-    """Return what the metrics of the models of a method are of, as their configuration says."""
-    training, *_ = setting.list_trainings(Method(method.loss, ()), method.best.proposal, TESTED)
+    """Return what the metrics of the models of a method are of, as their configuration says.
+
+    What was searched, a rate and a parameter of the loss, makes no difference to it.
+    """
+    training, *_ = setting.list_trainings(Method(method.loss, ()), {}, TESTED)
     return describe_training(training)
 
 
