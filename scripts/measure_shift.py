@@ -26,12 +26,20 @@ from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.table import ImageTable
 from dml.evaluation.class_sums import PER_QUERY, ClassSums, sum_by_class, sum_runs_by_class
 from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.measured_facts import (
+    describe_measurement,
+    describe_vector,
+    describe_weights,
+    join_facts,
+    merge_facts,
+)
 from dml.ops.run_folder import RunFolder
 from dml.ops.text_tables import markdown_table
 from dml.papers.plans import run_forks
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
+from dml.run.stored_configuration import plain_config
 
 LEVELS = (0, 2, 5)
 LOSSES = ("rll", "multi_similarity", "normalized_softmax", "circle")
@@ -74,7 +82,14 @@ class RawFeatures:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("shift", overrides=["dataset=emoji", cache, "hydra.run.dir=."])
         self._table: ImageTable = build_table(config)
+        self._weights = describe_weights(plain_config(config))
         self._features: Tensor = build_backbone_network(config).embed(config, self._table, make_cache_folder(config))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the metrics of the features are of."""
+        vector = describe_vector({"raw": self._features.shape[1]}, ["raw"], 0.0)
+        return {"vector": vector, "weights": self._weights, "checkpoint": "none, as nothing is trained"}
 
     def test(self, level: int, side: str) -> ClassSums:
         """Test the features on a side of a level, each image a query among the images of the side."""
@@ -99,6 +114,7 @@ def print_raw_table(distances: list[str], raw: RawFeatures) -> None:
         for level, distance in enumerate(distances)
     ]
     print(markdown_table(header, rows, right=range(len(header))))
+    print(join_facts({"raw features": raw.facts}))
 
 
 def train_losses(output: Path, cache: str) -> dict[tuple[int, str], list[RunFolder]]:
@@ -144,6 +160,12 @@ def print_loss_tables(distances: list[str], raw: RawFeatures, runs: dict[tuple[i
     right = (0, 1, *range(3, len(header)))
     print(markdown_table(header, means, right=right))
     print(markdown_table([*header[:3], *header[4:]], gains, right=right[:-1]))
+    print(join_facts({f"`{loss}` at level {level}": describe_folders(runs[level, loss]) for level, loss in runs}))
+
+
+def describe_folders(folders: list[RunFolder]) -> dict[str, str]:
+    """Return what the metrics of some runs are of, as the runs stored it."""
+    return merge_facts(describe_measurement(folder.metrics(), folder.config) for folder in folders)
 
 
 def format_mean(tested: ClassSums, metric: str, before: ClassSums | None = None) -> str:

@@ -1,7 +1,7 @@
 """What a metric is of, besides method and data: the vectors, the first weights, and how the checkpoint was chosen."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,19 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
         "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
         "split": str(evaluation.get("split") or "test"),
     }
+
+
+def merge_facts(facts_of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of several runs as those of one row of a table; where runs differ, all values.
+
+    >>> merge_facts([{"vector": "320 numbers"}, {"vector": "256 numbers"}, {"vector": "320 numbers"}])
+    {'vector': '320 numbers or 256 numbers'}
+    """
+    values_by_fact: dict[str, dict[str, None]] = {}
+    for facts in facts_of_runs:
+        for name, value in facts.items():
+            values_by_fact.setdefault(name, {})[value] = None
+    return {name: " or ".join(values) for name, values in values_by_fact.items()}
 
 
 def join_facts(facts_by_name: Mapping[str, Mapping[str, str]]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dml.evaluation.measured_facts import UNKNOWN, describe_configuration, describe_measurement
+from dml.evaluation.measured_facts import UNKNOWN, describe_configuration, describe_measurement, merge_facts
 from dml.papers.experiments import compose
 from dml.papers.plans import PlannedRun
 from dml.papers.tables.paper_tables import Training
@@ -21,16 +21,13 @@ def describe_training(training: Training) -> dict[str, str]:
 
 def describe_runs(runs: Iterable[PlannedRun]) -> dict[str, str]:
     """Return what the metrics of a training's runs are of; finished runs have stored it, and may differ in it."""
-    values_by_fact: dict[str, dict[str, None]] = {}
-    for run in runs:
-        config = _read_keys(run.training)
-        facts = describe_configuration(config)
-        if run.is_finished:  # those of old versions lack some facts
-            stored = describe_measurement(run.metrics, config)
-            facts |= {name: value for name, value in stored.items() if value != UNKNOWN}
-        for name, value in facts.items():
-            values_by_fact.setdefault(name, {})[value] = None
-    return {name: " or ".join(values) for name, values in values_by_fact.items()}
+    return merge_facts(map(_describe_run, runs))
+
+
+def _describe_run(run: PlannedRun) -> dict[str, str]:
+    config = _read_keys(run.training)
+    stored = describe_measurement(run.metrics, config) if run.is_finished else {}  # old versions stored less
+    return describe_configuration(config) | {name: value for name, value in stored.items() if value != UNKNOWN}
 
 
 def _read_keys(training: Training) -> dict[str, Any]:

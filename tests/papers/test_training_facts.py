@@ -1,6 +1,7 @@
 """What the numbers of a page are of: read from configurations, and from the runs that stored it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,10 @@ def test_facts_are_those_of_the_configuration(overrides: tuple[str, ...], fact: 
 def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     training = Training(EMOJI)
     runs = [PlannedRun(training, seed, tmp_path / f"seed-{seed}") for seed in range(3)]
-    stored = ({"vector": "256 numbers, cosine", "selection": "last", "split": "test"}, {"level0/recall@1": 0.5})
+    stored: list[dict[str, Any]] = [
+        {"vector": "256 numbers, cosine", "selection": "last", "split": "test"},
+        {"level0/recall@1": 0.5},
+    ]
     for run, metrics in zip(runs, stored, strict=False):
         run.folder.mkdir()
         RunFolder(run.folder).write_metrics(metrics)
