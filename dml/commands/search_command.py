@@ -58,7 +58,7 @@ def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -
     ``same`` tells whether the score is at least the model's threshold, ``probability`` how probable it is that the
     image is of the query's class; they are missing if the model has none.
     """
-    threshold, calibration = index.model.threshold, index.model.calibration
+    threshold, calibration = index.model.threshold, index.calibration
     return [
         {"score": score, "path": index.items.paths[position], "label": index.items.labels[position]}
         | ({} if threshold is None else {"same": score >= threshold})
@@ -120,7 +120,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         size=len(index),
         score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
         threshold=index.model.threshold,
-        prior=calibration.prior if (calibration := index.model.calibration) else None,
+        prior=calibration.prior if (calibration := index.calibration) else None,
         found=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
             for result in results

@@ -23,6 +23,7 @@ HOSTS = ["127.0.0.1", "localhost"]
 LIMITS = ImageLimits(max_image_bytes=200_000, max_pixels=1_000_000)
 THRESHOLD = 0.98
 CALIBRATION = Calibration(40.0, -36.0, 0.05)
+CALIBRATION_OF_INDEX = replace(CALIBRATION, prior=2 * 6 * 5 / (12 * 11))  # two labels of six images each
 
 
 def build_index(folder: Path, count: int) -> Index:

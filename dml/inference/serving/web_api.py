@@ -110,7 +110,7 @@ def describe_index(search: Search) -> IndexFacts:
         kind=index.vectors.factory,
         threshold=index.model.threshold,
         threshold_errors=index.model.threshold_errors,
-        prior=calibration.prior if (calibration := index.model.calibration) else None,
+        prior=calibration.prior if (calibration := index.calibration) else None,
         max_upload_bytes=search.limits.max_image_bytes,
         max_upload_pixels=search.limits.max_pixels,
     )

@@ -110,7 +110,7 @@
     }
     if (index.prior !== null) {
       const share = (100 * index.prior).toPrecision(2);
-      sentences.push(`The percentage is the probability that an image is of the query's class, if ${share} % of all pairs of images are of one class, as in the model's validation.`);
+      sentences.push(`The percentage is the probability that an image is of the query's class, if ${share} % of all pairs of images are of one class.`);
     }
     return sentences.join(" ");
   }
