@@ -15,6 +15,7 @@ from small_embedders import SETTINGS, make_model, write_photos
 import dml
 from dml.data.table import ImageTable
 from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.index_items import IndexItems
 from dml.ops.errors import InputError
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import VectorIndex

@@ -49,6 +49,8 @@ def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     assert facts["checkpoint"] == "the last one or the best on the validation split"
     assert facts["split"] == "test"
     assert describe_runs(runs[2:]) == describe_training(training)
+    assert describe_runs(runs, ["M", "H"])["vector"] == "256 numbers, cosine"  # metrics of these heads alone
+    assert describe_runs(runs, ["L"])["vector"] == "64 numbers, cosine"
 
 
 def test_the_usual_value_comes_first_and_others_are_named() -> None:
