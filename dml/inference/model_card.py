@@ -168,7 +168,7 @@ def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
         "`model.calibration.probability(similarity)` is the probability that two images are of one class, if "
         f"{calibration.prior:.2%} of all pairs are of one class, as on the validation classes, where it was fitted: "
         f"1 / (1 + exp(-({calibration.slope:.2f} * similarity + {calibration.intercept:.2f} + log(p / (1 - p))))), "
-        f"where p is that share. `probability(similarity, prior=0.5)` is for other shares.\n"
+        "where p is that share; `prior=0.5` takes another one.\n"
     )
     if "ece" not in errors:
         return

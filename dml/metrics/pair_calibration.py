@@ -79,10 +79,10 @@ class CalibrationErrors(NamedTuple):
 def fit_calibration(counts: PairCounts) -> Calibration:
     """Fit the logistic function with the largest likelihood to pairs of images (Platt scaling).
 
-    Pairs of one class weigh as much as those of different classes, all together: among all pairs, those of different
-    classes are hundreds to one, and would leave the others next to no say. So that the fit is finite even if the
-    similarities of the two kinds don't overlap, the P pairs of one class count as such to (P + 1) / (P + 2), and the N
-    others as of different classes to (N + 1) / (N + 2): these are Platt's targets, and his prior of them.
+    Pairs of one class weigh as much as those of different classes, all together, so the number of classes changes the
+    prior alone. So that the fit is finite even if the similarities of the two kinds don't overlap, the P pairs of one
+    class count as such to (P + 1) / (P + 2), and the N others as of different classes to (N + 1) / (N + 2): these are
+    Platt's targets.
 
     After Platt, "Probabilistic Outputs for Support Vector Machines and Comparisons to Regularized Likelihood Methods"
     (Advances in Large Margin Classifiers, 1999). The equal weights are ours.
@@ -91,34 +91,13 @@ def fit_calibration(counts: PairCounts) -> Calibration:
         counts: pairs at `dml.metrics.pair_counts.EDGES`, some of each kind; a pair's similarity is the middle of its
             bin, at most 2 ** -17 from its own.
     """
-    from scipy.optimize import minimize  # late: it takes half a second, which a start waits for
-
     similarities, positives, negatives = _list_bins(counts)
     sizes = np.array([positives.sum(), negatives.sum()])
     targets = (sizes + 1.0) / (sizes + 2.0)
     shares = np.stack([positives / sizes[0], negatives / sizes[1]]) / 2.0
     to_one = targets[0] * shares[0] + (1.0 - targets[1]) * shares[1]
-    weights, prior = shares.sum(axis=0), float(sizes[0] / sizes.sum())
-    if len(similarities) == 1:  # nothing tells the pairs apart
-        return Calibration(0.0, float(np.log(to_one[0]) - np.log1p(-to_one[0])), prior)
-    middle = float(weights @ similarities)
-    scale = float(np.sqrt(weights @ (similarities - middle) ** 2))
-    inputs = np.stack([(similarities - middle) / scale, np.ones(len(similarities))])
-
-    def loss(point: Floats) -> float:
-        log_odds = point @ inputs
-        return float(weights @ np.logaddexp(0.0, log_odds) - to_one @ log_odds)
-
-    def gradient(point: Floats) -> Any:
-        return inputs @ (weights * _sigmoid(point @ inputs) - to_one)
-
-    def hessian(point: Floats) -> Any:
-        probability = _sigmoid(point @ inputs)
-        return (inputs * (weights * probability * (1.0 - probability))) @ inputs.T
-
-    found = minimize(loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
-    slope = float(found.x[0]) / scale
-    return Calibration(slope, float(found.x[1]) - slope * middle, prior)
+    slope, intercept = _fit_logistic(similarities, shares.sum(axis=0), to_one)
+    return Calibration(slope, intercept, prior=float(sizes[0] / sizes.sum()))
 
 
 def judge_calibration(counts: PairCounts, calibration: Calibration, prior: float | None = None) -> CalibrationErrors:
@@ -150,6 +129,38 @@ def judge_calibration(counts: PairCounts, calibration: Calibration, prior: float
         log_loss=float(same @ np.logaddexp(0.0, -log_odds) + other @ np.logaddexp(0.0, log_odds)),
         curve=np.stack([expected[has_pairs], observed[has_pairs]]) / weight[has_pairs],
     )
+
+
+def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tuple[float, float]:
+    """Fit a logistic function of some similarities by the trust region method of Newton -> slope and intercept.
+
+    Args:
+        similarities: (B,) similarities.
+        weights: (B,) weight of each of them; all sum to 1.
+        to_one: (B,) part of each weight that is of pairs of one class.
+    """
+    from scipy.optimize import minimize  # late: it takes half a second, which a start waits for
+
+    if len(similarities) == 1:  # nothing tells the pairs apart
+        return 0.0, float(np.log(to_one[0]) - np.log1p(-to_one[0]))
+    middle = float(weights @ similarities)
+    scale = float(np.sqrt(weights @ (similarities - middle) ** 2))
+    inputs = np.stack([(similarities - middle) / scale, np.ones(len(similarities))])
+
+    def loss(point: Floats) -> float:
+        log_odds = point @ inputs
+        return float(weights @ np.logaddexp(0.0, log_odds) - to_one @ log_odds)
+
+    def gradient(point: Floats) -> Any:
+        return inputs @ (weights * _sigmoid(point @ inputs) - to_one)
+
+    def hessian(point: Floats) -> Any:
+        probability = _sigmoid(point @ inputs)
+        return (inputs * (weights * probability * (1.0 - probability))) @ inputs.T
+
+    found = minimize(loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
+    slope = float(found.x[0]) / scale
+    return slope, float(found.x[1]) - slope * middle
 
 
 def _list_bins(counts: PairCounts) -> tuple[Floats, Floats, Floats]:

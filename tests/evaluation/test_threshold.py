@@ -150,6 +150,7 @@ def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None
         names = [f"{name}{suffix}" for name in ("ece", "brier", "log_loss")]
         assert [metrics[name] for name in names] == [errors.ece, errors.brier, errors.log_loss]
         np.testing.assert_array_equal(curves[f"reliability{suffix}"], errors.curve)
+    assert find_calibration(metrics | {"calibration_prior": 1.0}) is None
     assert find_calibration(dict.fromkeys(("similarity", "fmr", "calibration_slope"), 1.0)) is None
 
 

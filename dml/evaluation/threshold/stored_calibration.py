@@ -22,4 +22,5 @@ def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
     """Find the function in metrics whose names lack `THRESHOLD_PREFIX`; None if they are of a test that fitted none."""
     values = {field.name: metrics.get(f"{CALIBRATION_PREFIX}{field.name}") for field in fields(Calibration)}
     known = {name: float(value) for name, value in values.items() if value is not None}
-    return Calibration(**known) if len(known) == len(values) else None
+    is_usable = len(known) == len(values) and 0.0 < known["prior"] < 1.0  # a saved model may be somebody else's
+    return Calibration(**known) if is_usable else None
