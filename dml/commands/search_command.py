@@ -58,12 +58,14 @@ def search_images(arguments: Sequence[str]) -> None:
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
     """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked.
 
-    ``same`` tells whether the score is at least the model's threshold; it is missing if the model has none.
+    ``same`` tells whether the score is at least the model's threshold, ``probability`` how probable it is that the
+    image is of the query's class; they are missing if the model has none.
     """
-    threshold = index.model.threshold
+    threshold, calibration = index.model.threshold, index.calibration
     return [
         {"score": score, "path": index.items.paths[position], "label": index.items.labels[position]}
         | ({} if threshold is None else {"same": score >= threshold})
+        | ({} if calibration is None else {"probability": float(calibration.probability(score))})
         for score, position in zip(scores, positions, strict=True)
         if position >= 0
     ]
@@ -118,6 +120,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         size=len(index),
         score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
         threshold=index.model.threshold,
+        prior=calibration.prior if (calibration := index.calibration) else None,
         found=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
             for result in results

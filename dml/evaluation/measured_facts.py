@@ -1,8 +1,11 @@
 """What a metric is of, besides method and data: the vectors, the first weights, and how the checkpoint was chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dml.evaluation.geometry import choose_ball
 
 SELECTIONS = {
     "val": "the best on the validation split",
@@ -24,8 +27,11 @@ def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: f
         heads: heads whose embeddings are concatenated.
         curvature: curvature of the Poincare ball in which the vectors lie; 0 for the sphere.
     """
-    geometry = "cosine" if not curvature else f"Poincare distance of curvature {curvature:g}"
-    return f"{sum(sizes[head] for head in heads):,} numbers, {geometry}"
+    return f"{sum(sizes[head] for head in heads):,} numbers, {_describe_geometry(curvature)}"
+
+
+def _describe_geometry(curvature: float) -> str:
+    return "cosine" if not curvature else f"Poincare distance of curvature {curvature:g}"
 
 
 def describe_weights(config: Mapping[str, Any]) -> str:
@@ -63,3 +69,60 @@ def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) 
         "checkpoint": SELECTIONS.get(str(metrics.get("selection")), UNKNOWN),
         "split": str(metrics.get("split", UNKNOWN)),
     }
+
+
+def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the metrics of a run will be of, as far as its configuration says so; see `describe_measurement`.
+
+    Args:
+        config: configuration of the run as nested plain values.
+
+    Returns:
+        The facts. If the validation chooses heads, the size is between that of the last head and that of all heads.
+    """
+    model, evaluation = config["model"], config["evaluation"]
+    heads, sizes = model["heads"], model["embed_dim"]
+    dims = [sizes[head] if isinstance(sizes, Mapping) else sizes for head in heads]
+    chooses = config.get("choose_heads") and len(heads) > 1 and evaluation.get("selection") == "val"
+    least = f"{dims[-1]:,} to " if chooses else ""
+    numbers = f"{least}{sum(dims):,} numbers" + (" as the validation chooses heads" if chooses else "")
+    ball = choose_ball(config.get("geometry"), config.get("loss"))
+    return {
+        "vector": f"{numbers}, {_describe_geometry(ball.curvature if ball else 0.0)}",
+        "first weights": describe_weights(config),
+        "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
+        "split": str(evaluation.get("split") or "test"),
+    }
+
+
+def merge_facts(facts_of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of several runs as those of one row of a table; where runs differ, all values.
+
+    >>> merge_facts([{"vector": "320 numbers"}, {"vector": "256 numbers"}, {"vector": "320 numbers"}])
+    {'vector': '320 numbers or 256 numbers'}
+    """
+    values_by_fact: dict[str, dict[str, None]] = {}
+    for facts in facts_of_runs:
+        for name, value in facts.items():
+            values_by_fact.setdefault(name, {})[value] = None
+    return {name: " or ".join(values) for name, values in values_by_fact.items()}
+
+
+def join_facts(facts_by_name: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a sentence for each fact of a table's rows: the most frequent value, and which rows have another.
+
+    >>> join_facts({"rll": {"split": "test"}, "nra": {"split": "test"}, "arcface": {"split": "val"}})
+    'Split: test (arcface: val).'
+
+    Args:
+        facts_by_name: {name of a row: {name of a fact: value}}; all rows have the same facts.
+    """
+    sentences = []
+    for fact in next(iter(facts_by_name.values()), {}):
+        names_by_value: dict[str, list[str]] = {}
+        for name, facts in facts_by_name.items():
+            names_by_value.setdefault(facts[fact], []).append(name)
+        (usual, _), *others = Counter({value: len(names) for value, names in names_by_value.items()}).most_common()
+        notes = "; ".join(f"{', '.join(names_by_value[value])}: {value}" for value, _ in others)
+        sentences.append(f"{fact.capitalize()}: {usual}" + (f" ({notes})." if notes else "."))
+    return " ".join(sentences)

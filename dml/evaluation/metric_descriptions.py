@@ -26,6 +26,9 @@ class MetricDescription(NamedTuple):
 THRESHOLD_PREFIX = "threshold/"
 """The beginning of the names in metrics.json of a threshold and its errors, see `dml.evaluation.threshold`."""
 
+CALIBRATION_PREFIX = "calibration_"
+"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.pair_calibration`."""
+
 THRESHOLD_METRICS = {
     metric.name: metric
     for metric in (
@@ -40,6 +43,15 @@ THRESHOLD_METRICS = {
         MetricDescription("fmr_worst_class", "FMR, worst class", higher_is_better=False),
         MetricDescription("fnmr_median_class", "FNMR, median class", higher_is_better=False),
         MetricDescription("fnmr_worst_class", "FNMR, worst class", higher_is_better=False),
+        MetricDescription("calibration_slope", "slope of log odds", shown_in_percent=False),
+        MetricDescription("calibration_intercept", "log odds at similarity 0", shown_in_percent=False),
+        MetricDescription("calibration_prior", "pairs of one class (val)"),
+        MetricDescription("ece", "ECE", higher_is_better=False),
+        MetricDescription("brier", "Brier score", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("log_loss", "log loss", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("ece_balanced", "ECE, balanced", higher_is_better=False),
+        MetricDescription("brier_balanced", "Brier score, balanced", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("log_loss_balanced", "log loss, balanced", higher_is_better=False, shown_in_percent=False),
         MetricDescription("unknown_auroc", "AUROC of known queries"),
         MetricDescription("known_accepted", "known queries accepted"),
         MetricDescription("known_identified", "known queries identified"),

@@ -21,8 +21,10 @@ from dml.data.limits import ImageLimits
 from dml.data.transforms import stack
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
+from dml.metrics.pair_calibration import Calibration
 from dml.models.embedding import EmbeddingModel
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
@@ -101,13 +103,24 @@ class ImageEmbedder:
 
     @property
     def threshold_errors(self) -> dict[str, float]:
-        """The threshold and its error rates, such as "fmr" and "fnmr" on the test classes; see docs/evaluation.md."""
+        """The threshold and its error rates, such as "fmr" and "fnmr" on the test classes; see docs/evaluation.md.
+
+        The values of the `calibration`, and its errors, are among them.
+        """
         if self.heads != self.model.chosen_heads:
             return {}
         metrics = self.settings.metrics.items()
         return {
             name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics if name.startswith(THRESHOLD_PREFIX)
         }
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The function that turns a similarity into the probability that two images are of one class.
+
+        None if there is no `threshold`, or if the model's test is of a version that fitted none.
+        """
+        return find_calibration(self.threshold_errors)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
+from dml.metrics.pair_calibration import Calibration
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.files import replacing, write_text
@@ -81,6 +83,16 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The model's function that turns a similarity into a probability, for pairs of this index.
+
+        Its prior is the share of pairs of one class by the labels of the index, or the model's if they don't tell.
+        None if the model has no such function.
+        """
+        calibration, share = self.model.calibration, self.items.same_share
+        return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
     def search(self, images: Any, k: int = 10) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.

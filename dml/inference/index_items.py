@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,13 @@ class IndexItems:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def same_share(self) -> float | None:
+        """The share of pairs of one class among all pairs of images with a label; None if it is 0 or 1."""
+        counts = np.array([count for label, count in Counter(self.labels.tolist()).items() if label])
+        pairs, same = counts.sum() * (counts.sum() - 1), (counts * (counts - 1)).sum()
+        return float(same / pairs) if 0 < same < pairs else None
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of ids, of any shape, all of which must be there."""

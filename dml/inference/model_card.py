@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
 from dml.evaluation.metric_names import RERANKED
+from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text_tables import markdown_table
 
@@ -60,6 +61,7 @@ def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
         "\n## Results\n",
         *_describe_results(settings, shown),
         *_describe_threshold(embedder.threshold_errors),
+        *_describe_calibration(embedder.threshold_errors),
     ]
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
@@ -155,3 +157,27 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
             "their nearest neighbour is below the threshold. "
             f"Of the others {errors['known_accepted']:.1%} are accepted.\n"
         )
+
+
+def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
+    """Describe the probabilities and their errors, if the model has them; they follow the threshold."""
+    calibration = find_calibration(errors)
+    if calibration is None:
+        return
+    yield (
+        "`model.calibration.probability(similarity)` is the probability that two images are of one class, if "
+        f"{calibration.prior:.2%} of all pairs are of one class, as on the validation classes, where it was fitted: "
+        f"1 / (1 + exp(-({calibration.slope:.2f} * similarity + {calibration.intercept:.2f} + log(p / (1 - p))))), "
+        "where p is that share; `prior=0.5` takes another one.\n"
+    )
+    if "ece" not in errors:
+        return
+    rows = [
+        (
+            pairs,
+            f"{100 * errors[f'ece{suffix}']:.3g}",
+            *(f"{errors[name + suffix]:.4f}" for name in ("brier", "log_loss")),
+        )
+        for pairs, suffix in (("all pairs", ""), ("as many pairs of one class as of others", "_balanced"))
+    ]
+    yield markdown_table(("on the test classes", "calibration error, %", "Brier score", "log loss"), rows) + "\n"

@@ -96,7 +96,9 @@ HOSTILE = [
 
 def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     embedder = make_model()
-    settings = replace(embedder.settings, metrics={"threshold/similarity": 0.99999})
+    calibration = {"calibration_slope": 40.0, "calibration_intercept": -36.0, "calibration_prior": 0.05}
+    metrics = {f"threshold/{name}": value for name, value in {"similarity": 0.99999, **calibration}.items()}
+    settings = replace(embedder.settings, metrics=metrics)
     folder = tmp_path / "private" / HOSTILE[0]
     folder.mkdir(parents=True)
     for name, photo in zip(HOSTILE[1:], sorted(photos.rglob("*.png")), strict=False):
@@ -112,7 +114,8 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     assert text.count('<li class="query-result">') == len(queries)
     assert text.count('<figure class="picture same"') == len(queries)  # each finds itself
     assert text.count('<figure class="picture other"') == 2 * len(queries)
-    assert "1.000 same" in text
+    assert f"1.000 same {1 / (1 + np.exp(-4) * 0.95 / 0.05):.0%}" in text  # the one label tells no share of pairs
+    assert "if 5 % of all pairs of images are of one class" in text
     assert "From 1.000 on" in text
     for dangerous in ("<script", "<img", "<b>", "\x1b", "\u202e", "49&amp;", "private", str(tmp_path)):
         assert dangerous not in text, dangerous
@@ -173,6 +176,7 @@ def test_neighbors_above_the_threshold_are_the_same(
     dispatch(["search", index, query, "-k", "5", "--json"])
     neighbors = json.loads(capsys.readouterr().out)[0]["neighbors"]
     assert [neighbor["same"] for neighbor in neighbors] == [True] * 3 + [False] * 2
+    assert "probability" not in neighbors[0]  # a model of a version that fitted none
 
 
 def test_an_index_is_uploaded(

@@ -15,9 +15,11 @@ from dml.data.table import ImageTable
 from dml.evaluation import evaluate
 from dml.evaluation.report import read_run, run_report
 from dml.evaluation.threshold.open_set import find_nearest_known, reject_unknown
+from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings, choose_threshold, judge_threshold, make_pairs
 from dml.evaluation.threshold.threshold_evaluation import evaluate_threshold
 from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.metrics.pair_calibration import fit_calibration, judge_calibration
 from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import PairVerification, equal_error_rate, opis
 from dml.ops.errors import InputError
@@ -118,21 +120,38 @@ def test_unknown_queries_are_those_of_the_classes_that_the_gallery_lacks(with_ga
 def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
     tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
     metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings())
-    assert [*curves] == ["test", "val"]
+    assert [*curves] == ["test", "val", "reliability", "reliability_balanced"]
     alone, curve = evaluate_threshold("test", tested, None, ThresholdSettings())
     assert alone == {name: metrics[name] for name in alone}
     assert {name.removeprefix("threshold/") for name in alone} >= {"eer", "fnmr@1e-3", "opis", "unknown_auroc"}
-    assert "threshold/similarity" not in alone
+    assert not {"threshold/similarity", "threshold/calibration_slope", "threshold/ece"} & {*alone}
     np.testing.assert_array_equal(curve["test"], curves["test"])
     on_val, _ = evaluate_threshold("val", validated, validated, ThresholdSettings())
     assert on_val["threshold/similarity"] == metrics["threshold/similarity"]
     assert "threshold/fmr" not in on_val
+    assert on_val["threshold/calibration_slope"] == metrics["threshold/calibration_slope"]
+    assert "threshold/ece" not in on_val
     one_class = LabelledPairs(tested.embeddings, np.zeros(80))
     assert evaluate_threshold("test", one_class, validated, ThresholdSettings()) == ({}, {})
     fmr, fnmr = curves["test"]
     assert (fmr[0], fnmr[0]) == (1, 0)
     assert (np.diff(fmr) < 0).all()
     assert (np.diff(fnmr) >= 0).all()
+
+
+def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None:
+    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings())
+    metrics = {name.removeprefix("threshold/"): value for name, value in metrics.items()}
+    calibration = fit_calibration(validated.counts)
+    assert find_calibration(metrics) == calibration
+    for suffix, prior in (("", None), ("_balanced", 0.5)):
+        errors = judge_calibration(tested.counts, calibration, prior)
+        names = [f"{name}{suffix}" for name in ("ece", "brier", "log_loss")]
+        assert [metrics[name] for name in names] == [errors.ece, errors.brier, errors.log_loss]
+        np.testing.assert_array_equal(curves[f"reliability{suffix}"], errors.curve)
+    assert find_calibration(metrics | {"calibration_prior": 1.0}) is None
+    assert find_calibration(dict.fromkeys(("similarity", "fmr", "calibration_slope"), 1.0)) is None
 
 
 def test_only_cosines_of_one_list_have_pairs() -> None:
@@ -178,6 +197,9 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
     assert "for a false match rate of 3 %" in page
     section = page[page.index('id="threshold"') : page.index('id="retrieval"')]
     assert section.count('class="line"') == section.count('class="chosen"') == 2
+    assert section.count('class="reliability line"') == 2
+    assert f"if {100 * metrics['threshold/calibration_prior']:.2g} % of all pairs are" in section
+    assert f"<dt>ECE, balanced</dt><dd>{100 * metrics['threshold/ece_balanced']:.1f} %</dd>" in section
     assert re.findall(r'<th scope="row">(.*?)</th>', section) == [
         "validation",
         "test",
@@ -188,5 +210,11 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
     assert min(numbers) >= 0
     assert max(numbers) <= 100
     assert f"{100 * metrics['threshold/eer']:.1f} %" in section
+    old = {name: curve.tolist() for name, curve in curves.items() if name in ("test", "val")}
+    folder.write_threshold_curves(old)  # a run of a version that fitted no probabilities
+    folder.write_metrics({name: value for name, value in folder.metrics().items() if "calibration" not in name})
+    page = run_report(read_run(run))
+    assert 'class="chosen"' in page
+    assert "reliability" not in page
     folder.write_threshold_curves({})
     assert folder.threshold_curves() == {}

@@ -5,7 +5,7 @@ PYTEST_DONT_REWRITE: they import it before they ask for it, which pytest would w
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,21 @@ from dml.inference.image_index import Index
 from dml.inference.serving.http_server import format_address, open_listener, running_server
 from dml.inference.serving.image_search import ImageSearch
 from dml.inference.serving.web_api import create_app
+from dml.metrics.pair_calibration import Calibration
 
 HOSTS = ["127.0.0.1", "localhost"]
 LIMITS = ImageLimits(max_image_bytes=200_000, max_pixels=1_000_000)
 THRESHOLD = 0.98
+CALIBRATION = Calibration(40.0, -36.0, 0.05)
+CALIBRATION_OF_INDEX = replace(CALIBRATION, prior=2 * 6 * 5 / (12 * 11))  # two labels of six images each
 
 
 def build_index(folder: Path, count: int) -> Index:
-    """Build an index of as many photographs below a folder, whose model has a threshold."""
+    """Build an index of as many photographs below a folder, whose model has a threshold and probabilities."""
     embedder = make_model()
-    settings = replace(embedder.settings, metrics={"threshold/similarity": THRESHOLD, "threshold/fmr": 0.01})
+    metrics = {"threshold/similarity": THRESHOLD, "threshold/fmr": 0.01}
+    metrics |= {f"threshold/calibration_{name}": value for name, value in asdict(CALIBRATION).items()}
+    settings = replace(embedder.settings, metrics=metrics)
     return Index.build(ImageEmbedder(embedder.model, settings, device="cpu"), write_photos(folder, count))
 
 

@@ -15,6 +15,7 @@ from small_embedders import SETTINGS, make_model, write_photos
 import dml
 from dml.data.table import ImageTable
 from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.index_items import IndexItems
 from dml.ops.errors import InputError
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import VectorIndex
@@ -241,3 +242,13 @@ def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: P
     np.testing.assert_array_equal(positions, distances.argsort(dim=1).numpy())
     np.testing.assert_allclose(-scores, distances.sort(dim=1).values.numpy(), atol=0.01)
     assert (model.embed(photos) ** 2).sum(axis=1).max() < 1 / 0.1
+
+
+@pytest.mark.parametrize(
+    ("labels", "share"),
+    [(["a", "a", "b", "b", ""], 2 / 6), (["a", "b"], None), (["a", "a", ""], None), (["", ""], None), ([], None)],
+)
+def test_labels_tell_the_share_of_pairs_of_one_class(labels: list[str], share: float | None) -> None:
+    """None where no pair is of one class, or all are: a probability would be 0 or 1 at any similarity."""
+    items = IndexItems.number([f"{number}.png" for number in range(len(labels))], labels)
+    assert items.same_share == pytest.approx(share)

@@ -96,10 +96,15 @@ def test_the_threshold_is_the_runs(
         assert passes[~is_same].mean() == pytest.approx(model.threshold_errors[names[0]], abs=2 / (~is_same).sum())
         assert 1 - passes[is_same].mean() == pytest.approx(model.threshold_errors[names[1]], abs=2 / is_same.sum())
     assert model.threshold_errors["val_fmr"] <= model.threshold_errors["wanted_fmr"]
-    assert dml.load(run, heads=["H"]).threshold is None
+    assert model.calibration is not None
+    assert model.calibration.slope == metrics["threshold/calibration_slope"] > 0
+    assert (dml.load(run, heads=["H"]).threshold, dml.load(run, heads=["H"]).calibration) == (None, None)
     saved = dml.load(model.save_pretrained(tmp_path / "saved"))
     assert saved.threshold_errors == model.threshold_errors
-    assert f"`model.threshold` = {model.threshold:.4f}" in (tmp_path / "saved" / "README.md").read_text()
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert f"`model.threshold` = {model.threshold:.4f}" in card
+    assert f"{model.calibration.slope:.2f} * similarity" in card
+    assert f"| all pairs | {100 * metrics['threshold/ece']:.3g} |" in card
 
 
 def test_one_head_is_the_runs_head(run: Path, tested: ImageTable) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_index import LIMITS
+from served_index import CALIBRATION_OF_INDEX, LIMITS
 
 from dml.inference.image_index import Index
 
@@ -71,7 +71,9 @@ def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: P
     page.locator("#results button").nth(7).click()  # search by an item
     wait_for_results("Most similar images", "dogs1.000", 12)
     assert page.url == f"{address}/#7"
-    assert scores.first.text_content() == "1.000 same"
+    probability = 100 * CALIBRATION_OF_INDEX.probability(1.0)
+    assert scores.first.text_content() == f"1.000 same {probability:.0f} %"
+    assert "if 45 % of all pairs of images are of one class" in page.locator("#explanation").text_content()
     shown = [float(text.split()[0]) for text in scores.all_text_contents()]
     assert shown == sorted(shown, reverse=True)
     assert "From 0.980 on" in page.locator("#explanation").text_content()

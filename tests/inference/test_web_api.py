@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from served_index import HOSTS, LIMITS, THRESHOLD, build_index
+from served_index import CALIBRATION_OF_INDEX, HOSTS, LIMITS, THRESHOLD, build_index
 
 from dml.inference.image_index import Index
 from dml.inference.serving.http_server import open_listener
@@ -61,8 +61,12 @@ def test_an_upload_finds_what_the_index_finds(client: TestClient, index: Index) 
     found = client.post("/api/search?k=5", content=read(index, 7)).json()["neighbors"]
     assert [neighbor["item"] for neighbor in found] == positions[0].tolist()
     np.testing.assert_array_equal([neighbor["score"] for neighbor in found], scores[0].tolist())
-    assert found[0] | {"score": 1.0} == {"item": 7, "name": "07.png", "label": "dogs", "score": 1.0, "same": True}
+    probability = float(CALIBRATION_OF_INDEX.probability(scores[0, 0]))
+    itself = {"item": 7, "name": "07.png", "label": "dogs", "same": True, "probability": probability}
+    assert found[0] == itself | {"score": scores[0, 0]}
+    assert index.calibration == CALIBRATION_OF_INDEX
     assert [neighbor["same"] for neighbor in found] == [score >= THRESHOLD for score in scores[0]]
+    assert [neighbor["probability"] for neighbor in found] == pytest.approx(CALIBRATION_OF_INDEX.probability(scores[0]))
     assert found == client.get("/api/items/7/neighbors?k=5").json()["neighbors"]
     assert len(client.post("/api/search?k=1000", content=read(index, 7)).json()["neighbors"]) == len(index)
 

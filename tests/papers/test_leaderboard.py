@@ -169,7 +169,9 @@ def test_intervals_are_of_resampled_classes() -> None:
 
 
 def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
-    results = [make_result("rll", 0.5), make_result("nra", 0.3, seed=1), make_result("rll", 0.7, kind="whole")]
+    stored = {"vector": "64 numbers, cosine", "first weights": "random", "checkpoint": "the last one", "split": "test"}
+    other = replace(make_result("nra", 0.3, seed=1), facts=stored)
+    results = [make_result("rll", 0.5), other, make_result("rll", 0.7, kind="whole")]
     write_results(tmp_path / "leaderboard.json", results)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n")
@@ -179,11 +181,13 @@ def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
     heads = page.partition("## The heads learn")[2]
     assert heads.index("`rll`") < heads.index("`nra`")
     assert "3 seeds, 120 queries of 30 classes." in heads
+    assert "heads, cosine (`nra`: 64 numbers, cosine). First weights: " in heads  # the runs of nra stored theirs
     assert f"before\n{MARKERS[0]}\n{render_summary(results)}\n{MARKERS[1]}\nafter\n" == readme.read_text()
     with pytest.raises(InputError, match=r"README.md: no <!-- leaderboard -->"):
         insert_summary("nothing", "")
 
 
+@pytest.mark.pipeline  # it composes every training
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     (tmp_path / "leaderboard.json").write_text((ROOT / "docs/leaderboard.json").read_text())
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())

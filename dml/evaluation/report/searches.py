@@ -17,12 +17,14 @@ class FoundImage:
         label: name of its class; empty if none is known.
         score: similarity to the query.
         same: whether the score is at least the model's threshold; None if the model has none.
+        probability: probability that the image is of the query's class; None if the model has none.
     """
 
     path: str
     label: str
     score: float
     same: bool | None
+    probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ImageSearches:
         score: what a score is, in words.
         threshold: score from which on two images are judged to be of one class; None if the model has no threshold.
         found: pairs of a query's path and what was found, best first.
+        prior: share of pairs of one class for which the probabilities are; None if the model has none.
     """
 
     index: str
@@ -42,6 +45,7 @@ class ImageSearches:
     score: str
     threshold: float | None
     found: Sequence[tuple[str, Sequence[FoundImage]]]
+    prior: float | None = None
 
 
 def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
@@ -71,7 +75,8 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
 def _show(image: FoundImage, tiles: Tiles) -> CaptionedPicture:
     name = _name_file(image.path)
     relation = "" if image.same is None else SAME if image.same else OTHER
-    caption = " ".join(filter(None, (image.label or name, f"{image.score:.3f}", relation)))
+    probability = "" if image.probability is None else f"{image.probability:.0%}"
+    caption = " ".join(filter(None, (image.label or name, f"{image.score:.3f}", relation, probability)))
     return CaptionedPicture(tiles.place(image.path), caption, relation, name)
 
 

@@ -10,9 +10,16 @@ from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, describe_metric
 from dml.evaluation.report.curves import Tick, draw_path
 from dml.evaluation.report.metrics import format_metric
 from dml.evaluation.report.reported_run import ReportedRun
+from dml.evaluation.threshold.stored_calibration import RELIABILITY, RELIABILITY_BALANCED, find_calibration
 
 HEIGHT = 300
 """CSS pixels: the height of the box of the curves."""
+
+PERCENTS = (0, 20, 40, 60, 80, 100)
+"""The ticks of an axis in percent."""
+
+RELIABILITY_NAMES = {RELIABILITY: "all pairs", RELIABILITY_BALANCED: "balanced"}
+"""The labels of the reliability curves by their names among the stored curves; all others are of splits."""
 
 SPLITS = {"val": "validation", "train": "training"}
 """The words for splits that have other names in the configuration."""
@@ -23,6 +30,12 @@ FACTS = (
     "fnmr@1e-3",
     "fnmr@1e-4",
     "opis",
+    "ece",
+    "ece_balanced",
+    "brier",
+    "brier_balanced",
+    "log_loss",
+    "log_loss_balanced",
     "unknown_auroc",
     "known_accepted",
     "known_identified",
@@ -47,6 +60,19 @@ class TradeOff:
 
 
 @dataclass(frozen=True)
+class Reliability:
+    """A reliability curve in a box of 100 x 100.
+
+    Args:
+        name: pairs that the curve is of.
+        path: SVG path of the share of pairs of one class over their mean probability.
+    """
+
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
 class ThresholdSection:
     """What the report shows of a threshold.
 
@@ -58,6 +84,9 @@ class ThresholdSection:
         y: ticks of the vertical axis, FNMR, which are counted from the top.
         rows: {name: (FMR, FNMR)} of the chosen threshold in percent: of splits, and of the median and the worst class.
         facts: further metrics of the tested split by their labels.
+        reliability: reliability curves of the probabilities on the tested split.
+        prior: share of pairs of one class for which the probabilities are, in percent; empty if the run has none.
+        percents: ticks of both axes of the reliability curves, counted from the left or the bottom.
         height: height of the box in CSS pixels.
     """
 
@@ -68,6 +97,9 @@ class ThresholdSection:
     y: Sequence[Tick]
     rows: Mapping[str, tuple[str, str]]
     facts: Mapping[str, str]
+    reliability: Sequence[Reliability]
+    prior: str
+    percents: Sequence[Tick]
     height: int = HEIGHT
 
 
@@ -77,7 +109,8 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
     if not run.threshold_curves or not metrics:
         return None
     tested = str(run.metrics["split"])
-    curves = {name: np.array(points) for name, points in run.threshold_curves.items()}
+    stored = {name: np.array(points) for name, points in run.threshold_curves.items()}
+    curves = {name: points for name, points in stored.items() if name not in RELIABILITY_NAMES}
     decades = -int(np.floor(np.log10(min(points[0].min() for points in curves.values())) + 1e-9))
     columns = {tested: ("fmr", "fnmr"), "val": ("val_fmr", "val_fnmr")}  # a tested "val" has only been chosen on
     names_by_row = {_name_split(split): columns[split] for split in dict.fromkeys(("val", tested))}
@@ -92,7 +125,7 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
             for split, points in sorted(curves.items(), key=lambda part: part[0] != tested)
         ],
         x=[Tick(100 * (1 + power / decades), _name_power(power)) for power in range(-decades, 1)],
-        y=[Tick(100 - percent, str(percent)) for percent in (0, 20, 40, 60, 80, 100)],
+        y=[Tick(100 - percent, str(percent)) for percent in PERCENTS],
         rows=rows,
         facts={
             metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
@@ -100,6 +133,13 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
             if name in metrics
             for metric in [describe_metric(THRESHOLD_PREFIX + name)]
         },
+        reliability=[
+            Reliability(label, draw_path(100 * stored[name][0], 100 * (1 - stored[name][1])))
+            for name, label in RELIABILITY_NAMES.items()
+            if name in stored
+        ],
+        prior=f"{100 * calibration.prior:.2g}" if (calibration := find_calibration(metrics)) else "",
+        percents=[Tick(percent, str(percent)) for percent in PERCENTS],
     )
 
 

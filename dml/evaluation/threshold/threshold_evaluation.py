@@ -1,4 +1,4 @@
-"""The evaluation of a threshold: chosen on one split, judged on another, with the curves of both."""
+"""The evaluation of a threshold and of probabilities: chosen on one split, judged on another, with their curves."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ import numpy as np
 from dml.evaluation.metric_config import METRICS, Kind
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
 from dml.evaluation.threshold.open_set import find_nearest_known, reject_unknown
+from dml.evaluation.threshold.stored_calibration import RELIABILITY, RELIABILITY_BALANCED, name_values
 from dml.evaluation.threshold.threshold_choice import (
     Threshold,
     ThresholdSettings,
@@ -14,6 +15,7 @@ from dml.evaluation.threshold.threshold_choice import (
     has_both_kinds,
     judge_threshold,
 )
+from dml.metrics.pair_calibration import EVEN, Calibration, fit_calibration, judge_calibration
 from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import ErrorRates, Floats, PairVerification
 
@@ -25,11 +27,12 @@ POINTS = 121
 
 
 class ThresholdEvaluation(NamedTuple):
-    """A threshold and its errors.
+    """A threshold and probabilities, and their errors.
 
     Args:
         metrics: {name in metrics.json: value}.
-        curves: {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split.
+        curves: {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split; and the reliability curves of the
+            tested split, (2, P) mean probability and share of pairs of one class.
     """
 
     metrics: dict[str, float]
@@ -39,7 +42,7 @@ class ThresholdEvaluation(NamedTuple):
 def evaluate_threshold(
     split: str, tested: LabelledPairs | None, validated: LabelledPairs | None, settings: ThresholdSettings
 ) -> ThresholdEvaluation:
-    """Choose a threshold on the validation classes, and judge it on those of a tested split.
+    """Choose a threshold and fit probabilities on the validation classes, and judge both on those of a tested split.
 
     Args:
         split: name of the tested split; if it is "val", nothing is judged.
@@ -48,7 +51,8 @@ def evaluate_threshold(
         settings: how the threshold is chosen.
 
     Returns:
-        The metrics, without those of the threshold if there is no validation split with pairs of both kinds.
+        The metrics, without those of threshold and probabilities if there is no validation split with pairs of both
+        kinds.
     """
     if tested is None or not has_both_kinds(tested):
         return ThresholdEvaluation({}, {})
@@ -59,7 +63,11 @@ def evaluate_threshold(
     if validated is not None and has_both_kinds(validated):
         threshold, rates = choose_threshold(validated, settings)
         curves |= {"val": thin_curve(rates, validated)}
-        metrics |= _describe(threshold)
+        calibration = fit_calibration(validated.counts)
+        metrics |= _describe(threshold) | name_values(calibration)
+        if split != "val":
+            calibration_errors, reliability_curves = _judge_calibration(tested, calibration)
+            metrics, curves = metrics | calibration_errors, curves | reliability_curves
     if split != "val":
         metrics |= judge_threshold(tested, threshold.similarity) if threshold else {}
         nearest = find_nearest_known(tested, settings.seed)
@@ -79,3 +87,14 @@ def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
 def _describe(threshold: Threshold) -> dict[str, float]:
     metrics = {"similarity": threshold.similarity, "val_fmr": threshold.fmr, "val_fnmr": threshold.fnmr}
     return metrics if threshold.wanted_fmr is None else metrics | {"wanted_fmr": threshold.wanted_fmr}
+
+
+def _judge_calibration(tested: LabelledPairs, calibration: Calibration) -> tuple[dict[str, float], dict[str, Floats]]:
+    """Return the errors of probabilities and their reliability curves: as they are, and with both kinds alike."""
+    metrics: dict[str, float] = {}
+    curves: dict[str, Floats] = {}
+    for name, prior, suffix in ((RELIABILITY, None, ""), (RELIABILITY_BALANCED, EVEN, "_balanced")):
+        errors = judge_calibration(tested.counts, calibration, prior)
+        metrics |= {f"ece{suffix}": errors.ece, f"brier{suffix}": errors.brier, f"log_loss{suffix}": errors.log_loss}
+        curves[name] = errors.curve
+    return metrics, curves

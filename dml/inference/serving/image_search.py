@@ -68,10 +68,12 @@ class Neighbor(Item):
     Args:
         score: similarity to the query, as `dml.Index.search` returns it.
         same: whether the score is at least the model's threshold; None if the model has none.
+        probability: probability that both are of one class, see `dml.Index.calibration`; None if the model has none.
     """
 
     score: float
     same: bool | None
+    probability: float | None
 
 
 class ImageSearch:
@@ -172,10 +174,13 @@ class ImageSearch:
         with self._network_lock:
             vectors = self.index.model.embed_batch(pixels[None])
         scores, positions = self._find_nearest(vectors, k, self._find_code(label))
-        threshold = self.index.model.threshold
+        threshold, calibration = self.index.model.threshold, self.index.calibration
         return [
             Neighbor(
-                **vars(self._describe(position)), score=score, same=None if threshold is None else score >= threshold
+                **vars(self._describe(position)),
+                score=score,
+                same=None if threshold is None else score >= threshold,
+                probability=float(calibration.probability(score)) if calibration else None,
             )
             for score, position in zip(scores.tolist(), positions.tolist(), strict=True)
         ]

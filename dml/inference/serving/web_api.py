@@ -47,6 +47,7 @@ class IndexFacts(BaseModel):
     kind: str = Field(description='kind of the index; "Flat" is exact')
     threshold: float | None = Field(description="score from which on two images are judged to be of one class")
     threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
+    prior: float | None = Field(description="share of pairs of one class for which probabilities are")
     max_upload_bytes: int
     max_upload_pixels: int
 
@@ -109,6 +110,7 @@ def describe_index(search: Search) -> IndexFacts:
         kind=index.vectors.factory,
         threshold=index.model.threshold,
         threshold_errors=index.model.threshold_errors,
+        prior=calibration.prior if (calibration := index.calibration) else None,
         max_upload_bytes=search.limits.max_image_bytes,
         max_upload_pixels=search.limits.max_pixels,
     )

@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dml.evaluation.intervals import mean_interval
+from dml.evaluation.measured_facts import join_facts
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table
 from dml.papers.ablation.variants import Ablation, Kind
 from dml.papers.leaderboard.contest_results import ContestResult
 from dml.papers.leaderboard.leaderboard_page import format_difference
+from dml.papers.tables.paper_tables import Training
+from dml.papers.training_facts import describe_training
 
 METRICS = {"recall@1": "recall@1", "map@r": "MAP@R"}
 """The metrics of the page, and their labels."""
@@ -41,8 +44,17 @@ def write_ablation_page(ablation: Ablation, results: Sequence[ContestResult], do
         for dataset in ablation.experiments:
             found = {name: by_key[key] for name in kind.variants if (key := (dataset, kind.name, name)) in by_key}
             if next(iter(kind.variants)) in found:
-                parts.append(_render_table(dataset, kind, found))
+                facts = join_facts(
+                    {name: result.facts or _describe(ablation, kind, result) for name, result in found.items()}
+                )
+                parts.append(f"{_render_table(dataset, kind, found)}\n{facts}\n")
     write_text(docs / "ablation.md", HEAD.format(setting=ablation.setting, tables="\n".join(parts)))
+
+
+def _describe(ablation: Ablation, kind: Kind, result: ContestResult) -> dict[str, str]:
+    """Return what the metrics of a variant are of, as its configuration says."""
+    overrides = (*kind.overrides, *result.overrides)
+    return describe_training(Training(ablation.experiments[result.dataset], overrides))
 
 
 def _render_table(dataset: str, kind: Kind, found: Mapping[str, ContestResult]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dml.evaluation.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
@@ -12,6 +12,7 @@ from dml.ops.run_folder import RunFolder
 from dml.papers.leaderboard.contest_runs import Search, score_candidate
 from dml.papers.leaderboard.contests import SEARCHED_KIND, Contest
 from dml.papers.plans import PlannedRun
+from dml.papers.training_facts import describe_runs
 
 PER_RUN = {"nmi": "level0/nmi"}
 """The metrics with a value for each run, and their names in metrics.json."""
@@ -31,6 +32,7 @@ class ContestResult:
         counts: number of queries of each test class.
         sums: {metric: for each seed, the sum of its values over the queries of each test class}.
         values: {metric: for each seed, its value}.
+        facts: what the metrics are of, as the runs stored it; results of older versions have none.
     """
 
     dataset: str
@@ -42,6 +44,7 @@ class ContestResult:
     counts: list[int]
     sums: dict[str, list[list[float]]]
     values: dict[str, list[float]]
+    facts: dict[str, str] = field(default_factory=dict)
 
     @property
     def tested(self) -> ClassSums:
@@ -86,7 +89,8 @@ def read_result(
     tested = sum_runs_by_class([RunFolder(run.folder) for run in runs])
     values = {metric: shorten(run.metrics[name] for run in runs) for metric, name in PER_RUN.items()}
     seeds = [run.seed for run in runs]
-    return ContestResult(dataset, kind, loss, overrides, searched, seeds, tested.counts, tested.sums, values)
+    facts = describe_runs(runs)
+    return ContestResult(dataset, kind, loss, overrides, searched, seeds, tested.counts, tested.sums, values, facts)
 
 
 def merge_results(old: Iterable[ContestResult], new: Iterable[ContestResult]) -> list[ContestResult]:
@@ -110,6 +114,9 @@ def read_results(path: Path) -> list[ContestResult]:
 
 
 def write_results(path: Path, results: Iterable[ContestResult]) -> None:
-    """Write results as JSON, each on a line of its own."""
-    lines = [json.dumps(asdict(result), separators=(",", ":")) for result in results]
+    """Write results as JSON, each on a line of its own; facts that a result lacks aren't written."""
+    lines = []
+    for result in results:
+        entry = {name: value for name, value in asdict(result).items() if name != "facts" or value}
+        lines.append(json.dumps(entry, separators=(",", ":")))
     write_text(path, "[\n" + ",\n".join(lines) + "\n]\n")

@@ -1,6 +1,6 @@
 """The losses of the leaderboard, and what is searched and trained for each of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,23 @@ class Leaderboard:
 
     setting: str
     contests: tuple[Contest, ...]
+
+    def find_training(self, dataset: str, kind: str, loss: str, overrides: Iterable[str]) -> Training:
+        """Return the training of a result.
+
+        Args:
+            dataset: name of the data set.
+            kind: what was trained.
+            loss: name of the loss.
+            overrides: what the search chose.
+
+        Raises:
+            InputError: if the leaderboard has no such contest.
+        """
+        for contest in self.contests:
+            if (contest.dataset, contest.loss) == (dataset, loss) and kind in contest.kinds:
+                return contest.training.extended((*overrides, *contest.kinds[kind]))
+        raise InputError(f"{loss} on {dataset}, {kind}: a result of a contest that the leaderboard doesn't have")
 
 
 def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leaderboard.yaml") -> Leaderboard:

@@ -57,7 +57,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
             has_failed = train_missing_runs(contests, search, options.kind, options.jobs)
             results = merge_results(results, collect_results(contests, search))
             write_results(options.docs / "leaderboard.json", results)
-        write_leaderboard_page(results, board.setting, options.docs, options.readme)
+        write_leaderboard_page(results, board, options.docs, options.readme)
     if has_failed:
         sys.exit(2)
 

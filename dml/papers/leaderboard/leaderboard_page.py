@@ -8,10 +8,13 @@ import numpy as np
 
 from dml.evaluation.class_sums import PER_QUERY
 from dml.evaluation.intervals import mean_interval
+from dml.evaluation.measured_facts import join_facts
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table, replace_between
 from dml.papers.leaderboard.contest_results import ContestResult
+from dml.papers.leaderboard.contests import Leaderboard
+from dml.papers.training_facts import describe_training
 
 MARKERS = ("<!-- leaderboard -->", "<!-- /leaderboard -->")
 """The lines of README.md between which the summary stands."""
@@ -43,31 +46,33 @@ seeds.
 """
 
 
-def write_leaderboard_page(results: Sequence[ContestResult], setting: str, docs: Path, readme: Path | None) -> None:
+def write_leaderboard_page(
+    results: Sequence[ContestResult], board: Leaderboard, docs: Path, readme: Path | None
+) -> None:
     """Write leaderboard.md into the folder ``docs``, and the summary into README.md.
 
     Args:
         results: results of the contests.
-        setting: paragraph on how the contests are run.
+        board: the contests.
         docs: folder of the page.
         readme: the project's README.md; None to leave it as it is.
 
     Raises:
         InputError: if README.md has no place for the summary.
     """
-    parts = [HEAD.format(setting=setting)]
+    parts = [HEAD.format(setting=board.setting)]
     for kind, title in KIND_TITLES.items():
         of_kind = [result for result in results if result.kind == kind]
         if of_kind:
             parts.append(f"## {title}\n")
         for dataset, group in groupby(of_kind, key=lambda result: result.dataset):
-            parts.append(_render_dataset(dataset, list(group)))
+            parts.append(_render_dataset(dataset, list(group), board))
     write_text(docs / "leaderboard.md", "\n".join(parts))
     if readme is not None:
         write_text(readme, insert_summary(readme.read_text(encoding="utf-8"), render_summary(results)))
 
 
-def _render_dataset(dataset: str, results: Sequence[ContestResult]) -> str:
+def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leaderboard) -> str:
     ordered = sort_results(results)
     best = ordered[0]
     seeds, classes = len(best.seeds), len(best.counts)
@@ -86,7 +91,15 @@ def _render_dataset(dataset: str, results: Sequence[ContestResult]) -> str:
     header = ["loss", "chosen", "recall@1", "sd", "MAP@R", "behind", "NMI"]
     table = markdown_table(header, rows, right=range(2, len(header)))
     queries = sum(best.counts)
-    return f"### {dataset}\n\n{seeds} seeds, {queries:,} queries of {classes:,} classes.\n\n{table}\n"
+    facts = join_facts({f"`{result.loss}`": describe_result(result, board) for result in ordered})
+    return f"### {dataset}\n\n{seeds} seeds, {queries:,} queries of {classes:,} classes.\n\n{table}\n\n{facts}\n"
+
+
+def describe_result(result: ContestResult, board: Leaderboard) -> dict[str, str]:
+    """Return what the metrics of a result are of: as its runs stored it, or else as their configuration says."""
+    return result.facts or describe_training(
+        board.find_training(result.dataset, result.kind, result.loss, result.overrides)
+    )
 
 
 def sort_results(results: Sequence[ContestResult]) -> list[ContestResult]:

@@ -1,17 +1,20 @@
 """docs/protocol.md: the results of the protocol, and how to read them."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
 from dml.evaluation.class_sums import ClassSums
 from dml.evaluation.intervals import mean_interval
+from dml.evaluation.measured_facts import join_facts
 from dml.evaluation.paired_tests import adjust_p_values, bootstrap_p_value
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table
+from dml.papers.protocol.cross_validation import TESTED, CrossValidation, Method
 from dml.papers.protocol.cross_validation_results import MethodResult, ProtocolResult
 from dml.papers.protocol.search_spaces import RATES
+from dml.papers.training_facts import describe_training
 
 RESAMPLES = 10_000
 """The number of draws of the test classes for a p-value."""
@@ -57,8 +60,12 @@ configuration, which another search could have made otherwise.
 def write_protocol_page(result: ProtocolResult, docs: Path) -> None:
     """Write protocol.md into the folder ``docs``."""
     methods = sorted(result.methods, key=lambda method: -method.single.mean("map@r"))
-    parts = [_render_head(result), _render_kind("Single models", methods, lambda method: method.single)]
-    parts += [_render_kind("Ensembles of the folds", methods, lambda method: method.ensemble)]
+    facts = {f"`{method.loss}`": _describe(result.setting, method) for method in methods}
+    joined = {
+        name: values | {"vector": f"{result.setting.folds} times {values['vector']}"} for name, values in facts.items()
+    }
+    parts = [_render_head(result), _render_kind("Single models", methods, lambda method: method.single, facts)]
+    parts += [_render_kind("Ensembles of the folds", methods, lambda method: method.ensemble, joined)]
     parts += [_render_cost(methods), _render_tried(methods)]
     write_text(docs / "protocol.md", "\n".join(parts))
 
@@ -88,7 +95,21 @@ def _render_head(result: ProtocolResult) -> str:
     )
 
 
-def _render_kind(head: str, methods: Sequence[MethodResult], choose_test: Callable[[MethodResult], ClassSums]) -> str:
+def _describe(setting: CrossValidation, method: MethodResult) -> dict[str, str]:
+    """Return what the metrics of the models of a method are of, as their configuration says.
+
+    What was searched, a rate and a parameter of the loss, makes no difference to it.
+    """
+    training, *_ = setting.list_trainings(Method(method.loss, ()), {}, TESTED)
+    return describe_training(training)
+
+
+def _render_kind(
+    head: str,
+    methods: Sequence[MethodResult],
+    choose_test: Callable[[MethodResult], ClassSums],
+    facts: Mapping[str, Mapping[str, str]],
+) -> str:
     tests = {method.loss: choose_test(method) for method in methods}
     models = len(next(iter(tests.values())).sums["map@r"])
     rows = [
@@ -102,7 +123,7 @@ def _render_kind(head: str, methods: Sequence[MethodResult], choose_test: Callab
     ]
     header = ["loss", "best configuration", *METRICS.values(), "sd"]
     number = f"The mean of {models} models." if models > 1 else "One ensemble of each loss."
-    parts = [f"## {head}\n\n{number}\n", markdown_table(header, rows, right=range(2, 5)), ""]
+    parts = [f"## {head}\n\n{number}\n", markdown_table(header, rows, right=range(2, 5)), "", join_facts(facts), ""]
     if len(methods) > 1:
         for metric, label in METRICS.items():
             parts += [f"{label}, row less column:\n", render_matrix(tests, metric), ""]

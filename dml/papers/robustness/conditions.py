@@ -41,10 +41,14 @@ class Conditions:
     experiment: str
     conditions: tuple[Condition, ...]
 
+    def find_training(self, clean: ContestResult, condition: Condition | None = None) -> Training:
+        """Return the training of a loss with what was chosen for it, with the faults of a condition or without."""
+        faults = condition.overrides if condition else ()
+        return Training(self.experiment, (f"loss={clean.loss}", *clean.overrides, *faults))
+
     def list_runs(self, clean: ContestResult, condition: Condition, plan: Plan) -> list[PlannedRun]:
         """List the runs of a loss, one for each seed, with what was chosen for it without faults."""
-        overrides = (f"loss={clean.loss}", *clean.overrides, *condition.overrides)
-        return plan.list_runs(Training(self.experiment, overrides))
+        return plan.list_runs(self.find_training(clean, condition))
 
 
 def read_conditions(path: Path = REFERENCE / "robustness.yaml") -> Conditions:

@@ -5,11 +5,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dml.evaluation.measured_facts import join_facts
 from dml.ops.files import replacing, write_text
 from dml.ops.text_tables import markdown_table
 from dml.papers.leaderboard.contest_results import ContestResult
 from dml.papers.leaderboard.leaderboard_page import CRITERION, class_interval, format_difference, sort_results
 from dml.papers.robustness.conditions import Conditions
+from dml.papers.training_facts import describe_training
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # importing matplotlib is slow
@@ -32,6 +34,8 @@ The first column is MAP@R without faults, in percent, the others are differences
 that holds 95 % of 2,000 draws of the test classes, the same for both (paired bootstrap). All are means over the seeds.
 
 {table}
+
+{facts}
 
 ![The differences of the losses]({figure})
 
@@ -89,7 +93,11 @@ def write_robustness_page(
     ]
     table = markdown_table(header, rows, right=range(1, len(header)))
     draw_losses(conditions, ordered, by_condition, docs / FIGURE)
-    write_text(docs / "robustness.md", HEAD.format(setting=conditions.setting, table=table, figure=FIGURE))
+    facts = join_facts(
+        {f"`{result.loss}`": result.facts or describe_training(conditions.find_training(result)) for result in ordered}
+    )
+    page = HEAD.format(setting=conditions.setting, table=table, facts=facts, figure=FIGURE)
+    write_text(docs / "robustness.md", page)
 
 
 def _is_comparable(faulty: ContestResult, clean: ContestResult) -> bool:

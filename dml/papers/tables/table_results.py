@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml.evaluation.intervals import Interval, mean_interval
+from dml.evaluation.measured_facts import join_facts
+from dml.evaluation.metric_names import MetricName, heads_of
 from dml.ops.errors import InputError
 from dml.ops.text_tables import markdown_table
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import Cell, Source, Table
+from dml.papers.training_facts import describe_runs
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "": lambda values: values[0],
@@ -27,11 +30,13 @@ class CellResult:
         cell: the number that the paper prints.
         values: the reproduced numbers in percent, one for each seed of which all runs are finished.
         runs: all runs that the cell takes, finished or not.
+        metric: name of the reproduced metric in metrics.json.
     """
 
     cell: Cell
     values: tuple[float, ...]
     runs: tuple[PlannedRun, ...]
+    metric: str
 
     @property
     def interval(self) -> Interval | None:
@@ -57,7 +62,8 @@ def format_markdown(results: Sequence[CellResult], title: str) -> str:
     """Format a page: the table, with half the 95 % interval behind each mean, and the runs that are missing."""
     header = ["row", "data set", "metric", "paper", "ours", "difference", "runs"]
     table = markdown_table(header, map(_markdown_cells, results), right=(3, 4, 5, 6))
-    return f"# {title}\n\n{table}\n\n{_describe_lane(results)}{_missing_runs(results)}\n"
+    facts = join_facts({_name_row(result.cell): _describe_row(result) for result in results})
+    return f"# {title}\n\n{table}\n\n{facts}\n\n{_describe_lane(results)}{_missing_runs(results)}\n"
 
 
 def csv_rows(results: Iterable[CellResult]) -> list[list[object]]:
@@ -74,7 +80,7 @@ def _collect_result(cell: Cell, source: Source, plan: Plan) -> CellResult:
         finished = [runs for runs in finished if all(metric in run.metrics for run in runs)]
     summarize = STATISTICS[cell.statistic]
     values = [summarize([_read_percent(run, metric) for run in runs]) for runs in finished]
-    return CellResult(cell, tuple(values), tuple(run for runs in runs_by_seed for run in runs))
+    return CellResult(cell, tuple(values), tuple(run for runs in runs_by_seed for run in runs), metric)
 
 
 def _read_percent(run: PlannedRun, metric: str) -> float:
@@ -104,6 +110,17 @@ def _describe_lane(results: Iterable[CellResult]) -> str:
     return f"{note}\n\nSources of the paper's numbers: {'; '.join(sources)}.\n\n"
 
 
+def _name_row(cell: Cell) -> str:
+    return f"{cell.row} on {cell.dataset}"
+
+
+def _describe_row(result: CellResult) -> dict[str, str]:
+    """Return what the numbers of a row are of, as its finished runs stored it, or as its configuration says."""
+    runs = [run for run in result.runs if run.is_finished] or result.runs[:1]
+    heads = MetricName.parse(result.metric).heads
+    return describe_runs(runs, heads_of(heads) if heads else ())
+
+
 def _missing_runs(results: Iterable[CellResult]) -> str:
     """Return a sentence on how many runs are done, and which row's runs with which seeds are missing."""
     names: dict[Path, str] = {}
@@ -111,7 +128,7 @@ def _missing_runs(results: Iterable[CellResult]) -> str:
     for result in results:
         for run in result.runs:
             runs[run.folder] = run
-            names.setdefault(run.folder, f"{result.cell.row} on {result.cell.dataset}")
+            names.setdefault(run.folder, _name_row(result.cell))
     seeds_by_name: dict[str, list[int]] = {}
     for folder, run in runs.items():
         if not run.is_finished:

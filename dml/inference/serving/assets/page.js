@@ -53,7 +53,10 @@
     if (relation) frame.append(mark(relation));
     const words = make("span", "words");
     words.append(make("strong", "", item.label || item.name));
-    if (item.score !== undefined) words.append(make("span", "score", `${item.score.toFixed(3)} ${relation}`));
+    if (item.score !== undefined) {
+      const probability = item.probability === null ? "" : ` ${(100 * item.probability).toFixed(0)} %`;
+      words.append(make("span", "score", `${item.score.toFixed(3)} ${relation}${probability}`));
+    }
     else if (item.label) words.append(item.name);
     button.append(frame, words);
     button.addEventListener("click", () => searchByItem(item.item));
@@ -104,6 +107,10 @@
         const [wrong, missed] = [fmr, fnmr].map((rate) => `${(100 * rate).toPrecision(2)} %`);
         sentences.push(`On the test classes, this was wrong for ${wrong} of the pairs of different classes and ${missed} of those of one class.`);
       }
+    }
+    if (index.prior !== null) {
+      const share = (100 * index.prior).toPrecision(2);
+      sentences.push(`The percentage is the probability that an image is of the query's class, if ${share} % of all pairs of images are of one class.`);
     }
     return sentences.join(" ");
   }

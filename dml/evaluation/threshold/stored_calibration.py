@@ -1,0 +1,26 @@
+"""The function that turns similarities into probabilities, as metrics.json and the metrics of a saved model have it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+
+from dml.evaluation.metric_descriptions import CALIBRATION_PREFIX
+from dml.metrics.pair_calibration import Calibration
+
+RELIABILITY = "reliability"
+"""The name of the reliability curve of probabilities as they are, each pair counting once."""
+
+RELIABILITY_BALANCED = "reliability_balanced"
+"""The name of that of probabilities for as many pairs of one class as of different classes."""
+
+
+def name_values(calibration: Calibration) -> dict[str, float]:
+    """Return the values of the function by their names without `THRESHOLD_PREFIX`: calibration_slope and so on."""
+    return {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
+
+
+def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
+    """Find the function in metrics whose names lack `THRESHOLD_PREFIX`; None if they are of a test that fitted none."""
+    values = {field.name: metrics.get(f"{CALIBRATION_PREFIX}{field.name}") for field in fields(Calibration)}
+    known = {name: float(value) for name, value in values.items() if value is not None}
+    is_usable = len(known) == len(values) and 0.0 < known["prior"] < 1.0  # a saved model may be somebody else's
+    return Calibration(**known) if is_usable else None
