@@ -104,7 +104,7 @@ def evaluate(job: Job) -> Results:
     table, model = builders.build_table(config), builders.build_model(config)
     started = perf_counter()
     embedder = builders.build_embedder(config, model)
-    trainer = loop.build_testing_trainer(config, logger=False)
+    trainer = loop.build_testing_trainer(config)
     trainer.test(embedder, builders.build_evaluation_data(config, table), verbose=False)
     evaluator = Evaluator(table.select_evaluated("test"), build_metric_config(config, table))
     metrics = evaluator.evaluate(embedder.embedded.embeddings[CHOSEN_HEADS]).metrics

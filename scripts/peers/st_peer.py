@@ -52,12 +52,12 @@ class ImageModule(InputModule):  # type: ignore[misc]
         self.transforms = {mode: parts.build_transform(job.size, is_training=mode) for mode in (False, True)}
 
     def preprocess(self, inputs: Any, prompt: Any = None, *, is_training: bool = False, **_: Any) -> dict[str, Tensor]:  # noqa: ARG002
-        """Transform a list of images -> {"pixels": (B, 3, H, W)}."""
-        return {"pixels": torch.stack([self.transforms[is_training](image.convert("RGB")) for image in inputs])}
+        """Transform a list of images -> {"pixel_values": (B, 3, H, W)}."""
+        return {"pixel_values": torch.stack([self.transforms[is_training](image.convert("RGB")) for image in inputs])}
 
     def forward(self, features: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
         """Add the embeddings (B, D) to the features."""
-        return {**features, "sentence_embedding": self.network(features["pixels"])}
+        return {**features, "sentence_embedding": self.network(features["pixel_values"])}
 
     def save(self, *_: Any, **__: Any) -> None:
         """Refuse: nothing is saved here."""
@@ -100,7 +100,7 @@ class MemoryTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
 
         def collate(items: list[parts.Item]) -> dict[str, Tensor]:
             pixels, labels = zip(*items, strict=True)
-            return {"image_pixels": torch.stack(pixels), "label": torch.tensor(labels)}
+            return {"image_pixel_values": torch.stack(pixels), "label": torch.tensor(labels)}
 
         return self.accelerator.prepare(DataLoader(images, batch_sampler=batches, collate_fn=collate))
 
