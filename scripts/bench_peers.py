@@ -27,10 +27,11 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any, NamedTuple
 
-from dml.ops.errors import InputError
-from dml.ops.text_tables import replace_between
 from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
 from peers.protocol import LOSSES, Job
+
+from dml.ops.errors import InputError
+from dml.ops.text_tables import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "peers.json", ROOT / "docs" / "performance.md"
@@ -202,7 +203,11 @@ def describe_machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cores": os.cpu_count(), "processor": names[0] if names else platform.machine(), "system": platform.system()}
+    return {
+        "cores": os.cpu_count(),
+        "processor": names[0] if names else platform.machine(),
+        "system": platform.system(),
+    }
 
 
 def write_page(measured: Mapping[str, Any], page: Path = PAGE) -> None:

@@ -111,7 +111,7 @@ def evaluate(job: Job) -> Results:
     seconds = perf_counter() - started
     given = np.load(Path(job.folder, "embeddings.npz"))
     given_started = perf_counter()
-    settings = {"metrics": ["recall", "map@r"], "recall_at": [1], "clustering": False}
+    settings: dict[str, Any] = {"metrics": ["recall", "map@r"], "recall_at": [1], "clustering": False}
     given_metrics = evaluate_embeddings(given["embeddings"], given["labels"], **settings)
     metrics_seconds = perf_counter() - given_started
     names = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}

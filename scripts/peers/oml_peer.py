@@ -6,14 +6,14 @@ Its Lightning pipelines pin pytorch-lightning below 2.1.3, so the README's loop 
 from time import perf_counter
 from typing import Any
 
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import torch
 import torch.nn.functional as F
-from oml.datasets import ImageLabeledDataset, ImageQueryGalleryLabeledDataset  # type: ignore[import-not-found]
-from oml.inference import inference  # type: ignore[import-not-found]
-from oml.interfaces.models import IExtractor  # type: ignore[import-not-found]
-from oml.metrics import calc_retrieval_metrics_rr  # type: ignore[import-not-found]
-from oml.retrieval import RetrievalResults  # type: ignore[import-not-found]
+from oml.datasets import ImageLabeledDataset, ImageQueryGalleryLabeledDataset
+from oml.inference import inference
+from oml.interfaces.models import IExtractor
+from oml.metrics import calc_retrieval_metrics_rr
+from oml.retrieval import RetrievalResults
 from torch import Tensor
 from torch.utils.data import DataLoader
 

@@ -53,7 +53,7 @@ class GivenBatches(BatchSampler):
 
 def build_transform(size: int, *, is_training: bool) -> Any:
     """Build the transform of a PIL image: scaled to a square, mirrored at random in training, and normalised."""
-    config = timm.get_pretrained_cfg(NETWORK)
+    config: Any = timm.get_pretrained_cfg(NETWORK)
     return torchvision.transforms.Compose(
         [
             v2.Resize((size, size)),
@@ -133,8 +133,9 @@ class Network(nn.Module):
         torch.manual_seed(0)
         torch.set_num_threads(job.threads)
         self.memory_format = torch.channels_last if job.channels_last else torch.contiguous_format
-        self.trunk: Any = timm.create_model(NETWORK, num_classes=0)
-        self.head = nn.Linear(self.trunk.num_features, EMBED_DIM, bias=False)
+        trunk: Any = timm.create_model(NETWORK, num_classes=0)
+        self.trunk = trunk
+        self.head = nn.Linear(trunk.num_features, EMBED_DIM, bias=False)
         self.load_state_dict(torch.load(Path(job.folder, "network.pt"), weights_only=True))
         self.to(memory_format=self.memory_format)
 
@@ -189,5 +190,3 @@ def read_given_embeddings(folder: str) -> tuple[Tensor, Tensor]:
     """Return the embeddings (N, D) and labels (N,) on which the metrics of all are compared."""
     stored = np.load(Path(folder, "embeddings.npz"))
     return torch.from_numpy(stored["embeddings"]), torch.from_numpy(stored["labels"])
-
-

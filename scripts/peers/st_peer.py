@@ -11,20 +11,20 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before the imports that read them
 
 import torch
-from datasets import Dataset, Image  # type: ignore[import-not-found]
-from sentence_transformers import (  # type: ignore[import-not-found]
+from datasets import Dataset, Image
+from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
     util,
 )
-from sentence_transformers.base.modules.input_module import InputModule  # type: ignore[import-not-found]
-from sentence_transformers.sentence_transformer.data_collator import (  # type: ignore[import-not-found]
+from sentence_transformers.base.modules.input_module import InputModule
+from sentence_transformers.sentence_transformer.data_collator import (
     SentenceTransformerDataCollator,
 )
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback  # type: ignore[import-not-found]
+from transformers import TrainerCallback
 
 from peers import parts
 from peers.protocol import (
