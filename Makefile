@@ -77,7 +77,7 @@ bench: setup
 
 PEERS = $(BIN)/python scripts/bench_peers.py
 
-build/peers/.set-up: $(wildcard scripts/peers/requirements/*.txt)
+build/peers/.set-up: $(wildcard scripts/peers/requirements/*.txt) | setup
 	$(PEERS) --install
 	touch $@
 
