@@ -10,6 +10,7 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before the imports that read them
 
+import PIL.Image
 import torch
 from datasets import Dataset, Image
 from sentence_transformers import (
@@ -52,8 +53,8 @@ class ImageModule(InputModule):  # type: ignore[misc]
         self.transforms = {mode: parts.build_transform(job.size, is_training=mode) for mode in (False, True)}
 
     def preprocess(self, inputs: Any, prompt: Any = None, *, is_training: bool = False, **_: Any) -> dict[str, Tensor]:  # noqa: ARG002
-        """Transform a list of images -> {"pixel_values": (B, 3, H, W)}."""
-        return {"pixel_values": torch.stack([self.transforms[is_training](image.convert("RGB")) for image in inputs])}
+        """Transform a list of images or of paths -> {"pixel_values": (B, 3, H, W)}."""
+        return {"pixel_values": torch.stack([self.transforms[is_training](open_image(image)) for image in inputs])}
 
     def forward(self, features: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
         """Add the embeddings (B, D) to the features."""
@@ -62,6 +63,14 @@ class ImageModule(InputModule):  # type: ignore[misc]
     def save(self, *_: Any, **__: Any) -> None:
         """Refuse: nothing is saved here."""
         raise NotImplementedError("this module is never saved")
+
+
+def open_image(image: Any) -> Any:
+    """Return an image, or that of a path, in RGB."""
+    if not isinstance(image, str):
+        return image.convert("RGB")
+    with PIL.Image.open(image) as opened:
+        return opened.convert("RGB")
 
 
 class ModelLoss(nn.Module):
@@ -105,10 +114,10 @@ class MemoryTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
         return self.accelerator.prepare(DataLoader(images, batch_sampler=batches, collate_fn=collate))
 
 
-def load_images(job: Job, split: str) -> tuple[Any, list[int]]:
-    """Return the images of a split as the library's trainer takes them, decoded when they are asked for."""
-    paths, labels = parts.read_rows(job.folder, split)
-    return Dataset.from_dict({"image": paths, "label": labels}).cast_column("image", Image()), labels
+def load_training_images(job: Job) -> Any:
+    """Return the training images as the library's trainer takes them, decoded when they are asked for."""
+    paths, labels = parts.read_rows(job.folder, "train")
+    return Dataset.from_dict({"image": paths, "label": labels}).cast_column("image", Image())
 
 
 def make_arguments(job: Job) -> Any:
@@ -142,7 +151,7 @@ def train_model(job: Job, model: Any, after_step: Any) -> None:
     kind(
         model=model,
         args=make_arguments(job),
-        train_dataset=load_images(job, "train")[0],
+        train_dataset=load_training_images(job),
         loss=ModelLoss(model, job),
         data_collator=SentenceTransformerDataCollator(preprocess_fn=preprocess),
         callbacks=[AfterStep(after_step)],
@@ -158,9 +167,9 @@ def compute_recall(embeddings: Tensor, labels: Tensor) -> float:
 
 def evaluate_split(job: Job, model: Any, split: str) -> Results:
     """Embed and evaluate a split; `encode` decodes in the main process."""
-    images, labels = load_images(job, split)
+    paths, labels = parts.read_rows(job.folder, split)
     embeddings = model.encode(
-        images["image"][:],
+        paths,
         batch_size=EVAL_BATCH_SIZE,
         convert_to_tensor=True,
         normalize_embeddings=True,
