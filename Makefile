@@ -5,6 +5,8 @@
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
 # make bench   start, training step, losses, loading, readers, evaluation, samplers, indexes and embedding against their bare
 #     counterparts, and what each part takes for up to 100,000 images
+# make bench-peers   dml against other libraries for metric learning, each in an environment of its own below build/peers, in
+#     half an hour: docs/performance.md. PHOTOGRAPHS=CSV adds a second data set
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
@@ -26,7 +28,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-fast check format docs bench tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
+.PHONY: demo setup test test-fast check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -74,6 +76,15 @@ bench: setup
 	$(BIN)/python scripts/bench_index.py
 	$(BIN)/python scripts/bench_embedding.py
 	$(BIN)/python scripts/bench_limits.py
+
+PEERS = $(BIN)/python scripts/bench_peers.py
+
+build/peers/.set-up: $(wildcard scripts/peers/requirements/*.txt) | setup
+	$(PEERS) --install
+	touch $@
+
+bench-peers: setup build/peers/.set-up
+	$(PEERS) $(addprefix --photographs ,$(PHOTOGRAPHS))
 
 TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
 	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)

@@ -1,0 +1,277 @@
+"""Compare dml with other libraries for metric learning, and write the tables of docs/performance.md.
+
+python scripts/bench_peers.py --photographs photos.csv    # half an hour on two idle cores; writes docs/peers.json
+python scripts/bench_peers.py --quick                     # emoji, a few steps: minutes, prints the tables alone
+python scripts/bench_peers.py --show                      # writes the page anew from docs/peers.json
+python scripts/bench_peers.py --install                   # makes the environments of the other libraries
+
+Every measurement is a process of its own in the peer's environment, and the peers take turns. docs/performance.md has
+the method.
+"""
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any, NamedTuple
+
+from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
+from peers.protocol import LOSSES, Job
+
+from dml.ops.errors import InputError
+from dml.ops.text_tables import replace_between
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "docs" / "peers.json", ROOT / "docs" / "performance.md"
+REQUIREMENTS = Path(__file__).parent / "peers" / "requirements"
+ENVIRONMENTS = ROOT / "build" / "peers"
+PEERS = ("dml", "pml", "oml", "st")
+CONTIGUOUS = "dml_contiguous"
+"""dml with the memory format of the peers; only its trainings on multi-similarity are measured."""
+SIZES = {"emoji": 64, "photographs": 112}
+SLOWEST = 1800
+"""Seconds after which a process is ended."""
+
+
+class Measurement(NamedTuple):
+    """What each peer measures once in a round.
+
+    Args:
+        task: task of a `Job`.
+        data: name of the data set, one of `SIZES`.
+        loss: name of the loss.
+        rounds: number of rounds.
+    """
+
+    task: str
+    data: str
+    loss: str = MAIN_LOSS
+    rounds: int = 3
+
+
+MEASUREMENTS = (
+    Measurement("train", "emoji"),
+    Measurement("memory", "emoji"),
+    Measurement("train", "photographs"),
+    *(Measurement("train", "emoji", loss, rounds=1) for loss in LOSSES if loss != MAIN_LOSS),
+    Measurement("memory", "photographs", rounds=1),
+    Measurement("evaluate", "emoji", rounds=2),
+    Measurement("evaluate", "photographs", rounds=2),
+    Measurement("recall", "emoji", rounds=1),
+)
+
+
+def list_processes(measurements: Sequence[Measurement], peers: Sequence[str]) -> list[tuple[int, str, Measurement]]:
+    """Return round, peer and measurement of each process in order: the peers take turns within a measurement."""
+    rounds = max(measurement.rounds for measurement in measurements)
+    return [
+        (number, peer, measurement)
+        for number in range(rounds)
+        for measurement in measurements
+        if number < measurement.rounds
+        for peer in peers
+        if peer != CONTIGUOUS or (measurement.task in ("train", "memory") and measurement.loss == MAIN_LOSS)
+    ]
+
+
+def find_python(peer: str, environments: Path) -> Path:
+    """Return the Python of a peer's environment; that of dml is the driver's own.
+
+    Raises:
+        InputError: if there is no such environment.
+    """
+    if peer.startswith("dml"):
+        return Path(sys.executable)
+    python = environments / peer / "bin" / "python"
+    if not python.exists():
+        raise InputError(f"{python}: no environment of {peer}; scripts/bench_peers.py --install makes it")
+    return python
+
+
+def install_environments(environments: Path) -> None:
+    """Make the environment of each peer from its requirements file."""
+    for peer in PEERS:
+        if peer == "dml":
+            continue
+        subprocess.run([sys.executable, "-m", "venv", str(environments / peer)], check=True)  # noqa: S603
+        install = ["-m", "pip", "install", "--quiet", "--requirement", str(REQUIREMENTS / f"{peer}.txt")]
+        subprocess.run([str(find_python(peer, environments)), *install], check=True)  # noqa: S603
+
+
+def run_process(module: str, python: Path, job: Job, *arguments: str) -> dict[str, Any]:
+    """Run a module of scripts/peers on a job -> its results.
+
+    Raises:
+        InputError: if it fails; the end of its output is shown.
+    """
+    results = Path(job.results)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.unlink(missing_ok=True)
+    file = results.with_suffix(".job")
+    replace(job, started=time()).write(file)
+    paths = [str(Path(__file__).parent), *([str(ROOT)] if python == Path(sys.executable) else [])]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(  # noqa: S603
+        [str(python), "-m", f"peers.{module}", str(file), *arguments],
+        env=environment,
+        cwd=results.parent,
+        capture_output=True,
+        text=True,
+        timeout=SLOWEST,
+        check=False,
+    )
+    if done.returncode or not results.exists():
+        sys.stderr.write(f"{done.stdout[-2000:]}{done.stderr[-4000:]}\n")
+        raise InputError(f"peers.{module}, {job.task}: exit code {done.returncode}; its output is above")
+    parsed: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+    return parsed
+
+
+def make_job(options: argparse.Namespace, task: str, data: str, loss: str, *, channels_last: bool = True) -> Job:
+    """Make the job of a process."""
+    folder = options.environments / "data" / data
+    return Job(
+        task=task,
+        folder=str(folder),
+        size=SIZES[data],
+        loss=loss,
+        steps=options.most_steps if task in ("recall", "export") else options.steps,
+        warm_up=3,
+        every=options.every,
+        target=options.target,
+        workers=1,
+        threads=options.threads,
+        channels_last=channels_last,
+        results=str(options.environments / "runs" / f"{os.getpid()}" / f"{data}_{task}_{loss}_{time():.3f}.json"),
+        started=0.0,
+    )
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Export the data, and run all processes -> the contents of docs/peers.json."""
+    pythons = {peer: find_python(peer, options.environments) for peer in options.peers}
+    sources = {"emoji": "emoji", **({"photographs": options.photographs} if options.photographs else {})}
+    started, before = perf_counter(), os.getloadavg()
+    counts = {}
+    for data, source in sources.items():
+        job = make_job(options, "export", data, MAIN_LOSS)
+        counts[data] = run_process("exporting", Path(sys.executable), job, source)["counts"]
+    measurements = [item._replace(rounds=min(item.rounds, options.rounds)) for item in MEASUREMENTS]
+    measurements = [item for item in measurements if item.data in sources]
+    runs, versions = [], {}
+    for number, peer, item in list_processes(measurements, options.peers):
+        job = make_job(options, item.task, item.data, item.loss, channels_last=peer == "dml")
+        result = run_process(f"{peer.split('_')[0]}_peer", pythons[peer], job)
+        versions[peer] = result.pop("versions")
+        runs.append({"peer": peer, "round": number, **item._asdict(), "load": os.getloadavg()[0], **result})
+        show_run(runs[-1])
+    check_agreement(runs)
+    return {
+        "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "minutes": (perf_counter() - started) / 60,
+        "machine": describe_machine(),
+        "load_before": before,
+        "load_after": os.getloadavg(),
+        "settings": {name: getattr(options, name) for name in ("threads", "steps", "every", "target")} | {"workers": 1},
+        "images": counts,
+        "versions": versions,
+        "runs": runs,
+    }
+
+
+def show_run(run: Mapping[str, Any]) -> None:
+    """Print a line of a process."""
+    names = ("images_per_s", "first_step_s", "evaluation_s", "target_s", "peak_mb", "load")
+    values = ", ".join(f"{name} {run[name]:.1f}" for name in names if run.get(name) is not None)
+    print(f"{run['round']} {run['task']:<9}{run['data']:<12}{run['loss']:<17}{run['peer']:<15}{values}", flush=True)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe the machine by its cores, its processor and its system."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cores": os.cpu_count(),
+        "processor": names[0] if names else platform.machine(),
+        "system": platform.system(),
+    }
+
+
+def write_page(measured: Mapping[str, Any], page: Path = PAGE) -> None:
+    """Write the tables between the markers of the page.
+
+    Raises:
+        InputError: if the page lacks the markers.
+    """
+    replaced = replace_between(page.read_text(encoding="utf-8"), MARKERS, format_page(measured))
+    if replaced is None:
+        raise InputError(f"{page}: lacks the lines {' and '.join(MARKERS)}")
+    page.write_text(replaced, encoding="utf-8")
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; ``--quick`` changes the defaults of the other options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--install", action="store_true", help="make the environments, and measure nothing")
+    action.add_argument("--show", action="store_true", help="write the page from docs/peers.json, and measure nothing")
+    action.add_argument("--quick", action="store_true", help="one short round on emoji, whose tables are only printed")
+    parser.add_argument("--photographs", metavar="CSV", help="the second data set, a .csv file as for dataset=csv")
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="folder of the environments")
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=[*PEERS[:1], CONTIGUOUS, *PEERS[1:]])
+    parser.add_argument("--rounds", type=int, default=3, help="most rounds of a measurement")
+    parser.add_argument("--steps", type=int, default=13, help="steps of a training, three of them to warm up")
+    parser.add_argument("--most-steps", type=int, default=200, help="most steps of the training to a recall@1")
+    parser.add_argument("--every", type=int, default=25, help="steps between two validations of that training")
+    parser.add_argument("--target", type=float, default=0.5, help="recall@1 on the validation split at which it ends")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch in each process")
+    options = parser.parse_args(arguments)
+    for peer in options.peers:
+        if peer not in (*PEERS, CONTIGUOUS):
+            parser.error(f"--peers: {peer}: not one of {', '.join((*PEERS, CONTIGUOUS))}")
+    if options.quick:
+        options.rounds, options.steps, options.most_steps, options.every, options.target = 1, 6, 10, 10, 0.0
+        options.photographs = None
+    options.environments = options.environments.absolute()
+    options.photographs = options.photographs and os.path.abspath(options.photographs)
+    return options
+
+
+def run(options: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    if options.install:
+        install_environments(options.environments)
+    elif options.show:
+        write_page(json.loads(RESULTS.read_text(encoding="utf-8")))
+    elif options.quick:
+        print(format_page(measure(options)))
+    else:
+        measured = measure(options)
+        RESULTS.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        write_page(measured)
+
+
+def main() -> None:
+    """Run the command line; a mistake in it is one line, and exit code 2."""
+    try:
+        run(parse_options())
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""dml itself: ``dml train`` with a callback that measures it, and the same classes for what has no command."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from peers.dml_settings import list_overrides
+from peers.protocol import STORED_BATCHES, Job, Results, run_job
+
+CLOCKS = {"train": "TimeSteps", "recall": "TimeValidations"}
+
+
+def run_command(job: Job) -> Results:
+    """Run ``dml train``, whose callback writes the results and ends the process."""
+    import torch
+
+    from dml.__main__ import run_command as run_dml
+
+    torch.set_num_threads(job.threads)
+    clock = f"{{_target_: peers.dml_clocks.{CLOCKS[job.task]}, job: '{sys.argv[1]}'}}"
+    folder = Path(job.results).with_suffix("")
+    arguments = [*list_overrides(job), f"+callbacks.clock={clock}", f'hydra.run.dir="{folder}"']
+    sys.argv = ["dml"]
+    run_dml("train", *arguments)
+    raise RuntimeError("the run has ended before its clock")
+
+
+def compose_job(job: Job) -> Any:
+    """Compose the configuration of a job, without a run."""
+    import torch
+    from hydra import compose, initialize_config_dir
+    from pytorch_lightning import seed_everything
+
+    from dml.commands.log_levels import quiet
+    from dml.run.config_folders import CONF
+
+    torch.set_num_threads(job.threads)
+    quiet()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[*list_overrides(job)])
+    seed_everything(config.seed, verbose=False)
+    return config
+
+
+class SameBatches:
+    """Yields prepared batches again and again.
+
+    Args:
+        batches: the batches.
+        steps: number of batches to yield.
+    """
+
+    def __init__(self, batches: list[Any], steps: int) -> None:
+        self.batches, self.steps = batches, steps
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.batches[step % len(self.batches)] for step in range(self.steps))
+
+
+def train_from_memory(job: Job) -> Results:
+    """Measure the training steps on batches that are in memory: dml's module in its trainer, with its log."""
+    from dml.run import builders, loop
+    from dml.training.callbacks.progress import Progress
+    from dml.training.callbacks.seeding import StepSeed
+    from dml.training.history import History
+    from peers.dml_clocks import TimeSteps
+
+    config = compose_job(job)
+    images = builders.build_data(config, builders.build_table(config))
+    builders.count_in_steps(config, len(images.sampler))
+    learner = builders.build_learner(config, images, builders.build_model(config))
+    batches = list(islice(images.train_dataloader(), STORED_BATCHES))
+    images.stream.close()
+    clock = TimeSteps(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = loop.build_trainer(
+            config,
+            logger=[History(Path(folder) / "metrics.csv")],
+            callbacks=[StepSeed(config.seed), Progress(), clock],
+            enable_checkpointing=False,
+        )
+        trainer.fit(learner, SameBatches(batches, job.steps))
+    raise RuntimeError("the training has ended before its clock")
+
+
+def evaluate(job: Job) -> Results:
+    """Measure an evaluation of the test split, by the classes of ``dml evaluate``."""
+    import numpy as np
+
+    from dml.evaluation import evaluate as evaluate_embeddings
+    from dml.evaluation.evaluator import Evaluator
+    from dml.run import builders, loop
+    from dml.run.evaluators import build_metric_config
+    from dml.training.embedders import CHOSEN_HEADS
+
+    config = compose_job(job)
+    table, model = builders.build_table(config), builders.build_model(config)
+    started = perf_counter()
+    embedder = builders.build_embedder(config, model)
+    trainer = loop.build_testing_trainer(config)
+    trainer.test(embedder, builders.build_evaluation_data(config, table), verbose=False)
+    evaluator = Evaluator(table.select_evaluated("test"), build_metric_config(config, table))
+    metrics = evaluator.evaluate(embedder.embedded.embeddings[CHOSEN_HEADS]).metrics
+    seconds = perf_counter() - started
+    given = np.load(Path(job.folder, "embeddings.npz"))
+    given_started = perf_counter()
+    settings: dict[str, Any] = {"metrics": ["recall", "map@r"], "recall_at": [1], "clustering": False}
+    given_metrics = evaluate_embeddings(given["embeddings"], given["labels"], **settings)
+    metrics_seconds = perf_counter() - given_started
+    names = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}
+    return {
+        **{name: metrics[long_name] for name, long_name in names.items()},
+        **{f"given_{name}": given_metrics[long_name] for name, long_name in names.items()},
+        "evaluation_s": seconds,
+        "metrics_s": metrics_seconds,
+    }
+
+
+if __name__ == "__main__":
+    run_job({"train": run_command, "recall": run_command, "memory": train_from_memory, "evaluate": evaluate})

@@ -1,0 +1,160 @@
+"""The tables of docs/performance.md, computed from docs/peers.json."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from dml.ops.errors import InputError
+from dml.ops.text_tables import markdown_table
+from peers.protocol import LOSSES
+
+MARKERS = ("<!-- peers -->", "<!-- /peers -->")
+TITLES = {
+    "dml": "dml",
+    "dml_contiguous": "dml, `model.backbone.channels_last=false`",
+    "pml": "pytorch-metric-learning",
+    "oml": "open-metric-learning",
+    "st": "sentence-transformers",
+}
+"""How the page calls each peer, by its name in the results."""
+DATA = {"emoji": "emoji, 64 px", "photographs": "photographs, 112 px"}
+MAIN_LOSS = "multi_similarity"
+MISSING = "–"
+Run = Mapping[str, Any]
+"""A measured process: peer, task, data, loss, round, and its results."""
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Args:
+        title: head of the column.
+        value: name of a result.
+        task: task of the processes that have it.
+        data: data set of these processes.
+        loss: loss of these processes.
+        digits: number of digits behind the point.
+        factor: number by which the value is multiplied.
+    """
+
+    title: str
+    value: str
+    task: str
+    data: str = "emoji"
+    loss: str = MAIN_LOSS
+    digits: int = 0
+    factor: float = 1.0
+
+    def format_cell(self, runs: Sequence[Run], peer: str) -> str:
+        """Format the median over the rounds; a dash if it wasn't measured."""
+        key = {"peer": peer, "task": self.task, "data": self.data, "loss": self.loss}
+        matching = [run for run in runs if all(run[name] == value for name, value in key.items())]
+        values = [run[self.value] for run in matching if run.get(self.value) is not None]
+        return f"{self.factor * median(values):,.{self.digits}f}" if values else MISSING
+
+
+TRAINING = (
+    *(
+        Column(f"{title}: {name}", "images_per_s", task, data)
+        for data, title in DATA.items()
+        for name, task in (("images/s", "train"), ("in memory", "memory"))
+    ),
+    Column("first step, s", "first_step_s", "train", digits=1),
+    Column("peak MB", "peak_mb", "train"),
+)
+EVALUATION = (
+    *(
+        column
+        for data, title in DATA.items()
+        for column in (
+            Column(f"{title}: s", "evaluation_s", "evaluate", data, digits=1),
+            Column("peak MB", "peak_mb", "evaluate", data),
+            Column("recall@1", "recall@1", "evaluate", data, digits=2, factor=100),
+            Column("MAP@R", "map@r", "evaluate", data, digits=2, factor=100),
+        )
+    ),
+    Column("metrics alone, ms", "metrics_s", "evaluate", factor=1000),
+)
+GIVEN = (
+    Column("recall@1 of given embeddings, %", "given_recall@1", "evaluate", digits=4, factor=100),
+    Column("MAP@R, %", "given_map@r", "evaluate", digits=4, factor=100),
+)
+RECALLS = (Column("seconds", "target_s", "recall"), Column("steps", "target_step", "recall"))
+
+
+def check_agreement(runs: Sequence[Run]) -> None:
+    """Make sure that all peers began with the same weights, and found the same metrics of the same embeddings.
+
+    Raises:
+        InputError: if one differs from the first.
+    """
+    for value, tolerance in (("weights", 1e-6), ("given_recall@1", 1e-6), ("given_map@r", 1e-6)):
+        for data in {run["data"] for run in runs}:
+            values = [(run["peer"], run[value]) for run in runs if run["data"] == data and run.get(value) is not None]
+            for peer, number in values[1:]:
+                if abs(number - values[0][1]) > tolerance * max(1.0, abs(number)):
+                    raise InputError(f"{data}: {value} of {peer} is {number}, that of {values[0][0]} {values[0][1]}")
+
+
+def format_page(measured: Mapping[str, Any]) -> str:
+    """Format everything between the markers of the page.
+
+    Args:
+        measured: contents of docs/peers.json.
+    """
+    runs, target = measured["runs"], 100 * measured["settings"]["target"]
+    peers = [peer for peer in TITLES if any(run["peer"] == peer for run in runs)]
+    parts = [
+        describe_measurement(measured),
+        "### Training",
+        format_table(runs, peers, TRAINING),
+        "Images per second on emoji with each loss:",
+        format_table(runs, peers, [Column(f"`{loss}`", "images_per_s", "train", loss=loss) for loss in LOSSES]),
+        "### Evaluation",
+        format_table(runs, peers, EVALUATION),
+        "The same random embeddings of the test images of emoji, evaluated by each library:",
+        format_table(runs, peers, GIVEN),
+        "### Time to a recall@1",
+        f"Seconds from the start of the process to the first validation with a recall@1 of {target:.0f} %, with a "
+        f"validation every {measured['settings']['every']} steps.",
+        format_table(runs, peers, RECALLS),
+    ]
+    return "\n\n".join(["", *parts, ""])
+
+
+def describe_measurement(measured: Mapping[str, Any]) -> str:
+    """Describe the machine, the day, the load and the versions."""
+    before, after = (", ".join(f"{load:.1f}" for load in measured[name]) for name in ("load_before", "load_after"))
+    settings = measured["settings"]
+    busy = max(measured["load_before"][0], measured["load_after"][0]) > measured["machine"]["cores"]
+    warning = " **Other work ran on the machine: read these figures as rough ratios.**" if busy else ""
+    machine = measured["machine"]
+    return (
+        f"Measured on {measured['day']}, on {machine['cores']} cores of {machine['processor']} under "
+        f"{machine['system']}, without a GPU, with {settings['threads']} thread of PyTorch and {settings['workers']} "
+        f"loading process each, in {measured['minutes']:.0f} minutes. Load of the machine (1, 5 and 15 minutes) before "
+        f"the first process: {before}; after the last one: {after}.{warning}\n\n{list_versions(measured['versions'])}"
+    )
+
+
+def list_versions(versions: Mapping[str, Mapping[str, str]]) -> str:
+    """List the versions that all peers have in common, and then those of each peer alone."""
+    shared = set.intersection(*(set(found.items()) for found in versions.values()))
+    first = next(iter(versions.values()))
+    lines = [f"- all: {join_versions({name: number for name, number in first.items() if (name, number) in shared})}"]
+    for peer in [peer for peer in TITLES if peer in versions and peer != "dml_contiguous"]:
+        others = {name: number for name, number in versions[peer].items() if (name, number) not in shared}
+        lines += [f"- {TITLES[peer]}: {join_versions(others)}"]
+    return "\n".join(lines)
+
+
+def join_versions(versions: Mapping[str, str]) -> str:
+    """Join names and versions of packages in a line."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def format_table(runs: Sequence[Run], peers: Sequence[str], columns: Sequence[Column]) -> str:
+    """Format a table with a line for each peer; peers without any value are left out."""
+    rows = [[TITLES[peer], *(column.format_cell(runs, peer) for column in columns)] for peer in peers]
+    rows = [row for row in rows if {*row[1:]} != {MISSING}]
+    return markdown_table(["", *(column.title for column in columns)], rows, right=range(1, len(columns) + 1))

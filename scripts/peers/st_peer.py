@@ -1,0 +1,222 @@
+"""sentence-transformers: its trainer and `encode`, with the network in an `InputModule` of our own.
+
+Its own way to a timm network is a folder on a hub (`TimmWrapperModel` of transformers), whose processor and pooling
+would make other inputs and other embeddings.
+"""
+
+import os
+from time import perf_counter
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # before the imports that read them
+
+import PIL.Image
+import torch
+from datasets import Dataset, Image
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+    util,
+)
+from sentence_transformers.base.modules.input_module import InputModule
+from sentence_transformers.sentence_transformer.data_collator import (
+    SentenceTransformerDataCollator,
+)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+
+from peers import parts
+from peers.protocol import (
+    BATCH_SIZE,
+    EVAL_BATCH_SIZE,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    Job,
+    RecallClock,
+    Results,
+    StepClock,
+    end_process,
+    run_job,
+)
+
+
+class ImageModule(InputModule):  # type: ignore[misc]
+    """The network as the library's first module, which turns PIL images to tensors and embeds them."""
+
+    modalities = ["image"]  # noqa: RUF012 (a property of the library)
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.network = parts.Network(job)
+        self.transforms = {mode: parts.build_transform(job.size, is_training=mode) for mode in (False, True)}
+
+    def preprocess(self, inputs: Any, prompt: Any = None, *, is_training: bool = False, **_: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        """Transform a list of images or of paths -> {"pixel_values": (B, 3, H, W)}."""
+        return {"pixel_values": torch.stack([self.transforms[is_training](open_image(image)) for image in inputs])}
+
+    def forward(self, features: dict[str, Tensor], **_: Any) -> dict[str, Tensor]:
+        """Add the embeddings (B, D) to the features."""
+        return {**features, "sentence_embedding": self.network(features["pixel_values"])}
+
+    def save(self, *_: Any, **__: Any) -> None:
+        """Refuse: nothing is saved here."""
+        raise NotImplementedError("this module is never saved")
+
+
+def open_image(image: Any) -> Any:
+    """Return an image, or that of a path, in RGB."""
+    if not isinstance(image, str):
+        return image.convert("RGB")
+    with PIL.Image.open(image) as opened:
+        return opened.convert("RGB")
+
+
+class ModelLoss(nn.Module):
+    """The loss in the library's form: of features and labels, with the model inside."""
+
+    def __init__(self, model: Any, job: Job) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = parts.MinedLoss(job)
+
+    def forward(self, features: Any, labels: Tensor) -> Tensor:
+        """Embed the features of the only column, and compute the loss -> scalar."""
+        value: Tensor = self.loss(self.model(next(iter(features)))["sentence_embedding"], labels)
+        return value
+
+
+class AfterStep(TrainerCallback):  # type: ignore[misc]
+    """Calls a function with the number of the step after each step."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Call the function."""
+        self.function(state.global_step)
+
+
+class MemoryTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
+    """The library's trainer with batches that are in memory."""
+
+    job: Job
+
+    def get_train_dataloader(self) -> Any:
+        """Return a loader of stored tensors, in the form of the library's collator."""
+        images, batches = parts.build_training_data(self.job)
+
+        def collate(items: list[parts.Item]) -> dict[str, Tensor]:
+            pixels, labels = zip(*items, strict=True)
+            return {"image_pixel_values": torch.stack(pixels), "label": torch.tensor(labels)}
+
+        return self.accelerator.prepare(DataLoader(images, batch_sampler=batches, collate_fn=collate))
+
+
+def load_training_images(job: Job) -> Any:
+    """Return the training images as the library's trainer takes them, decoded when they are asked for."""
+    paths, labels = parts.read_rows(job.folder, "train")
+    return Dataset.from_dict({"image": paths, "label": labels}).cast_column("image", Image())
+
+
+def make_arguments(job: Job) -> Any:
+    """Make the trainer's arguments: no logging, saving or schedule, as in the other peers."""
+    return SentenceTransformerTrainingArguments(
+        output_dir=os.path.dirname(job.results),
+        max_steps=job.steps,
+        per_device_train_batch_size=BATCH_SIZE,
+        learning_rate=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        dataloader_num_workers=parts.count_workers(job),
+        dataloader_pin_memory=False,
+        batch_sampler=lambda *_, **__: parts.GivenBatches(parts.read_batches(job)),
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+    )
+
+
+def train_model(job: Job, model: Any, after_step: Any) -> None:
+    """Train the model; a function is called with the number of the step after each step."""
+
+    def preprocess(images: Any, prompt: Any = None, task: Any = None) -> dict[str, Tensor]:  # noqa: ARG001
+        features: dict[str, Tensor] = model[0].preprocess(images, is_training=True)
+        return features
+
+    kind = MemoryTrainer if job.task == "memory" else SentenceTransformerTrainer
+    MemoryTrainer.job = job
+    kind(
+        model=model,
+        args=make_arguments(job),
+        train_dataset=load_training_images(job),
+        loss=ModelLoss(model, job),
+        data_collator=SentenceTransformerDataCollator(preprocess_fn=preprocess),
+        callbacks=[AfterStep(after_step)],
+    ).train()
+
+
+def compute_recall(embeddings: Tensor, labels: Tensor) -> float:
+    """Compute recall@1 by the library's search: its evaluators can't exclude the query from the gallery."""
+    hits = util.semantic_search(embeddings, embeddings, top_k=2)
+    nearest = [next(hit["corpus_id"] for hit in pair if hit["corpus_id"] != row) for row, pair in enumerate(hits)]
+    return float((labels[torch.tensor(nearest)] == labels).float().mean())
+
+
+def evaluate_split(job: Job, model: Any, split: str) -> Results:
+    """Embed and evaluate a split; `encode` decodes in the main process."""
+    paths, labels = parts.read_rows(job.folder, split)
+    embeddings = model.encode(
+        paths,
+        batch_size=EVAL_BATCH_SIZE,
+        convert_to_tensor=True,
+        normalize_embeddings=True,
+        show_progress_bar=False,
+    )
+    return {"recall@1": compute_recall(embeddings, torch.tensor(labels))}
+
+
+def build_model(job: Job) -> Any:
+    """Build the library's model of one module."""
+    return SentenceTransformer(modules=[ImageModule(job)], device="cpu")
+
+
+def train(job: Job) -> Results:
+    """Measure the training steps."""
+    model, clock = build_model(job), StepClock(job)
+    weights = parts.sum_weights(model)
+    train_model(job, model, lambda _: clock.add_step())
+    return {**clock.summarize(), "weights": weights}
+
+
+def train_to_recall(job: Job) -> Results:
+    """Train until a validation finds the target."""
+    model, clock = build_model(job), RecallClock(job)
+
+    def validate(step: int) -> None:
+        if step % job.every == 0:
+            if clock.add_validation(step, evaluate_split(job, model, "val")["recall@1"]):
+                end_process(job, clock.summarize())
+            model.train()
+
+    train_model(job, model, validate)
+    return clock.summarize()
+
+
+def evaluate(job: Job) -> Results:
+    """Measure an evaluation of the test split."""
+    model = build_model(job)
+    started = perf_counter()
+    metrics = evaluate_split(job, model, "test")
+    seconds = perf_counter() - started
+    embeddings, labels = parts.read_given_embeddings(job.folder)
+    given_started = perf_counter()
+    recall = compute_recall(nn.functional.normalize(embeddings), labels)
+    metrics_seconds = perf_counter() - given_started
+    return {**metrics, "given_recall@1": recall, "evaluation_s": seconds, "metrics_s": metrics_seconds}
+
+
+if __name__ == "__main__":
+    run_job({"train": train, "memory": train, "evaluate": evaluate, "recall": train_to_recall})

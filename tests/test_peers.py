@@ -1,0 +1,238 @@
+"""The benchmark against other libraries: its page, its driver, and that all peers do the same work.
+
+Nothing here needs the environments of the other libraries.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import bench_peers
+import numpy as np
+import pytest
+import torch
+from bench_peers import CONTIGUOUS, MEASUREMENTS, PEERS, REQUIREMENTS, RESULTS, Measurement, list_processes
+from configurations import compose
+from conftest import ROOT
+from hydra.utils import instantiate
+from peers import exporting, page, parts, protocol
+from peers.dml_settings import list_overrides
+from peers.protocol import LOSSES, Job, RecallClock, StepClock
+
+from dml.data.table import ImageTable
+from dml.ops.errors import InputError
+from dml.run import builders
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A job whose data would lie in the test's folder."""
+    return Job(
+        task="train",
+        folder=str(tmp_path),
+        size=64,
+        loss="triplet",
+        steps=8,
+        warm_up=3,
+        every=2,
+        target=0.5,
+        workers=1,
+        threads=1,
+        channels_last=False,
+        results=str(tmp_path / "results.json"),
+        started=0.0,
+    )
+
+
+def make_run(peer: str, **values: Any) -> dict[str, Any]:
+    """A measured process of a peer."""
+    return {"peer": peer, "task": "train", "data": "emoji", "loss": page.MAIN_LOSS, "round": 0, **values}
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    measured = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert page.format_page(measured) in bench_peers.PAGE.read_text(encoding="utf-8")
+    page.check_agreement(measured["runs"])
+    assert {run["peer"] for run in measured["runs"]} == {*PEERS, CONTIGUOUS}
+    assert {(run["task"], run["data"], run["loss"]) for run in measured["runs"]} == {item[:3] for item in MEASUREMENTS}
+
+
+def test_peers_take_turns_within_a_measurement() -> None:
+    measurements = [Measurement("train", "emoji", rounds=2), Measurement("evaluate", "emoji", rounds=1)]
+    peers = ["dml", CONTIGUOUS, "pml"]
+    order = [(number, peer, item.task) for number, peer, item in list_processes(measurements, peers)]
+    train = [(number, peer, "train") for number in (0, 1) for peer in peers]
+    assert order == [*train[:3], (0, "dml", "evaluate"), (0, "pml", "evaluate"), *train[3:]]
+
+
+def test_a_table_has_medians_and_dashes() -> None:
+    runs = [make_run("pml", images_per_s=speed, first_step_s=2.0, peak_mb=1500.0) for speed in (90.0, 10.0, 80.0)]
+    table = page.format_table([*runs, make_run("oml", images_per_s=1234.5)], ["pml", "oml"], page.TRAINING)
+    assert "| pytorch-metric-learning | 80 | – | – | – | 2.0 | 1,500 |" in table
+    assert "| open-metric-learning | 1,234 | – | – | – | – | – |" in table
+    assert page.format_table(runs, ["pml", "st"], page.TRAINING).count("\n") == 2  # a peer without a value has no line
+
+
+def test_peers_that_disagree_are_refused() -> None:
+    runs = [make_run("dml", weights=100.0), make_run("pml", weights=100.0), make_run("oml", weights=None)]
+    page.check_agreement(runs)
+    with pytest.raises(InputError, match=r"emoji: weights of st is 101.0, that of dml 100.0"):
+        page.check_agreement([*runs, make_run("st", weights=101.0)])
+    with pytest.raises(InputError, match="given_recall@1 of st"):
+        page.check_agreement([make_run("dml", **{"given_recall@1": 0.5}), make_run("st", **{"given_recall@1": 0.51})])
+
+
+def test_a_missing_environment_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_peers.py", "--quick", "--environments", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        bench_peers.main()
+    expected = f"error: {tmp_path}/pml/bin/python: no environment of pml; scripts/bench_peers.py --install makes it\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_page_without_its_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# Performance\n")
+    measured = json.loads(RESULTS.read_text(encoding="utf-8"))
+    with pytest.raises(InputError, match="lacks the lines <!-- peers --> and <!-- /peers -->"):
+        bench_peers.write_page(measured, tmp_path / "page.md")
+
+
+def test_options() -> None:
+    assert bench_peers.parse_options(["--photographs", "a.csv"]).photographs == str(Path("a.csv").absolute())
+    quick = bench_peers.parse_options(["--quick", "--photographs", "a.csv"])
+    assert (quick.rounds, quick.photographs) == (1, None)
+    with pytest.raises(SystemExit):
+        bench_peers.parse_options(["--peers", "dml,tml"])
+
+
+def test_a_process_that_fails_shows_its_output(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"peers.nothing, train: exit code 1; its output is above"):
+        bench_peers.run_process("nothing", Path(sys.executable), job)
+    assert "No module named peers.nothing" in capsys.readouterr().err
+
+
+def test_a_job_is_read_as_it_was_written(job: Job, tmp_path: Path) -> None:
+    job.write(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == job
+
+
+def test_the_clock_leaves_out_the_warm_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, times = StepClock(job), iter([9.0, 20.0, 30.0, 31.0, 32.0, 33.0, 34.0, 35.0])
+    monkeypatch.setattr(protocol, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(protocol, "time", lambda: 7.0)
+    for _ in range(job.steps):
+        assert not clock.is_done
+        clock.add_step()
+    assert clock.is_done
+    assert clock.summarize() == {"images_per_s": 60.0, "first_step_s": 7.0}
+
+
+def test_the_clock_of_validations_knows_its_target(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, times = RecallClock(job), iter([5.0, 8.0])
+    monkeypatch.setattr(protocol, "time", lambda: next(times))
+    assert not clock.add_validation(2, 0.4)
+    assert clock.summarize()["target_s"] is None
+    assert clock.add_validation(4, 0.5)
+    results = clock.summarize()
+    assert (results["target_s"], results["target_step"], len(results["validations"])) == (8.0, 4, 2)
+
+
+def test_results_have_memory_and_versions(job: Job) -> None:
+    job.finish({"images_per_s": 1.0})
+    results = json.loads(Path(job.results).read_text())
+    assert results["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert results["peak_mb"] is None or results["peak_mb"] > 10
+
+
+def test_the_environments_share_the_versions_of_what_is_compared() -> None:
+    shared = ("torch", "torchvision", "timm", "pytorch-metric-learning")
+    pins = [
+        dict(re.findall(r"^([\w.-]+)==(\S+)$", (REQUIREMENTS / f"{peer}.txt").read_text(), flags=re.MULTILINE))
+        for peer in PEERS
+        if peer != "dml"
+    ]
+    constraints = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
+    assert all(pin[name] == constraints[name] for pin in pins for name in shared)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_all_have_the_same_loss(job: Job, tmp_path: Path, loss: str) -> None:
+    (tmp_path / "images.csv").write_text("path,label,split\n" + "".join(f"{i}.png,{i},train\n" for i in range(4)))
+    config = compose(f"loss={loss}")
+    [ours] = builders.build_losses(config, {"H": protocol.EMBED_DIM}, np.arange(4)[:, None]).values()
+    theirs = parts.MinedLoss(Job(**{**job.__dict__, "loss": loss}))
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        other.data.copy_(own.data)
+    draws = torch.Generator().manual_seed(0)
+    embeddings, labels = torch.randn(12, protocol.EMBED_DIM, generator=draws), torch.arange(12) // 3
+    assert theirs(embeddings, labels).item() == pytest.approx(ours(embeddings, labels).item(), rel=1e-5)
+
+
+def test_all_have_the_same_network_and_optimizer(job: Job, tmp_path: Path) -> None:
+    config = compose(*list_overrides(job))
+    ours = builders.build_model(config).eval()
+    exporting.write_weights(tmp_path, ours)
+    theirs = parts.Network(job).eval()
+    pixels = torch.randint(0, 256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    normalize = parts.build_transform(64, is_training=False).transforms[-2:]
+    with torch.no_grad():
+        expected, embeddings = ours(pixels)["H"], theirs(normalize[1](normalize[0](pixels)))
+    torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-4)
+    settings = [
+        {key: value for key, value in group.items() if key not in ("params", "name")}
+        for optimizer in (instantiate(config.optimizer)(ours.parameter_groups), parts.build_optimizer(theirs))
+        for group in optimizer.param_groups
+    ]
+    assert settings == [settings[0]] * len(settings)
+
+
+def test_training_classes_have_the_first_numbers() -> None:
+    table = ImageTable(
+        paths=np.array([f"/images/{row}.png" for row in range(5)]),
+        labels=np.array([[4], [0], [2], [4], [1]]),
+        split=np.array(["train", "query", "train", "train", "gallery"]),
+        levels=("class",),
+    )
+    assert [(label, split) for _, label, split in exporting.sorted_by_split(table)] == [
+        (1, "train"),
+        (2, "query"),
+        (0, "train"),
+        (1, "train"),
+        (3, "gallery"),
+    ]
+
+
+def test_stored_batches_repeat(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Images:
+        def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+            return torch.tensor([row]), row
+
+    monkeypatch.setattr(parts, "ListedImages", lambda *_: Images())
+    (tmp_path / "batches.json").write_text(json.dumps([[step, step + 1] for step in range(9)]))
+    stored, batches = parts.build_training_data(Job(**{**job.__dict__, "task": "memory"}))
+    assert [*batches] == [[step % 4, step % 4 + 1] for step in range(8)]
+    assert stored[4] == (torch.tensor([4]), 4)
+    assert [*parts.build_training_data(job)[1]] == [[step, step + 1] for step in range(8)]
+
+
+def test_the_driver_runs_the_peers_and_adds_up_what_they_write(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: list[str] = []
+
+    def run_process(module: str, python: Path, job: Job, *arguments: str) -> dict[str, Any]:
+        modules.append(module)
+        return {"counts": {"train": 3}, "weights": 1.0, "images_per_s": 5.0, "versions": {"python": "3"}}
+
+    monkeypatch.setattr(bench_peers, "run_process", run_process)
+    monkeypatch.setattr(bench_peers, "find_python", lambda *_: Path(sys.executable))
+    options: argparse.Namespace = bench_peers.parse_options(["--quick", "--environments", str(tmp_path)])
+    measured = json.loads(json.dumps(bench_peers.measure(options)))
+    assert modules[:6] == ["exporting", "dml_peer", "dml_peer", "pml_peer", "oml_peer", "st_peer"]
+    assert {run["data"] for run in measured["runs"]} == {"emoji"}
+    assert "| dml | 5 | 5 |" in page.format_page(measured)
