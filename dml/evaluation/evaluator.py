@@ -54,8 +54,9 @@ def evaluate(
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.pair_verification`).
 
-    For recall a search for the nearest neighbours is enough; other metrics need the rankings, which are computed in
-    blocks. Embeddings on a CUDA device are ranked there, those on any other device on CPU.
+    For recall a search for the nearest neighbours is enough, and for MAP@R and R-precision where no query has more than
+    512 positives; other metrics need the rankings. Both are computed in blocks. Embeddings on a CUDA device are ranked
+    there, those on any other device on CPU.
 
     >>> import numpy as np
     >>> metrics = evaluate(np.eye(4)[[0, 0, 1, 1, 2, 2]], np.array([0, 0, 1, 1, 2, 2]), recall_at=(1, 2))

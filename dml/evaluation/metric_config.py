@@ -30,6 +30,13 @@ class Kind(StrEnum):
     Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbours
     finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
     """
+    WITHIN_R = "within_r"
+    """One value for each level: ``function(ranks, counts)`` -> (Q,).
+
+    ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives; None stands for
+    the number of its ranks. Like MAP@R, the metric may depend on the ranks up to R alone: where R is small, a search
+    for the nearest neighbours finds no others.
+    """
     LEVEL = "level"
     """One value for each level: ``function(ranks)`` -> (Q,).
 
@@ -109,8 +116,8 @@ def _fnmr_at(verification: PairVerification, fmr: float) -> float:
 METRICS = (
     Metric("recall", "R", Kind.AT_K, recall_at_k),
     Metric("ap", "AP", Kind.LEVEL, average_precision),
-    Metric("map@r", "MAP@R", Kind.LEVEL, map_at_r),
-    Metric("r_precision", "R-prec.", Kind.LEVEL, r_precision),
+    Metric("map@r", "MAP@R", Kind.WITHIN_R, map_at_r),
+    Metric("r_precision", "R-prec.", Kind.WITHIN_R, r_precision),
     Metric(
         "h_ap",
         "H-AP",
@@ -255,14 +262,22 @@ class MetricConfig:
         }
 
     @cached_property
+    def within_r_functions(self) -> dict[str, Callable[[Tensor, Tensor | None], Tensor]]:
+        """{name: function of ranks (Q, P) and counts (Q,)}: the metrics that depend on ranks up to R alone."""
+        return {metric.name: metric.function for metric in self.select_kind(Kind.WITHIN_R)}
+
+    @cached_property
     def level_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """{name: function of ranks (Q, P)}: all ranking metrics that are computed at each level."""
-        return self.nearest_functions | {metric.name: metric.function for metric in self.select_kind(Kind.LEVEL)}
+        return self.nearest_functions | {
+            metric.name: metric.function if metric.kind == Kind.LEVEL else _bind_counts(metric.function)
+            for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)
+        }
 
     @property
-    def needs_only_nearest(self) -> bool:
-        """Whether a search for the nearest neighbours is enough for all ranking metrics."""
-        return not self.select_kind(Kind.LEVEL, Kind.HIERARCHY)
+    def needs_whole_ranking(self) -> bool:
+        """Whether a metric may depend on the rank of every positive, however large."""
+        return bool(self.select_kind(Kind.LEVEL, Kind.HIERARCHY))
 
     @property
     def largest_k(self) -> int:
@@ -279,3 +294,8 @@ class MetricConfig:
 def _bind_k(function: Callable[[Tensor, int], Tensor], k: int) -> Callable[[Tensor], Tensor]:
     """Return a function of ranks alone; k is a positional argument, as custom functions may name it differently."""
     return lambda ranks: function(ranks, k)
+
+
+def _bind_counts(function: Callable[[Tensor, Tensor | None], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of the ranks of all positives, which tell their number."""
+    return lambda ranks: function(ranks, None)

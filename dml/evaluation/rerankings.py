@@ -131,7 +131,7 @@ def evaluate_rerankings(evaluator: Evaluator, embeddings: UnitEmbeddings, rerank
         embeddings: (N, D) embeddings of the rows of its table.
         rerankings: re-rankings to evaluate.
     """
-    selected = evaluator.config.select_kind(Kind.AT_K, Kind.LEVEL, Kind.HIERARCHY)
+    selected = evaluator.config.select_kind(Kind.AT_K, Kind.WITHIN_R, Kind.LEVEL, Kind.HIERARCHY)
     ranking_evaluator = replace(evaluator, config=replace(evaluator.config, metrics=selected))
     metrics: Metrics = {}
     for reranking in rerankings:

@@ -58,29 +58,43 @@ def average_precision(ranks: Tensor) -> Tensor:
     return _precisions(ranks).sum(dim=1) / count_positives(ranks)
 
 
-def map_at_r(ranks: Tensor) -> Tensor:
+def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute average precision in which positives beyond rank R count 0. (Q, P) -> (Q,) float64
 
     R is the number of positives. The mean of the values is MAP@R of "A Metric Learning Reality Check" (Musgrave et
-    al., 2020). A query without positives gives NaN.
+    al., 2020). A query without positives gives NaN. The padding of ``ranks`` doesn't change a value, not even by
+    rounding.
 
     >>> map_at_r(torch.tensor([[1.0, 4.0], [1.0, 2.0]])).tolist()
     [0.5, 1.0]
+    >>> map_at_r(torch.tensor([[1.0, torch.inf]]), counts=torch.tensor([2])).tolist()
+    [0.5]
+
+    Args:
+        ranks: (Q, P) ranks of the positives, of which those beyond R may be missing if ``counts`` are given.
+        counts: (Q,) number R of positives of each query; None counts the ranks.
     """
-    counts = count_positives(ranks)
+    counts = count_positives(ranks) if counts is None else counts
     first_ranks = trim_ranks(ranks, counts)
-    return (_precisions(first_ranks) * (first_ranks <= counts[:, None])).sum(dim=1) / counts
+    precisions = _precisions(first_ranks) * (first_ranks <= counts[:, None])
+    # cumsum adds from left to right; the order in which sum adds depends on the number of columns
+    total = precisions.cumsum(dim=1)[:, -1] if precisions.shape[1] else precisions.sum(dim=1)
+    return total / counts
 
 
-def r_precision(ranks: Tensor) -> Tensor:
+def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """Compute the share of a query's R positives that are among the R nearest items. (Q, P) -> (Q,) float64
 
     A query without positives gives NaN.
 
     >>> r_precision(torch.tensor([[1.0, 4.0], [1.0, 2.0]])).tolist()
     [0.5, 1.0]
+
+    Args:
+        ranks: (Q, P) ranks of the positives, of which those beyond R may be missing if ``counts`` are given.
+        counts: (Q,) number R of positives of each query; None counts the ranks.
     """
-    counts = count_positives(ranks)
+    counts = count_positives(ranks) if counts is None else counts
     return (trim_ranks(ranks, counts) <= counts[:, None]).sum(dim=1).double() / counts
 
 

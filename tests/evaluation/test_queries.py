@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.evaluation import MetricConfig, PerQuery, query_share, rank_queries
+from dml.evaluation.ranking import blocks
 from dml.evaluation.ranking.blocks import SORT_FACTOR, Ranking
 from dml.evaluation.ranking.items import Items, check_query_and_gallery
 from dml.evaluation.ranking.positives import Positives
@@ -19,6 +20,8 @@ from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
 
 RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
+NEAREST = ("recall", "map@r", "r_precision")
+"""The metrics for which the nearest items are enough."""
 RECALL_AT = (1, 3, 30)
 
 
@@ -68,7 +71,12 @@ def assert_agrees(ranked: PerQuery, queries: Any, gallery: Any | None) -> None:
         assert ranked.neighbors[query].tolist() == ranking[: ranked.neighbors.shape[1]]
 
 
-@given(items(40), st.none() | items(60), st.integers(0, 70), st.sampled_from([RANKING, ["recall"], ["ap", "asi"]]))
+@given(
+    items(40),
+    st.none() | items(60),
+    st.integers(0, 70),
+    st.sampled_from([RANKING, ["recall"], NEAREST, ["map@r"], ["ap", "asi"]]),
+)
 @examples(120)
 def test_agrees_with_definitions(queries: Any, gallery: Any, neighbors: int, metrics: Sequence[str]) -> None:
     given_ = (*queries, *(gallery or ()))
@@ -96,12 +104,12 @@ def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
         list(way(range(len(queries[0])), 32)) for way in (ranking._rank_by_threads, ranking._rank_by_sort)
     )
     for part in ("neighbors", "similarities"):
-        first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
+        first, second = (torch.cat([getattr(block, part) for block in found]) for found in (threads, device))
         assert torch.equal(first, second)
     with_positives = {f"level{i}": ranking.positives.count(i) > 0 for i in range(3)}
     with_positives[""] = np.logical_or.reduce(list(with_positives.values()))
     for name in threads[0].scores:
-        first, second = (torch.cat([block.scores[name] for block in blocks]) for blocks in (threads, device))
+        first, second = (torch.cat([block.scores[name] for block in found]) for found in (threads, device))
         defined = torch.from_numpy(with_positives[name.rpartition("/")[0]])
         torch.testing.assert_close(first[defined], second[defined], atol=1e-12, rtol=0)
 
@@ -116,17 +124,21 @@ def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, da
     excluded = np.array([rng.permutation(size)[:most] for _ in range(count)], dtype=np.int64)
     excluded[rng.random(excluded.shape) < 0.3] = -1
     ranking = ranking_of(
-        queries, gallery, min(5, size - most), ["recall"], data.draw(st.sampled_from([None, excluded]))
+        queries,
+        gallery,
+        min(5, size - most),
+        data.draw(st.sampled_from([["recall"], NEAREST])),
+        data.draw(st.sampled_from([None, excluded])),
     )
     at_once = data.draw(st.sampled_from([1, 40, 64 * SORT_FACTOR]))
     threads, device = (list(way(range(count), at_once)) for way in (ranking._rank_by_threads, ranking._rank_by_top_k))
     for part in ("neighbors", "similarities"):
-        first, second = (torch.cat([getattr(block, part) for block in blocks]) for blocks in (threads, device))
+        first, second = (torch.cat([getattr(block, part) for block in found]) for found in (threads, device))
         assert torch.equal(first, second)
     assert threads[0].scores.keys() == device[0].scores.keys()
     for name in threads[0].scores:
-        first, second = (torch.cat([block.scores[name] for block in blocks]) for blocks in (threads, device))
-        assert torch.equal(first, second)
+        first, second = (torch.cat([block.scores[name] for block in found]) for found in (threads, device))
+        torch.testing.assert_close(first, second, atol=0, rtol=0, equal_nan=True)  # NaN: no positives
 
 
 @pytest.mark.parametrize(
@@ -134,7 +146,9 @@ def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, da
     [
         (True, ["recall"], "_rank_by_top_k"),  # as validations ask for: no sort of all distances
         (True, [], "_rank_by_top_k"),
+        (True, NEAREST, "_rank_by_top_k"),
         (True, ["recall", "ap"], "_rank_by_sort"),
+        (False, NEAREST, "_rank_by_search"),
         (False, ["recall"], "_rank_by_search"),
         (False, RANKING, "_rank_by_threads"),
     ],
@@ -143,8 +157,8 @@ def test_only_what_needs_whole_rankings_sorts_on_a_gpu(is_cuda: bool, metrics: S
     device: Any = SimpleNamespace(is_cuda=is_cuda)
     queries = Items(device, np.zeros((2, 1), dtype=int))
     config = MetricConfig(metrics, RECALL_AT)
-    blocks: Any = Ranking(queries, queries, Positives(queries.labels, None), config, 1).rank_blocks(range(2), 2)
-    assert blocks.__name__ == way
+    ranked: Any = Ranking(queries, queries, Positives(queries.labels, None), config, 1).rank_blocks(range(2), 2)
+    assert ranked.__name__ == way
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +181,7 @@ def assert_same(one: PerQuery, other: PerQuery) -> None:
         assert (first.shape, first.dtype, first.tobytes()) == (second.shape, second.dtype, second.tobytes())
 
 
-@pytest.mark.parametrize("metrics", [RANKING, ["recall"]])
+@pytest.mark.parametrize("metrics", [RANKING, ["recall"], NEAREST])
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 100])
 def test_all_shares_are_the_whole(thousand: Any, metrics: Sequence[str], world: int) -> None:
     asked = {"metrics": metrics, "neighbors": 5, "memory": 4 * 1000 * 64}  # 64 queries at a time
@@ -251,6 +265,24 @@ def test_queries_without_positives_have_no_value() -> None:
         "queries_without_positives": 1,
     }
     assert means["level0/ap"] == np.nanmean(ranked.values["level0/ap"])
+
+
+def test_a_search_gives_the_digits_of_whole_rankings(thousand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes with up to 17 images, super-classes with up to 138."""
+    whole = rank_queries(*thousand, metrics=[*NEAREST, "ap"], neighbors=5)
+    searched = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
+    monkeypatch.setattr(blocks, "MOST_SEARCHED", 50)
+    ranked = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
+    for name, values in searched.values.items():
+        assert values.tobytes() == whole.values[name].tobytes() == ranked.values[name].tobytes(), name
+
+
+def test_a_search_is_left_if_it_would_have_to_find_too_many() -> None:
+    labels = np.zeros((blocks.MOST_SEARCHED + 2, 1), dtype=int)
+    queries = Items(torch.zeros(len(labels), 1), labels)
+    config = MetricConfig(NEAREST, RECALL_AT)
+    ranking = Ranking(queries, queries, Positives(labels, None), config, 1)
+    assert ranking.rank_blocks(range(2), 2).__name__ == "_rank_by_threads"  # type: ignore[attr-defined]
 
 
 def test_means_of_nothing_are_refused() -> None:

@@ -68,3 +68,15 @@ def test_padding_changes_nothing() -> None:
     padded = torch.nn.functional.pad(ranks, (0, 11), value=torch.inf)
     for metric, _ in PAIRS:
         torch.testing.assert_close(metric(padded), metric(ranks), equal_nan=True, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("metric", [map_at_r, r_precision])
+@given(RANKINGS)
+def test_ranks_beyond_r_may_be_missing(metric: Callable[..., Tensor], relevant: Any) -> None:
+    """With their number, and however many columns are padded: to the digit."""
+    ranks = positive_ranks(torch.from_numpy(relevant))
+    counts = count_positives(ranks)
+    known = ranks.where(ranks <= counts[:, None], torch.inf)
+    padded = torch.cat([known, torch.full((len(ranks), 7), torch.inf, dtype=torch.float64)], dim=1)
+    for some in (known, padded):
+        torch.testing.assert_close(metric(some, counts), metric(ranks), atol=0, rtol=0, equal_nan=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from dml.evaluation.ranking.items import Items
 from dml.evaluation.ranking.positives import Positives
 from dml.evaluation.ranking.rankings import Rankings, rank_block, rank_rows
 from dml.evaluation.ranking.scores import compute_scores
+from dml.metrics.binary import positive_ranks
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.reranking.gallery_comparison import Comparison
 from dml.retrieval.search import Search
@@ -21,6 +23,9 @@ from dml.retrieval.top import k_nearest
 
 SORT_FACTOR = 16
 """The memory for sorting distances on a device and all that follows, as a multiple of the memory of the distances."""
+
+MOST_SEARCHED = 512
+"""The largest number of nearest items that are searched for, which takes less than half of the time of all ranks."""
 
 
 def choose_group_size(gallery: int) -> int:
@@ -63,20 +68,32 @@ class Ranking:
     def rank_blocks(self, rows: range, size: int) -> Iterator[Block]:
         """Rank the queries ``rows``, in blocks of ``size`` queries; FAISS searches if the nearest items are enough."""
         if self.queries.embeddings.is_cuda:
-            return self._rank_by_top_k(rows, size) if self.config.needs_only_nearest else self._rank_by_sort(rows, size)
+            return self._rank_by_top_k(rows, size) if self._needs_only_nearest else self._rank_by_sort(rows, size)
         return self._rank_by_search(rows, size) if self._needs_only_search else self._rank_by_threads(rows, size)
+
+    @cached_property
+    def _largest_r(self) -> int:
+        """The largest number of positives of a query at any level, if a metric depends on the ranks up to it."""
+        if not self.config.within_r_functions:
+            return 0
+        return max(int(self.positives.count(level).max(initial=0)) for level in range(self.positives.depth))
+
+    @property
+    def _needs_only_nearest(self) -> bool:
+        """Whether the nearest items are enough for all metrics, and few enough to be searched for."""
+        return not self.config.needs_whole_ranking and self._largest_r <= MOST_SEARCHED
 
     @property
     def _needs_only_search(self) -> bool:
         """Whether a search finds enough items for all metrics, and the same number for each query."""
         excluded = self.positives.excluded
         same_number = self._num_nearest <= len(self.gallery.labels) - excluded.shape[1] or bool((excluded >= 0).all())
-        return self.config.needs_only_nearest and same_number and self.comparison is None
+        return self._needs_only_nearest and same_number and self.comparison is None
 
     @property
     def _num_nearest(self) -> int:
-        """The number of nearest items that the metrics at k need, or that are returned, whichever is larger."""
-        return max(self.config.largest_k, self.neighbors)
+        """The largest number of nearest items that a metric needs, or that are returned."""
+        return max(self.config.largest_k, self.neighbors, self._largest_r)
 
     def _rank_by_search(self, rows: range, size: int) -> Iterator[Block]:
         search = Search(self.gallery.gallery_vectors(), self._num_nearest, self.positives.excluded)
@@ -108,7 +125,7 @@ class Ranking:
     def _score_nearest(
         self, queries: range, is_same_by_level: Sequence[Tensor], neighbors: Tensor, similarities: Tensor
     ) -> Block:
-        """Compute the metrics at k of some queries.
+        """Compute the metrics of some queries that their nearest items are enough for.
 
         Args:
             queries: range of the queries.
@@ -121,6 +138,11 @@ class Ranking:
             first = _find_first_ranks(relevant)
             functions = self.config.nearest_functions.items()
             values |= {f"level{level}/{name}": function(first) for name, function in functions}
+            if self.config.within_r_functions:
+                ranks = positive_ranks(relevant)
+                counts = torch.from_numpy(self.positives.count(level)[queries.start : queries.stop]).to(ranks.device)
+                for name, within_r in self.config.within_r_functions.items():
+                    values[f"level{level}/{name}"] = within_r(ranks, counts)
         return Block(queries, values, neighbors[:, : self.neighbors], similarities[:, : self.neighbors])
 
     def _rank_by_threads(self, rows: range, size: int) -> Iterator[Block]:
