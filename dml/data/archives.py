@@ -17,8 +17,8 @@ MEMBER = re.compile(r"\.(?:zip|tar)(?=/)")
 DAMAGES = (zipfile.BadZipFile, tarfile.TarError)
 """The errors that tell of a damaged archive."""
 
-
 Stamp = tuple[int, int]
+"""Size of a file in bytes, and the time when it was last written, in nanoseconds."""
 
 
 class TarEntry(NamedTuple):
@@ -101,7 +101,7 @@ def index_tar(archive: str) -> dict[str, TarEntry]:
 
 
 def _check_stamp(archive: str) -> Stamp:
-    """Return size and time of a file, by which it is known whether it has changed."""
+    """Return the stamp of a regular file."""
     check_regular(archive)
     state = os.stat(archive)
     return state.st_size, state.st_mtime_ns
@@ -109,6 +109,7 @@ def _check_stamp(archive: str) -> Stamp:
 
 @cache  # a data set has all its archives in use; forked workers inherit what is known
 def _index_tar(archive: str, _: Stamp) -> dict[str, TarEntry]:
+    """Read the headers of a tar file, see `index_tar`; a file that has changed has another stamp."""
     entries: dict[str, TarEntry] = {}
     end = -1
     with tarfile.open(archive, "r:") as file:

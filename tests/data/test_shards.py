@@ -54,7 +54,7 @@ def test_folders_are_splits_and_words_of_others_too(tmp_path: Path) -> None:
 def test_a_single_shard_has_its_classes_drawn(tmp_path: Path) -> None:
     members = {f"{i}.{ending}": content for i in range(12) for ending, content in (("jpg", IMAGE), ("cls", b"%d" % i))}
     pack(tmp_path / "train.tar", members)
-    table = read(tmp_path / "train.tar", val_fraction=0.3)
+    table = read(tmp_path / "train.tar", labels="cls", val_fraction=0.3)
     assert {split: counts["images"] for split, counts in table.counts().items()}.keys() == {"train", "val", "test"}
     assert set(table.names[0]) == {str(i) for i in range(12)}
 
@@ -106,6 +106,17 @@ def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCap
     assert len(read(tmp_path)) == 8
     assert "left out" in caplog.text
     assert "1 image of a kind that dml doesn't read (1 .svg)" in caplog.text
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    pack(tmp_path / "images.bin", {"1.jpg": IMAGE, "1.cls": b"a"})
+    with pytest.raises(InputError, match=r"images\.bin: no \.tar file; give the path of shards of your own"):
+        read(tmp_path / "images.bin")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: no \.tar file in it; give the path of"):
+        read(tmp_path / "empty")
+    with pytest.raises(InputError, match="dataset.root: no value; give dataset.root=FOLDER"):
+        read(None)
 
 
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:

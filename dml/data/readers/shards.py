@@ -38,7 +38,7 @@ Members = dict[str, str]
 def read(
     root: str | Path | None,
     *,
-    labels: Sequence[str] = ("cls",),
+    labels: str | Sequence[str] = ("cls",),
     test_fraction: float = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
@@ -52,7 +52,8 @@ def read(
     Args:
         root: path of a tar file, or of a folder that holds tar files, at any depth.
         labels: where the class of each level stands, from the finest to the coarsest: the ending of a text file, such
-            as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``.
+            as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``. A string
+            stands for a single level.
         test_fraction: fraction of the classes that is drawn for testing, if the shards have no splits; 0 draws
             none.
         val_fraction: fraction of the training classes that is drawn for ``val``, if no shard is of ``val``; 0 draws
@@ -63,7 +64,8 @@ def read(
         InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a
             split and some have none, or the splits are incomplete.
     """
-    if not labels:
+    places = [labels] if isinstance(labels, str) else labels
+    if not places:
         raise InputError("dataset.reader.labels: empty; give where the classes stand, such as [cls] or [json.species]")
     paths: list[str] = []
     classes: list[list[str]] = []
@@ -73,7 +75,7 @@ def read(
         with _name_shard_in_errors(shard):
             for image, members in _group_members(shard, unread):
                 paths.append(f"{shard}/{image}")
-                classes.append([_read_class(shard, image, members, place) for place in labels])
+                classes.append([_read_class(shard, image, members, place) for place in places])
         split += [shard_split] * (len(paths) - len(split))
     if unread:
         logger.warning("left out: %s: %s", printable(root), describe_unread(unread))
@@ -84,7 +86,7 @@ def read(
         paths=np.array(paths),
         labels=np.stack(columns, axis=1),
         split=np.array(split),
-        levels=tuple("class" if place == "cls" else place.rpartition(".")[2] for place in labels),
+        levels=tuple("class" if place == "cls" else place.rpartition(".")[2] for place in places),
         names=names,
         source=str(root),
     )
@@ -99,6 +101,8 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
     if not os.path.exists(place):
         raise InputError(f"dataset.root={root}: no such file or folder{name_similar(place)}; give the path of {LAYOUT}")
     if not os.path.isdir(place):
+        if place.suffix != ".tar":  # `read_content` recognises an archive by this ending
+            raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
         return {place: ""}
     shards = sorted(path for path in place.rglob("*.tar") if not path.name.startswith("."))
     if not shards:
