@@ -115,7 +115,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: no \.tar file in it; give the path of"):
         read(tmp_path / "empty")
-    with pytest.raises(InputError, match="dataset.root: no value; give dataset.root=FOLDER"):
+    with pytest.raises(InputError, match=r"dataset\.root: no value; give dataset\.root=FOLDER"):
         read(None)
 
 
