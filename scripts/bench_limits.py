@@ -36,7 +36,7 @@ from process_memory import AddedMemory
 
 from dml.data.cache import CacheFolder
 from dml.data.cache_build import build_cache
-from dml.data.readers.shards import read
+from dml.data.readers.tar_shards import read
 from dml.data.table import ImageTable, load
 from dml.data.transforms import Resize
 from dml.data.verification import CheckedImage, check_images, write_table

@@ -15,7 +15,7 @@ from dml.data.contents import read_content, read_stamps
 from dml.data.dataset import ImageDataset
 from dml.data.images import UnreadableImageError, read_image
 from dml.data.readability import find_missing
-from dml.data.readers.shards import read
+from dml.data.readers.tar_shards import read
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
