@@ -102,8 +102,7 @@ def index_tar(archive: str) -> dict[str, TarEntry]:
 
 def _check_stamp(archive: str) -> Stamp:
     """Return the stamp of a regular file."""
-    check_regular(archive)
-    state = os.stat(archive)
+    state = check_regular(archive)
     return state.st_size, state.st_mtime_ns
 
 

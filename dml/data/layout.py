@@ -55,6 +55,24 @@ class Layout:
             raise InputError(f"dataset.root={root}: no such folder{name_similar(folder)}; give the folder of {self}")
         return folder
 
+    def locate(self, root: str | Path | None, placeholder: str, kind: str) -> Path:
+        """Return the root of a data set that may be a file as a path, with ``~`` expanded.
+
+        Args:
+            root: path of the file or folder.
+            placeholder: what stands for the path in the error line, such as FILE.
+            kind: what may be at the path, in words.
+
+        Raises:
+            InputError: if ``root`` is None, or nothing is there.
+        """
+        if root is None:
+            raise InputError(f"dataset.root: no value; give dataset.root={placeholder}, the path of {self}")
+        path = expand_home(root)
+        if not os.path.exists(path):
+            raise InputError(f"dataset.root={root}: no such {kind}{name_similar(path)}; give the path of {self}")
+        return path
+
     def find(self, root: Path, *candidates: str) -> Path:
         """Return the path of the first candidate that exists.
 

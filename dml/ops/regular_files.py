@@ -18,8 +18,8 @@ class RefusedFileError(Exception):
     """An error for a file that isn't regular or is larger than the limit; the message tells the reason alone."""
 
 
-def check_regular(path: str | Path) -> None:
-    """Make sure that a path, after following links, leads to a regular file.
+def check_regular(path: str | Path) -> os.stat_result:
+    """Make sure that a path, after following links, leads to a regular file, and return what the system knows of it.
 
     The file isn't opened, because opening a pipe would wait for its other end.
 
@@ -29,7 +29,9 @@ def check_regular(path: str | Path) -> None:
     """
     if "\0" in str(path):
         raise RefusedFileError("a NUL byte, which no file's name holds")
-    _check_kind(os.stat(path))
+    state = os.stat(path)
+    _check_kind(state)
+    return state
 
 
 def read_regular(path: str | Path, max_bytes: int, option: str) -> bytes:

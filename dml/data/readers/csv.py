@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import EncodingError, Layout, name_similar, read_list_lines
+from dml.data.layout import EncodingError, Layout, read_list_lines
 from dml.data.splits import complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
 
 LAYOUT = Layout(
     name="a .csv file of your own",
@@ -102,11 +101,7 @@ def read(
 
 def _find_file(root: str | Path | None) -> Path:
     """Return the path of the file that the root names, or of the only .csv file in the root."""
-    if root is None:
-        raise InputError(f"dataset.root: no value; give dataset.root=FILE, the path of {LAYOUT}")
-    path = expand_home(root)
-    if not os.path.exists(path):
-        raise InputError(f"dataset.root={root}: no such file{name_similar(path)}; give the path of {LAYOUT}")
+    path = LAYOUT.locate(root, "FILE", "file")
     if not os.path.isdir(path):
         return path
     files = [file for file in path.glob("*.csv") if not file.name.startswith(".")]

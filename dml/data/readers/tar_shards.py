@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from dml.data.archives import index_tar, read_member
-from dml.data.layout import Layout, name_similar
+from dml.data.layout import Layout
 from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
 from dml.data.splits import complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +94,7 @@ def read(
 
 def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
-    if root is None:
-        raise InputError(f"dataset.root: no value; give dataset.root=FOLDER, the path of {LAYOUT}")
-    place = expand_home(root)
-    if not os.path.exists(place):
-        raise InputError(f"dataset.root={root}: no such file or folder{name_similar(place)}; give the path of {LAYOUT}")
+    place = LAYOUT.locate(root, "FOLDER", "file or folder")
     if not os.path.isdir(place):
         if place.suffix != ".tar":  # `read_content` recognises an archive by this ending
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
@@ -151,13 +146,10 @@ def _group_members(shard: Path, unread: list[str]) -> Iterator[tuple[str, Member
         if stem:  # the name of a hidden file, such as a copy by macOS, begins with a dot
             samples.setdefault(f"{folder}/{stem}", {})[ending.lower()] = member
     suffixes = read_suffixes()
+    unread_suffixes = {*UNREAD_SUFFIXES} - {*suffixes}
     for members in samples.values():
         images = [member for ending, member in members.items() if f".{ending}" in suffixes]
-        unread += [
-            f"{shard}/{member}"
-            for ending, member in members.items()
-            if f".{ending}" in {*UNREAD_SUFFIXES} - {*suffixes}
-        ]
+        unread += [f"{shard}/{member}" for ending, member in members.items() if f".{ending}" in unread_suffixes]
         if len(images) > 1:
             raise InputError(
                 f"{printable(shard)}: {printable(images[0])} and {printable(images[1])} are both the image of one name"
