@@ -69,7 +69,7 @@ def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leader
 
     Args:
         roots: {name of a data set: its ``dataset.root``}, for those that aren't embedded.
-        path: the file.
+        path: leaderboard.yaml, or a file like it.
     """
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     kinds = {name: tuple(overrides) for name, overrides in content["kinds"].items()}

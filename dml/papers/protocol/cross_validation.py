@@ -28,7 +28,7 @@ class Method:
 
     Args:
         loss: name of the loss in conf/loss.
-        ranges: what is searched.
+        ranges: keys of the configuration whose values are searched, and their ranges.
     """
 
     loss: str
@@ -75,7 +75,7 @@ def check_cross_validation(setting: CrossValidation, methods: Sequence[Method], 
     """Make sure, before any training, that the data has test classes and folds, and that ensembles can be made.
 
     Args:
-        setting: what all methods share.
+        setting: data set, folds, seeds and overrides that the trainings of all losses share.
         methods: the losses.
         data: folder that holds the folders of the data sets; None if the user gave none.
 

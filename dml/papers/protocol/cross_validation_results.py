@@ -69,7 +69,7 @@ class ProtocolResult:
     """The results of all methods in one setting.
 
     Args:
-        setting: what all methods share.
+        setting: data set, folds, seeds and overrides that the trainings of all losses share.
         methods: results of the methods.
     """
 

@@ -53,7 +53,7 @@ class Searches:
     """The searches of all methods, as far as their runs are finished.
 
     Args:
-        setting: what all methods share.
+        setting: data set, folds, seeds and overrides that the trainings of all losses share.
         plan: plan of the runs; a search takes seed 0 alone.
     """
 

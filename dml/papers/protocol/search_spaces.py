@@ -31,10 +31,10 @@ class SearchedRange:
 
     Args:
         key: key of the configuration.
-        low: smallest value.
-        high: largest value.
+        low: smallest value that the search tries.
+        high: largest value that the search tries.
         is_log: whether its logarithm is searched evenly, instead of the value itself.
-        is_whole: whether it is a whole number.
+        is_whole: whether only whole numbers are tried.
     """
 
     key: str
@@ -64,7 +64,7 @@ def read_ranges(
     Args:
         loss: name of a loss in conf/loss.
         rates: smallest and largest learning rate.
-        path: the file.
+        path: leaderboard.yaml, or a file like it.
 
     Raises:
         InputError: if there is no such loss.
@@ -87,7 +87,7 @@ class ParameterSearch:
 
     Args:
         loss: name of the loss, which seeds the search.
-        ranges: what is searched.
+        ranges: keys of the configuration whose values are searched, and their ranges.
     """
 
     def __init__(self, loss: str, ranges: Sequence[SearchedRange]) -> None:

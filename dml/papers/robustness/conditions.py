@@ -83,7 +83,7 @@ def train_missing_runs(conditions: Conditions, clean: Sequence[ContestResult], p
     """Train what is missing, condition after condition -> whether a run failed.
 
     Args:
-        conditions: the conditions.
+        conditions: faults of the training images, such as wrong labels, and the experiment that is trained.
         clean: results of the losses without faults.
         plan: plan of the runs.
         jobs: number of runs at a time.

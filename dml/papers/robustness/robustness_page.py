@@ -67,7 +67,7 @@ def write_robustness_page(
     """Write robustness.md and its figure into the folder ``docs``.
 
     Args:
-        conditions: the conditions.
+        conditions: faults of the training images, such as wrong labels, and the experiment that is trained.
         clean: results of the losses without faults.
         results: results with faults; a loss may lack some.
         docs: folder of the page.
@@ -120,7 +120,7 @@ def draw_losses(
     """Draw a row for each loss, with a point and an interval for each condition; the same numbers give the same bytes.
 
     Args:
-        conditions: the conditions.
+        conditions: faults of the training images, such as wrong labels, and the experiment that is trained.
         ordered: results without faults, the first in the top row.
         by_condition: {name of the condition: {loss: its result}}.
         path: PNG file to write.
