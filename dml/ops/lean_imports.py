@@ -1,8 +1,9 @@
 """Imports of Lightning, timm and torchvision without libraries that they import although dml uses nothing of them.
 
 torchmetrics, of which Lightning needs two classes, imports matplotlib, scipy, torchvision and transformers wherever
-they are installed, and timm imports wandb. One function of torchvision may be compiled: it imports torch's compiler,
-which a training needs, and a model in use doesn't. Together they take half of the time in which a command starts.
+they are installed, and timm imports wandb. One function of torchvision may be compiled, and some of timm's may not:
+both import torch's compiler, which a training needs, and a model in use doesn't. Together they take more than half of
+the time in which a command starts.
 
 Python's garbage collection takes a fifth of what remains: an import makes a million objects that stay.
 """
@@ -13,7 +14,7 @@ import importlib.abc
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,8 @@ LARGE = ("lightning_fabric", "pytorch_lightning", "sklearn", "torch", "torchvisi
 
 COMPILED = "torchvision.ops.roi_align"
 """The module that asks torch's compiler whether it supports a device, when a function is called."""
+NOT_COMPILED = "timm"
+"""The package with functions that torch's compiler must leave out (``torch.compiler.disable``)."""
 COMPILER = "torch._dynamo"
 
 
@@ -70,7 +73,13 @@ class _LeanLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader  # as if there were no other
         name = module.__name__
-        with _delay_compiler() if name == COMPILED else hide(*UNUSED.get(name, ())), _collecting_later():
+        with ExitStack() as changes:
+            changes.enter_context(_collecting_later())
+            changes.enter_context(hide(*UNUSED.get(name, ())))
+            if name == COMPILED:
+                changes.enter_context(_delay_compiler())
+            if name == NOT_COMPILED:
+                changes.enter_context(_disable_later())
             self._loader.exec_module(module)
 
 
@@ -121,6 +130,21 @@ def _delay_compiler() -> Iterator[None]:
         yield
     finally:
         remove()
+
+
+@contextmanager
+def _disable_later() -> Iterator[None]:
+    """Let ``torch.compiler.disable`` import torch's compiler when a function that it decorates is called, not before.
+
+    torch has such a form of it for its own functions, ``torch._disable_dynamo``; without it, nothing changes.
+    """
+    torch = importlib.import_module("torch")
+    at_once = torch.compiler.disable
+    torch.compiler.disable = getattr(torch, "_disable_dynamo", at_once)
+    try:
+        yield
+    finally:
+        torch.compiler.disable = at_once
 
 
 @contextmanager

@@ -66,3 +66,21 @@ def test_a_hidden_library_can_be_imported_afterwards() -> None:
             __import__(name)
         __import__("json")  # which is imported already
     assert __import__(name).rgb_to_hsv(0, 0, 0) == (0, 0, 0)
+
+
+WITHOUT_COMPILER = """
+import sys
+from dml.ops.lean_imports import import_lean
+import_lean()
+import timm, torch
+from timm.layers import disable_compiler
+assert "torch._dynamo" not in sys.modules
+assert torch.compiler.disable.__module__ == "torch.compiler"  # as it was
+assert disable_compiler(lambda number: number + 1)(1) == 2
+assert "torch._dynamo" in sys.modules
+"""
+
+
+def test_timm_leaves_torchs_compiler_to_the_functions_that_need_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
