@@ -9,6 +9,7 @@ levels. Items of level 0 aren't listed, but they take up ranks. A query with no 
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,7 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     for pair in combinations(range(len(ranks)), 2):
         few, many = sorted(pair, key=lambda level: ranks[level].shape[1])
         shared = relevance[:, few + 1].minimum(relevance[:, many + 1])
-        before = torch.searchsorted(ranks[many], ranks[few])
+        before = _count_before(ranks[many], ranks[few])
         # Count the items of the level with many items that are ranked before each item of the level with few.
         gained += shared * (before / ranks[few]).sum(dim=1)
         behind = inverse[many][:, -1:] - inverse[many].gather(1, before)
@@ -98,6 +99,19 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
         gained += (harmonic.gather(1, positives) - harmonic.gather(1, missed)).sum(dim=1, keepdim=True)
         better = better + counts[:, level, None]
     return (gained / positives).squeeze(1)
+
+
+def _count_before(ranks: Tensor, others: Tensor) -> Tensor:
+    """Count the ranks below each of the others in each row, as torch.searchsorted. (Q, P), (Q, R) -> (Q, R) int64
+
+    On a CPU, numpy takes less than half of torch's time, because it makes use of others that rise.
+    """
+    if ranks.is_cuda:
+        return torch.searchsorted(ranks, others)
+    counts = np.empty(others.shape, dtype=np.int64)
+    for counts_of_row, row, others_of_row in zip(counts, ranks.numpy(), others.numpy(), strict=True):
+        counts_of_row[:] = row.searchsorted(others_of_row)
+    return torch.from_numpy(counts)
 
 
 def _one_to_n(*ranks: Tensor) -> Tensor:

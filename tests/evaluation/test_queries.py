@@ -27,11 +27,13 @@ RECALL_AT = (1, 3, 30)
 
 @st.composite
 def items(draw: Any, most: int, depth: int = 2) -> tuple[Any, Any]:
-    """Corners of a cube and the origin, whose cosines are exact in float32 and tie; labels that are no tree."""
+    """Corners of a cube and the origin, whose cosines are exact in float32 and tie; labels of a tree, or any."""
     number = draw(st.integers(2, most))
     corners = draw(hnp.arrays(np.int64, (number, 4), elements=st.sampled_from([-1, 1])))
     origin = draw(hnp.arrays(np.bool_, (number, 1)))
     labels = draw(hnp.arrays(np.int64, (number, depth), elements=st.integers(0, draw(st.integers(0, 4)))))
+    if draw(st.booleans()):
+        labels = labels[:, :1] >> np.arange(depth)
     return np.where(origin & (draw(st.booleans())), 0, corners), labels
 
 
@@ -72,8 +74,8 @@ def assert_agrees(ranked: PerQuery, queries: Any, gallery: Any | None) -> None:
 
 
 @given(
-    items(40),
-    st.none() | items(60),
+    items(40, depth=3),
+    st.none() | items(60, depth=3),
     st.integers(0, 70),
     st.sampled_from([RANKING, ["recall"], NEAREST, ["map@r"], ["ap", "asi"]]),
 )

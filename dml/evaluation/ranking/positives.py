@@ -55,7 +55,8 @@ class Positives:
             ((column[items] == query_labels[:, None]) & has_item).sum(axis=1)
             for column, query_labels in zip(labels.T, queries.T, strict=True)
         ]
-        self._nested = _coarsest_holds_all(queries if gallery is None else np.concatenate([queries, gallery]))
+        self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
+        """Whether items that share a level share all coarser ones."""
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
@@ -81,12 +82,12 @@ class Positives:
 
     def _find_shared(self, query: int, marks: Bits) -> tuple[Integers, Bits]:
         sets = [self._find_at_level(query, level) for level in range(self.depth)]
-        marked = sets[:-1] if self._nested else sets
+        marked = sets[:-1] if self.is_tree else sets
         for level, level_items in enumerate(marked):
             marks[level_items] |= 1 << level
         excluded = self._excluded[query]
         marks[excluded] = 0
-        if self._nested:  # the items of the coarsest level are all that share any level, and they are sorted
+        if self.is_tree:  # the items of the coarsest level are all that share any level, and they are sorted
             items = sets[-1]
             for item in excluded:
                 position = np.searchsorted(items, item)
@@ -106,10 +107,9 @@ class Positives:
         return self._order[level][first[query] : last[query]]
 
 
-def _coarsest_holds_all(labels: npt.NDArray[Any]) -> bool:
-    """Return whether two items that share any level share the coarsest one, as in a tree."""
-    coarsest = labels.shape[1] - 1
+def _is_tree(labels: npt.NDArray[Any]) -> bool:
+    """Return whether two items that share any level share the next coarser one."""
     return all(
-        len(np.unique(labels[:, [level, coarsest]], axis=0)) == len(np.unique(labels[:, level]))
-        for level in range(coarsest)
+        len(np.unique(labels[:, [level, level + 1]], axis=0)) == len(np.unique(labels[:, level]))
+        for level in range(labels.shape[1] - 1)
     )

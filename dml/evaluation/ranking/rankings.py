@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +43,15 @@ def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ra
         queries = range(first + start, first + start + len(part))
         items, bits, numbers = positives.find_shared(queries, marks)
         order, places = ranker(part, items, numbers, positives.excluded[queries.start : queries.stop])
-        bits, ranks, stops = bits[order], places.astype(np.float64), np.cumsum(numbers)
-        levels = np.bitwise_count(bits)
-        for level in range(depth):
-            by_level[level] += _split(ranks, (bits & 1 << level) > 0, stops)
-            by_shared_levels[level] += _split(ranks, levels == level + 1, stops)
+        bits, ranks = bits[order], _Ranks(places.astype(np.float64), np.cumsum(numbers))
+        at_least, exactly = _split_by_shared_levels(ranks, np.bitwise_count(bits), depth)
+        if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
+            with_label = at_least[::-1]
+        else:
+            with_label = [ranks.select(np.flatnonzero(bits & 1 << level)) for level in range(depth)]
+        for lists, selected in ((by_level, with_label), (by_shared_levels, exactly)):
+            for rows_of_level, selected_ranks in zip(lists, selected, strict=True):
+                rows_of_level += selected_ranks.split()
     neighbors = [nearest(row, k) for row in distances.numpy()]
     ranks_by_level, ranks_by_shared = (tuple(map(_pad, rows)) for rows in (by_level, by_shared_levels))
     return Rankings(ranks_by_level, ranks_by_shared, torch.from_numpy(np.stack(neighbors)))
@@ -69,12 +73,46 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     return Rankings(tuple(map(positive_ranks, same)), tuple(map(positive_ranks, shared)), order[:, :k])
 
 
-def _split(ranks: Floats, selected: npt.NDArray[np.bool_], stops: Integers) -> list[Floats]:
-    """Return the selected ranks of each query; the ranks of a query end where those of the next begin, at `stops`."""
-    if not selected.all():
-        places = np.flatnonzero(selected)
-        ranks, stops = ranks[places], np.searchsorted(places, stops)
-    return [ranks[start:stop] for start, stop in pairwise([0, *stops.tolist()])]
+class _Ranks(NamedTuple):
+    """The ranks of items of several queries, query after query.
+
+    Args:
+        ranks: (P,) ranks, rising for each query.
+        stops: (Q,) the position behind the last item of each query.
+    """
+
+    ranks: Floats
+    stops: Integers
+
+    def select(self, places: Integers) -> "_Ranks":
+        """Return the ranks at some places (S,), which rise."""
+        return _Ranks(self.ranks[places], np.searchsorted(places, self.stops))
+
+    def split(self) -> list[Floats]:
+        """Return the ranks of each query."""
+        return [self.ranks[start:stop] for start, stop in pairwise([0, *self.stops.tolist()])]
+
+
+def _split_by_shared_levels(
+    ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
+) -> tuple[list[_Ranks], list[_Ranks]]:
+    """Return the ranks of items that share at least 1, 2, ... levels with the query, and exactly as many.
+
+    Each list is selected from the one before, which is much longer as a rule.
+
+    Args:
+        ranks: ranks of items that share any level.
+        levels: (P,) number of levels that each item shares.
+        depth: number of levels.
+    """
+    at_least, exactly = [ranks], []
+    for level in range(1, depth):
+        more = levels > level
+        exactly.append(ranks.select(np.flatnonzero(~more)))
+        places = np.flatnonzero(more)
+        ranks, levels = ranks.select(places), levels[places]
+        at_least.append(ranks)
+    return at_least, [*exactly, ranks]
 
 
 def _pad(rows: Sequence[Floats]) -> Tensor:
