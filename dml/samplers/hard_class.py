@@ -111,11 +111,12 @@ class HardClassSampler(EpochSampler):
 def _choose_nearest(embeddings: Floats, count: int) -> list[int]:
     """Choose row 0 of embeddings (n, D), and then repeatedly the row nearest to any chosen row; ties: the first."""
     halves = np.square(embeddings).sum(axis=1) / 2
-    distances = halves[:, None] + halves - embeddings @ embeddings.T  # half the squared distances
+    nearest = np.full(len(embeddings), np.inf, dtype=np.float32)  # half the squared distance to the nearest chosen row
     chosen = [0]
-    nearest = distances[0]  # distance of each row to the nearest chosen row; infinite for chosen rows
     while len(chosen) < count:
-        nearest[chosen[-1]] = np.inf
+        last = chosen[-1]
+        # A product with one row at a time: far fewer rows are chosen than there are, as a rule.
+        np.minimum(nearest, halves[last] + halves - embeddings @ embeddings[last], out=nearest)
+        nearest[chosen] = np.inf
         chosen.append(int(nearest.argmin()))
-        nearest = np.where(np.isinf(nearest), np.inf, np.minimum(nearest, distances[chosen[-1]]))
     return chosen
