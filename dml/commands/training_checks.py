@@ -43,6 +43,7 @@ def check_job(command: str, config: DictConfig) -> None:
         warn_of_small_crops(stage.config.transform)
         if command == "train":
             check_strategy(stage.config.trainer.strategy)
+            check_folding(stage.config)
             check_warmup(stage.config.scheduler)
             check_frozen(stage.config)
             check_optimizer(stage.config)
@@ -69,6 +70,19 @@ def check_strategy(strategy: Any) -> None:
     known = {"auto", *StrategyRegistry.available_strategies()}
     if isinstance(strategy, str) and strategy not in known:
         raise InputError(f"trainer.strategy={strategy}: unknown{nearest(strategy, known)}")
+
+
+def check_folding(config: DictConfig) -> None:
+    """Make sure that no normalisation is replaced that a convolution computes.
+
+    Raises:
+        InputError: if ``trainer.sync_batchnorm`` would replace those that ``model.backbone.fold_batchnorm`` folds.
+    """
+    if config.trainer.sync_batchnorm and OmegaConf.select(config, "model.backbone.fold_batchnorm"):
+        raise InputError(
+            "trainer.sync_batchnorm=true: replaces the batch normalisations that convolutions compute too; give "
+            "model.backbone.fold_batchnorm=null"
+        )
 
 
 def check_warmup(scheduler: DictConfig) -> None:

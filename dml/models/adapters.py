@@ -15,6 +15,7 @@ from torch import nn
 
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
+from dml.models.folding import unfold_batchnorms
 from dml.ops.errors import InputError
 
 ATTENTION_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj")
@@ -172,6 +173,7 @@ class LoRA:
         from peft import LoraConfig, inject_adapter_in_model  # late: it imports transformers
 
         backbone = model.backbone
+        unfold_batchnorms(backbone.network)  # `Backbone.renew` folds those of layers that stay as they are
         names = self._choose_layers(backbone.network)
         config = LoraConfig(
             r=self.rank,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dml.models.folding import fold_batchnorms
 from dml.ops.errors import InputError
 
 FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
@@ -62,6 +63,9 @@ class Backbone(nn.Module):
             "all" (scale and shift as well), or None. True means "all" and False means None; runs of earlier versions
             stored these.
         channels_last: whether images are stored channels last in memory, which halves the time of a step on CPU.
+        fold_batchnorm: whether convolutions compute the batch normalisations behind them, where these use their running
+            statistics: in evaluations, and in training with ``freeze_batchnorm``. Results differ by rounding. None, as
+            runs of earlier versions have it, means False.
         stages: names of the submodules that end the network's stages, shallowest first.
         layers: number of the layer, from 0 for the first, of each of the network's parameters by name; with them, an
             optimizer can give deeper layers larger learning rates. An empty mapping if the layers are unknown.
@@ -86,6 +90,7 @@ class Backbone(nn.Module):
         channels: str = "rgb",
         freeze_batchnorm: str | bool | None = None,
         channels_last: bool = True,
+        fold_batchnorm: bool | None = None,
         stages: Sequence[str] = (),
         layers: Mapping[str, int] | None = None,
     ) -> None:
@@ -100,6 +105,7 @@ class Backbone(nn.Module):
         self.stages = tuple(stages)
         self.layers = dict(layers or {})
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.fold_batchnorm = fold_batchnorm
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", scale * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.fitted_names: frozenset[str] = frozenset()
@@ -129,7 +135,7 @@ class Backbone(nn.Module):
                 output.
 
         Raises:
-            InputError: if the network has no submodule of that path, or no such tokens.
+            InputError: if the network has no submodule of that path, no such tokens, or can't be folded.
         """
         self._taps = dict(taps)
         while self._hooks:
@@ -144,6 +150,8 @@ class Backbone(nn.Module):
                 nearest = get_close_matches(path, modules, n=5, cutoff=0.3) or [*modules][-5:]
                 raise InputError(f"model.taps.{name}={path}: no such module; nearest: {', '.join(nearest)}")
             self._hooks.append(modules[path].register_forward_hook(partial(self._store_map, name)))
+        if self.fold_batchnorm:
+            fold_batchnorms(self.network, taps.values())
 
     def renew(self) -> None:
         """Tap the network again, and store it as this backbone does, after submodules have been replaced."""

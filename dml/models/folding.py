@@ -1,0 +1,168 @@
+"""Convolutions that compute the batch normalisation behind them too, while it uses its running statistics.
+
+Such a normalisation is a scale and a shift of each channel, so the two are one convolution with other weights. It saves
+a pass over the map. The weights are computed anew in each forward pass: parameters, gradients and checkpoints are
+those of the network without folding, and a normalisation that learns its statistics is computed as ever.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from dml.ops.errors import InputError
+
+ACTIVE_NORM = "BatchNormAct2d"
+"""timm's batch normalisation with an activation behind it."""
+
+SAME_CONVOLUTION = "Conv2dSame"
+"""timm's convolution that pads as TensorFlow does."""
+
+
+class _Pair(NamedTuple):
+    """The names of a convolution and of the batch normalisation behind it."""
+
+    convolution: str
+    norm: str
+
+
+class FoldedConvolution(nn.Conv2d):
+    """A convolution that computes the normalisation behind it, while that doesn't learn its statistics."""
+
+    unfolded: type[nn.Conv2d]
+    norm: tuple[nn.BatchNorm2d]
+    """The normalisation, in a tuple: as a submodule, a checkpoint would hold it twice."""
+    convolve: Callable[[nn.Conv2d, Tensor, Tensor, Tensor], Tensor]
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        """Convolve, and normalise if `FoldedNorm` doesn't. (B, C, h, w) -> (B, C', h', w')"""
+        (norm,) = self.norm
+        if norm.training:
+            plain: Tensor = self.unfolded.forward(self, input)
+            return plain
+        assert norm.running_mean is not None  # `_can_fold` has looked
+        assert norm.running_var is not None
+        scale = torch.rsqrt(norm.running_var + norm.eps)
+        scale = scale if norm.weight is None else scale * norm.weight
+        shift = (0 if self.bias is None else self.bias) - norm.running_mean
+        shift = shift * scale if norm.bias is None else torch.addcmul(norm.bias, shift, scale)
+        weight = (self.weight * scale[:, None, None, None]).contiguous(memory_format=torch.channels_last)
+        return self.convolve(self, input, weight, shift)
+
+
+class FoldedNorm(nn.BatchNorm2d):
+    """A batch normalisation that the convolution before it computes, while it doesn't learn its statistics."""
+
+    unfolded: type[nn.BatchNorm2d]
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        """Normalise if `FoldedConvolution` doesn't, and apply the activation if there is one. (B, C, h, w) -> same"""
+        if self.training:
+            plain: Tensor = self.unfolded.forward(self, input)
+            return plain
+        parts: Iterable[Any] = (getattr(self, name, None) for name in ("drop", "act"))
+        for part in parts:
+            input = input if part is None else part(input)  # noqa: A001 (torch's name)
+        return input
+
+
+def fold_batchnorms(network: nn.Module, tapped: Iterable[str] = ()) -> int:
+    """Let convolutions compute the batch normalisations behind them, in place; earlier foldings are undone first.
+
+    A convolution is folded if nothing but one normalisation uses its output, and each of both is called once.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    >>> fold_batchnorms(network)
+    1
+
+    Args:
+        network: any network whose calls don't depend on the images.
+        tapped: names of submodules whose outputs are used elsewhere too.
+
+    Returns:
+        The number of convolutions that were folded.
+
+    Raises:
+        InputError: if the calls depend on the images, or on their number or size.
+    """
+    unfold_batchnorms(network)
+    used = {*tapped}
+    number = 0
+    for pair in _find_pairs(network):
+        convolution: Any = network.get_submodule(pair.convolution)
+        norm: Any = network.get_submodule(pair.norm)
+        if pair.convolution in used or not _can_fold(convolution, norm):
+            continue
+        is_same = type(convolution).__name__ == SAME_CONVOLUTION
+        convolution.unfolded, convolution.norm = type(convolution), (norm,)
+        convolution.convolve = _convolve_same if is_same else nn.Conv2d._conv_forward
+        norm.unfolded = type(norm)
+        convolution.__class__, norm.__class__ = FoldedConvolution, FoldedNorm
+        number += 1
+    return number
+
+
+def unfold_batchnorms(network: nn.Module) -> None:
+    """Undo `fold_batchnorms`, in place."""
+    for module in network.modules():
+        if isinstance(module, FoldedConvolution | FoldedNorm):
+            attributes = [name for name in ("norm", "convolve", "unfolded") if name in vars(module)]
+            original = module.unfolded
+            for name in attributes:
+                delattr(module, name)
+            module.__class__ = original  # type: ignore[assignment]  # the class that it had
+
+
+def _can_fold(convolution: nn.Module, norm: nn.Module) -> bool:
+    """Return whether both are of kinds whose forward passes are known here."""
+    return (
+        (type(convolution) is nn.Conv2d or type(convolution).__name__ == SAME_CONVOLUTION)
+        and (type(norm) is nn.BatchNorm2d or type(norm).__name__ == ACTIVE_NORM)
+        and norm.running_mean is not None
+    )
+
+
+def _convolve_same(convolution: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    from timm.layers.conv2d_same import conv2d_same  # late: a network of timm has imported it
+
+    same: Any = conv2d_same
+    settings = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
+    convolved: Tensor = same(images, weight, bias, *settings)
+    return convolved
+
+
+class _Tracer(fx.Tracer):
+    """Traces the calls of modules without parts, of normalisations, and of layers that have updates of peft."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 (torch's names)
+        is_updated = type(m).__module__.startswith("peft.")
+        return is_updated or isinstance(m, nn.BatchNorm2d) or not any(True for _ in m.children())
+
+
+def _find_pairs(network: nn.Module) -> Iterator[_Pair]:
+    """Yield each convolution with the only batch normalisation that uses it, if each of both is called once."""
+    copied = deepcopy(network)
+    for module in copied.modules():  # hooks would store what the tracer passes
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    try:
+        graph = _Tracer().trace(copied)
+    except (fx.proxy.TraceError, TypeError, AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"model.backbone.fold_batchnorm=true: {type(network).__name__} can't be traced ({error}); give false"
+        ) from error
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    names = [node.target for node in calls]
+    for node in calls:
+        source = node.args[0] if node.args else None
+        if (
+            isinstance(copied.get_submodule(node.target), nn.BatchNorm2d)
+            and isinstance(source, fx.Node)
+            and source.op == "call_module"
+            and isinstance(copied.get_submodule(str(source.target)), nn.Conv2d)
+            and len(source.users) == 1
+            and names.count(node.target) == names.count(source.target) == 1
+        ):
+            yield _Pair(str(source.target), node.target)
