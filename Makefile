@@ -66,6 +66,7 @@ format: setup
 bench: setup
 	$(BIN)/python scripts/bench_start.py
 	$(BIN)/python scripts/bench_training.py
+	$(BIN)/python scripts/bench_cpu.py
 	$(BIN)/python scripts/bench_gradient_cache.py
 	$(BIN)/python scripts/bench_losses.py
 	$(BIN)/python scripts/bench_sharding.py

@@ -39,6 +39,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["+scheduler.schedule.speed=1"], "unexpected keyword argument 'speed'"),
         (["scheduler.warmup_steps=-4"], "scheduler.warmup_steps=-4: expected 0 or more"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
+        (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalisations that conv"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
     ],
 )
