@@ -129,7 +129,7 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
             else:
                 remedy = "a PoolHead in model.head has none"
             raise InputError(
-                f"gradient_cache={size}: {name} normalises over the images that it gets at "
+                f"gradient_cache={size}: {name} ({type(module).__name__}) normalises over the images that it gets at "
                 f"once, so chunks would change the embeddings; {remedy}"
             )
 
