@@ -128,8 +128,9 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
                 remedy = "model.backbone.freeze_batchnorm=all freezes it"
             else:
                 remedy = "a PoolHead in model.head has none"
+            kind = getattr(module, "unfolded", type(module)).__name__  # what a folded normalisation was made from
             raise InputError(
-                f"gradient_cache={size}: {name} ({type(module).__name__}) normalises over the images that it gets at "
+                f"gradient_cache={size}: {name} ({kind}) normalises over the images that it gets at "
                 f"once, so chunks would change the embeddings; {remedy}"
             )
 
