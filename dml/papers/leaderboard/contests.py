@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from dml.ops.errors import InputError, nearest
+from dml.ops.overrides import key_of
 from dml.papers.tables.paper_tables import REFERENCE, Training
 
 Overrides = tuple[str, ...]
@@ -58,9 +59,22 @@ class Leaderboard:
         Raises:
             InputError: if the leaderboard has no such contest.
         """
+        contest = self._find_contest(dataset, kind, loss)
+        return contest.training.extended((*overrides, *contest.kinds[kind]))
+
+    def select_effective(self, dataset: str, kind: str, loss: str, overrides: Iterable[str]) -> list[str]:
+        """Return those of the overrides that the search chose which the kind of training leaves as they are.
+
+        Raises:
+            InputError: if the leaderboard has no such contest.
+        """
+        replaced = {key_of(override) for override in self._find_contest(dataset, kind, loss).kinds[kind]}
+        return [override for override in overrides if key_of(override) not in replaced]
+
+    def _find_contest(self, dataset: str, kind: str, loss: str) -> Contest:
         for contest in self.contests:
             if (contest.dataset, contest.loss) == (dataset, loss) and kind in contest.kinds:
-                return contest.training.extended((*overrides, *contest.kinds[kind]))
+                return contest
         raise InputError(f"{loss} on {dataset}, {kind}: a result of a contest that the leaderboard doesn't have")
 
 

@@ -79,7 +79,7 @@ def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leade
     rows = [
         [
             f"`{result.loss}`",
-            " ".join(f"`{override}`" for override in result.overrides),
+            " ".join(f"`{override}`" for override in _select_effective(result, board)) or "as configured",
             _format_metric(result, "recall@1"),
             f"{100 * mean_interval(result.seed_means('recall@1')).deviation:.1f}",
             _format_metric(result, "map@r"),
@@ -93,6 +93,11 @@ def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leade
     queries = sum(best.counts)
     facts = join_facts({f"`{result.loss}`": describe_result(result, board) for result in ordered})
     return f"### {dataset}\n\n{seeds} seeds, {queries:,} queries of {classes:,} classes.\n\n{table}\n\n{facts}\n"
+
+
+def _select_effective(result: ContestResult, board: Leaderboard) -> list[str]:
+    """Return what the search chose, as far as the tested training takes it."""
+    return board.select_effective(result.dataset, result.kind, result.loss, result.overrides)
 
 
 def describe_result(result: ContestResult, board: Leaderboard) -> dict[str, str]:
