@@ -48,8 +48,7 @@ class FoldedConvolution(nn.Conv2d):
         scale = scale if norm.weight is None else scale * norm.weight
         shift = (0 if self.bias is None else self.bias) - norm.running_mean
         shift = shift * scale if norm.bias is None else torch.addcmul(norm.bias, shift, scale)
-        weight = (self.weight * scale[:, None, None, None]).contiguous(memory_format=torch.channels_last)
-        return self.convolve(self, input, weight, shift)
+        return self.convolve(self, input, self.weight * scale[:, None, None, None], shift)
 
 
 class FoldedNorm(nn.BatchNorm2d):
@@ -62,8 +61,8 @@ class FoldedNorm(nn.BatchNorm2d):
         if self.training:
             plain: Tensor = self.unfolded.forward(self, input)
             return plain
-        parts: Iterable[Any] = (getattr(self, name, None) for name in ("drop", "act"))
-        for part in parts:
+        for name in ("drop", "act"):  # those of `ACTIVE_NORM`
+            part = getattr(self, name, None)
             input = input if part is None else part(input)  # noqa: A001 (torch's name)
         return input
 

@@ -135,6 +135,15 @@ def test_maps_of_normalisations_and_convolutions_can_be_tapped() -> None:
     torch.testing.assert_close(maps[1], maps[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_maps_keep_their_memory_format(channels_last: bool) -> None:
+    backbone = timm_backbone("resnet18", channels_last=channels_last, fold_batchnorm=True).eval()
+    backbone.tap({"H": "layer4.1.bn1"})
+    (value,) = backbone(torch.full((2, 3, 96, 96), 9.0))[1].values()
+    assert value.is_contiguous(memory_format=torch.channels_last) is channels_last
+    assert value.is_contiguous() is not channels_last
+
+
 def test_an_adapter_changes_a_folded_network_as_any_other() -> None:
     pytest.importorskip("peft")
     embeddings = []
