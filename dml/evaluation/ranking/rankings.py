@@ -16,8 +16,8 @@ from dml.retrieval.ranks import Ranker, nearest
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-LARGEST_PART = 2**18
-"""The number of distances that are ranked together: their keys fit a processor's cache."""
+LARGEST_PART = 2**20
+"""The number of distances that are ranked together: several rows also of large galleries, so that calls cost little."""
 
 
 class Rankings(NamedTuple):
