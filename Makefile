@@ -4,7 +4,7 @@
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
 # make bench   start, training step, losses, loading, readers, evaluation, samplers, indexes and embedding against their bare
-#     counterparts, and what each part takes for up to 100,000 images
+#     counterparts, and what each part takes for up to 100,000 images: docs/benchmarks.md. ONLY="losses loading" some alone
 # make bench-peers   dml against other libraries for metric learning, each in an environment of its own below build/peers, in
 #     half an hour: docs/performance.md. PHOTOGRAPHS=CSV adds a second data set
 # make tables-list   the papers' tables and what each is estimated to cost
@@ -64,19 +64,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/python scripts/bench_start.py
-	$(BIN)/python scripts/bench_training.py
-	$(BIN)/python scripts/bench_cpu.py
-	$(BIN)/python scripts/bench_gradient_cache.py
-	$(BIN)/python scripts/bench_losses.py
-	$(BIN)/python scripts/bench_sharding.py
-	$(BIN)/python scripts/bench_loading.py
-	$(BIN)/python scripts/bench_tables.py
-	$(BIN)/python scripts/bench_evaluation.py
-	$(BIN)/python scripts/bench_sampling.py
-	$(BIN)/python scripts/bench_index.py
-	$(BIN)/python scripts/bench_embedding.py
-	$(BIN)/python scripts/bench_limits.py
+	$(BIN)/python scripts/bench.py $(ONLY)
 
 PEERS = $(BIN)/python scripts/bench_peers.py
 

@@ -107,7 +107,7 @@ def main() -> None:
                 (Work(plain, images, is_training), Work(plain, images, is_training, torch.bfloat16)),
             ]
             if shutil.which("g++"):
-                compiled: Any = torch.compile(build(name))
+                compiled: Any = torch.compile(build(name), dynamic=False)  # else the second size takes half an hour
                 pairs.append((Work(plain, images, is_training), Work(compiled, images, is_training)))
             gains = [f"{measure_gain(*pair):.2f}" for pair in pairs] + ["-"] * (4 - len(pairs))
             label = f"{name}, {'step' if is_training else 'evaluation'}"

@@ -3,9 +3,10 @@
 python scripts/bench_loading.py    # one minute
 
 The files are JPEGs of 500 x 375 pixels and quality 90, cut from two photographs. torchvision's pipeline is its
-ImageFolder with its transforms of PIL images up to ToTensor. This project's items are read as in training: from the
-file, and from a cache where the transform has one. Both run in one process with one thread, in turns; the rates are
-images in batches for each second of CPU time.
+ImageFolder with its transforms of PIL images up to ToTensor. "Decoder" is libjpeg-turbo, called by simplejpeg, on the
+bytes of the whole image, and nothing else. This project's items are read as in training: from the file, and from a
+cache where the transform has one. All run in one process with one thread, in turns; the rates are images in batches for
+each second of CPU time, in brackets beside those of torchvision's pipeline.
 """
 
 from dml.ops.signals import handle_signals
@@ -21,6 +22,7 @@ from time import process_time
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
@@ -95,6 +97,12 @@ def torchvision_batches(folder: Path, transform: Any) -> Callable[[int], Any]:
     return lambda first: default_collate([images[first + i] for i in range(BATCH)])
 
 
+def decoded_batches(table: ImageTable) -> Callable[[int], Any]:
+    """Return a way that decodes the images of a batch, and does nothing else."""
+    contents = [Path(path).read_bytes() for path in table.paths]
+    return lambda first: [simplejpeg.decode_jpeg(contents[first + i]) for i in range(BATCH)]
+
+
 def dataset_batches(images: ImageDataset) -> Callable[[int], Any]:
     """Return a way that makes batches as training does."""
     return lambda first: collate([images[first + i, (0, 0, first, i)] for i in range(BATCH)])
@@ -103,7 +111,7 @@ def dataset_batches(images: ImageDataset) -> Callable[[int], Any]:
 def main() -> None:
     """Measure each transform and print the table."""
     torch.set_num_threads(1)
-    print("images a second of one core      usual    from files         from a cache")
+    print("images a second of one core torchvision       decoder        from files      from a cache")
     with tempfile.TemporaryDirectory() as name, initialize_config_dir(str(CONF), version_base="1.3"):
         files = Path(name) / "images"
         table = write_photographs(files)
@@ -111,14 +119,18 @@ def main() -> None:
         checked = check_images(table, folder, processes=1, advance=lambda _: None)
         for choice, transform in USUAL.items():
             pipeline = instantiate(compose("train", overrides=[f"transform={choice}"]).transform.train)
-            ways = [torchvision_batches(files, transform), dataset_batches(ImageDataset(table, pipeline))]
+            ways = [
+                torchvision_batches(files, transform),
+                decoded_batches(table),
+                dataset_batches(ImageDataset(table, pipeline)),
+            ]
             if pipeline.resize:
                 build_cache(folder, pipeline.resize, checked, processes=1, advance=lambda _: None)
                 ways.append(dataset_batches(ImageDataset(table, pipeline, cache=folder.find(table, pipeline.resize))))
-            reference, *dataset_rates = measure_rates(ways)
+            reference, *other_rates = measure_rates(ways)
             cells = [
                 f"{median(rate):9,.0f} ({median(a / b for a, b in zip(rate, reference, strict=True)):4.1f}x)"
-                for rate in dataset_rates
+                for rate in other_rates
             ]
             print(f"{choice:28}{median(reference):10,.0f}{'   '.join(cells)}")
 

@@ -18,7 +18,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any, NamedTuple
 
+from machine import describe_machine
 from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
 from peers.protocol import LOSSES, Job
 
@@ -196,18 +196,6 @@ def show_run(run: Mapping[str, Any]) -> None:
     names = ("images_per_s", "first_step_s", "evaluation_s", "target_s", "peak_mb", "load")
     values = ", ".join(f"{name} {run[name]:.1f}" for name in names if run.get(name) is not None)
     print(f"{run['round']} {run['task']:<9}{run['data']:<12}{run['loss']:<17}{run['peer']:<15}{values}", flush=True)
-
-
-def describe_machine() -> dict[str, Any]:
-    """Describe the machine by its cores, its processor and its system."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cores": os.cpu_count(),
-        "processor": names[0] if names else platform.machine(),
-        "system": platform.system(),
-    }
 
 
 def write_page(measured: Mapping[str, Any], page: Path = PAGE) -> None:

@@ -1,0 +1,183 @@
+"""Run the benchmarks of dml's parts, and write what they print into docs/benchmarks.md.
+
+python scripts/bench.py                  # all of them, in an hour on two idle cores
+python scripts/bench.py losses loading   # some of them; the others stay on the page as they are
+python scripts/bench.py --show           # writes the page anew from docs/benchmarks.json
+
+Each benchmark is a process of its own. OMP_NUM_THREADS=1 limits it to one thread, which helps if other work runs
+beside it. docs/benchmarks.json holds what it printed, the day, the machine, the load of the machine just before it, and
+the versions of the libraries. The benchmark against other libraries is another one:
+scripts/bench_peers.py.
+"""
+
+from dml.ops.signals import handle_signals
+
+if __name__ == "__main__":
+    handle_signals(is_importing=True)
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from machine import Machine, describe_machine, read_load
+
+from dml.ops.errors import InputError
+from dml.ops.files import write_text
+from dml.ops.text_tables import replace_between
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"
+MARKERS = ("<!-- benchmarks -->", "<!-- /benchmarks -->")
+LIBRARIES = ("torch", "torchvision", "timm", "numpy", "faiss-cpu", "pytorch-lightning", "pillow", "simplejpeg")
+
+TITLES = {
+    "start": "Start of a command",
+    "training": "A training step beside a bare loop",
+    "cpu": "Options for a CPU",
+    "gradient_cache": "Memory of large batches",
+    "losses": "Losses",
+    "sharding": "Losses shared by several processes",
+    "loading": "Loading of photographs",
+    "tables": "Reading of large data sets",
+    "evaluation": "Evaluation",
+    "sampling": "Samplers",
+    "index": "Indexes of a million vectors",
+    "embedding": "Embedding and searching of photographs",
+    "limits": "How the parts grow with the data",
+}
+"""The benchmarks in the order in which they run, scripts/bench_<name>.py, and how the page calls them."""
+
+ARGUMENTS = {"sampling": ["59551"]}
+"""What follows a benchmark on its command line; nothing for most."""
+
+PROGRESS_BAR = "\u2501"
+"""The character of which Rich draws progress bars, which aren't results."""
+
+Result = Mapping[str, Any]
+"""What a benchmark printed, and when and where."""
+
+
+def list_command(name: str) -> list[str]:
+    """List the command of a benchmark as one would type it."""
+    return ["python", f"scripts/bench_{name}.py", *ARGUMENTS.get(name, [])]
+
+
+def run_benchmark(name: str) -> Result:
+    """Run a benchmark, and show what it prints while it runs.
+
+    Raises:
+        InputError: if it fails; its output is above.
+    """
+    load, started = read_load(), perf_counter()
+    _, *command = list_command(name)
+    lines = []
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stdout is not None  # a pipe
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            if PROGRESS_BAR not in line:
+                lines.append(line.rstrip())
+    if process.returncode:
+        raise InputError(f"{' '.join(list_command(name))}: exit code {process.returncode}")
+    return {
+        "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "minutes": (perf_counter() - started) / 60,
+        "load": load,
+        "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
+        "machine": describe_machine(),
+        "versions": {library: version(library) for library in LIBRARIES},
+        "output": lines,
+    }
+
+
+def format_page(results: Mapping[str, Result]) -> str:
+    """Format everything between the markers of the page."""
+    parts = []
+    for name, result in results.items():
+        load, cores = result["load"], result["machine"]["cores"]
+        busy = " **Other work ran beside it: read its figures as rough ratios.**" if load > cores / 2 else ""
+        parts += [
+            f"## {TITLES[name]}",
+            f"`{' '.join(list_command(name))}`, {result['day']}, {max(1, round(result['minutes']))} min, at most "
+            f"{result['threads']} thread{'s' * (result['threads'] > 1)}; load of the machine before: {load:.1f}.{busy}",
+            "\n".join(["```text", *result["output"], "```"]),
+        ]
+    return "\n\n".join(["", *parts, "## Machine and versions", *describe_conditions(results), ""])
+
+
+def describe_conditions(results: Mapping[str, Result]) -> list[str]:
+    """Describe machine and versions in a line for each group of consecutive benchmarks that share them."""
+    lines = []
+    for (machine, versions), group in groupby(results, lambda name: _read_conditions(results[name])):
+        members = [*group]
+        which = "All" if len(members) == len(results) else ", ".join(members)
+        libraries = ", ".join(f"{library} {number}" for library, number in versions.items())
+        lines.append(
+            f"{which}: {machine['cores']} cores of {machine['processor']} under {machine['system']}, without a GPU; "
+            f"{libraries}."
+        )
+    return lines
+
+
+def _read_conditions(result: Result) -> tuple[Machine, Mapping[str, str]]:
+    return result["machine"], result["versions"]
+
+
+def write_page(results: Mapping[str, Result]) -> None:
+    """Write what the benchmarks printed between the markers of the page.
+
+    Raises:
+        InputError: if the page lacks the markers.
+    """
+    replaced = replace_between(PAGE.read_text(encoding="utf-8"), MARKERS, format_page(results))
+    if replaced is None:
+        raise InputError(f"{PAGE}: lacks the lines {' and '.join(MARKERS)}")
+    write_text(PAGE, replaced)
+
+
+def read_results() -> dict[str, Result]:
+    """Read what earlier runs measured; nothing if there are none."""
+    results: dict[str, Result] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return results
+
+
+def run(names: Sequence[str], show: bool) -> None:
+    """Run some benchmarks, none to show, and write the page after each of them, so that none is lost."""
+    results = read_results()
+    for name in [] if show else names:
+        print(f"\n{TITLES[name]}\n", flush=True)
+        measured = {**results, name: run_benchmark(name)}
+        results = {title: measured[title] for title in TITLES if title in measured}
+        write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+        write_page(results)
+    if show:
+        write_page(results)
+
+
+def main() -> None:
+    """Run the command line; a mistake in it is one line, and exit code 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(TITLES)}; all")
+    parser.add_argument("--show", action="store_true", help="write the page from docs/benchmarks.json, run nothing")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in TITLES]:
+        parser.error(f"{unknown[0]}: not one of {', '.join(TITLES)}")
+    try:
+        run(options.names or [*TITLES], options.show)
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
