@@ -28,7 +28,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from machine import Machine, describe_machine, read_load
+from machine import Machine, OtherWork, describe_machine
 
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
@@ -62,6 +62,9 @@ ARGUMENTS = {"sampling": ["59551"], "evaluation": ["--scale", "0.5"]}
 PROGRESS_BAR = "\u2501"
 """The character of which Rich draws progress bars, which aren't results."""
 
+MOST_OTHER_WORK = 0.1
+"""Cores that other work may take beside a benchmark."""
+
 Result = Mapping[str, Any]
 """What a benchmark printed, and when and where."""
 
@@ -77,10 +80,13 @@ def run_benchmark(name: str) -> Result:
     Raises:
         InputError: if it fails; its output is above.
     """
-    load, started = read_load(), perf_counter()
+    started = perf_counter()
     _, *command = list_command(name)
     lines = []
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    with (
+        OtherWork() as other,
+        subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,  # noqa: S603
+    ):
         assert process.stdout is not None  # a pipe
         for line in process.stdout:
             sys.stdout.write(line)
@@ -92,7 +98,7 @@ def run_benchmark(name: str) -> Result:
     return {
         "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "minutes": (perf_counter() - started) / 60,
-        "load": load,
+        "other_cores": other.cores,
         "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
         "machine": describe_machine(),
         "versions": {library: version(library) for library in LIBRARIES},
@@ -104,15 +110,21 @@ def format_page(results: Mapping[str, Result]) -> str:
     """Format everything between the markers of the page."""
     parts = []
     for name, result in results.items():
-        load, cores = result["load"], result["machine"]["cores"]
-        busy = " **Other work ran beside it: read its figures as rough ratios.**" if load > cores / 2 else ""
         parts += [
             f"## {TITLES[name]}",
             f"`{' '.join(list_command(name))}`, {result['day']}, {max(1, round(result['minutes']))} min, at most "
-            f"{result['threads']} thread{'s' * (result['threads'] > 1)}; load of the machine before: {load:.1f}.{busy}",
+            f"{result['threads']} thread{'s' * (result['threads'] > 1)}. {describe_other_work(result['other_cores'])}",
             "\n".join(["```text", *result["output"], "```"]),
         ]
     return "\n\n".join(["", *parts, "## Machine and versions", *describe_conditions(results), ""])
+
+
+def describe_other_work(cores: float | None) -> str:
+    """Describe the other work beside a benchmark by the number of cores that it took; None if nobody measured it."""
+    if cores is None:
+        return "Whether other work ran beside it wasn't measured."
+    warning = " **Read its figures as rough ratios.**" if cores > MOST_OTHER_WORK else ""
+    return f"Other work took {cores:.2f} cores beside it.{warning}"
 
 
 def describe_conditions(results: Mapping[str, Result]) -> list[str]:

@@ -1,8 +1,10 @@
-"""The machine on which a script measures: its cores, its processor, its system, and how busy it is."""
+"""The machine on which a script measures: its cores, its processor, its system, and what else it does."""
 
 import os
 import platform
 from pathlib import Path
+from time import perf_counter
+from types import TracebackType
 from typing import TypedDict
 
 
@@ -28,6 +30,37 @@ def describe_machine() -> Machine:
     return Machine(cores=os.cpu_count(), processor=names[0] if names else platform.machine(), system=platform.system())
 
 
-def read_load() -> float:
-    """Return how many processes wanted a core at a time, in the mean of the last minute."""
-    return os.getloadavg()[0]
+class OtherWork:
+    """Measures how many cores were busy with other work while the ``with`` body and the processes it waits for ran.
+
+    Attributes:
+        cores: that number, a mean over the time; None if the system doesn't tell.
+    """
+
+    def __enter__(self) -> "OtherWork":
+        self.cores: float | None = None
+        self._started = (perf_counter(), _read_busy_seconds(), _read_own_seconds())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        started, busy_before, own_before = self._started
+        busy, own = _read_busy_seconds(), _read_own_seconds()
+        if busy is not None and busy_before is not None:
+            self.cores = max(0.0, (busy - busy_before - (own - own_before)) / (perf_counter() - started))
+
+
+def _read_busy_seconds() -> float | None:
+    """Read the seconds that all cores together were busy since the machine started."""
+    statistics = Path("/proc/stat")
+    if not statistics.exists():
+        return None
+    user, nice, system, _idle, _waiting, *interrupts = map(int, statistics.read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + sum(interrupts[:2])) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_own_seconds() -> float:
+    """Read the processor seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
