@@ -5,9 +5,8 @@ python scripts/bench.py losses loading   # some of them; the others stay on the 
 python scripts/bench.py --show           # writes the page anew from docs/benchmarks.json
 
 Each benchmark is a process of its own. OMP_NUM_THREADS=1 limits it to one thread, which helps if other work runs
-beside it. docs/benchmarks.json holds what it printed, the day, the machine, the load of the machine just before it, and
-the versions of the libraries. The benchmark against other libraries is another one:
-scripts/bench_peers.py.
+beside it. docs/benchmarks.json holds what it printed, the day, the machine, the cores that other work took beside it,
+and the versions of the libraries. The benchmark against other libraries is another one: scripts/bench_peers.py.
 """
 
 from dml.ops.signals import handle_signals
