@@ -119,7 +119,7 @@ def format_page(results: Mapping[str, Result]) -> str:
 
 
 def describe_other_work(cores: float | None) -> str:
-    """Describe the other work beside a benchmark by the number of cores that it took; None if nobody measured it."""
+    """Say how many cores other work took while a benchmark ran; None says that nobody measured it."""
     if cores is None:
         return "Whether other work ran beside it wasn't measured."
     warning = " **Read its figures as rough ratios.**" if cores > MOST_OTHER_WORK else ""
@@ -162,16 +162,14 @@ def read_results() -> dict[str, Result]:
     return results
 
 
-def run(names: Sequence[str], show: bool) -> None:
-    """Run some benchmarks, none to show, and write the page after each of them, so that none is lost."""
+def run_benchmarks(names: Sequence[str]) -> None:
+    """Run some benchmarks, and write results and page after each of them, so that an interruption loses one at most."""
     results = read_results()
-    for name in [] if show else names:
+    for name in names:
         print(f"\n{TITLES[name]}\n", flush=True)
         measured = {**results, name: run_benchmark(name)}
         results = {title: measured[title] for title in TITLES if title in measured}
         write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-        write_page(results)
-    if show:
         write_page(results)
 
 
@@ -184,7 +182,10 @@ def main() -> None:
     if unknown := [name for name in options.names if name not in TITLES]:
         parser.error(f"{unknown[0]}: not one of {', '.join(TITLES)}")
     try:
-        run(options.names or [*TITLES], options.show)
+        if options.show:
+            write_page(read_results())
+        else:
+            run_benchmarks(options.names or [*TITLES])
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 
 class Machine(TypedDict):
-    """What a page says of a machine.
+    """The facts about a machine that a page of measurements states.
 
     Args:
         cores: number of processor cores.
@@ -34,7 +34,7 @@ class OtherWork:
     """Measures how many cores were busy with other work while the ``with`` body and the processes it waits for ran.
 
     Attributes:
-        cores: that number, a mean over the time; None if the system doesn't tell.
+        cores: mean number of cores that were busy with other work; None if the system has no /proc/stat.
     """
 
     def __enter__(self) -> "OtherWork":
@@ -45,10 +45,10 @@ class OtherWork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        started, busy_before, own_before = self._started
-        busy, own = _read_busy_seconds(), _read_own_seconds()
+        started, busy_before, used_before = self._started
+        busy, used = _read_busy_seconds(), _read_own_seconds()
         if busy is not None and busy_before is not None:
-            self.cores = max(0.0, (busy - busy_before - (own - own_before)) / (perf_counter() - started))
+            self.cores = max(0.0, (busy - busy_before - (used - used_before)) / (perf_counter() - started))
 
 
 def _read_busy_seconds() -> float | None:

@@ -39,8 +39,8 @@ def test_every_benchmark_of_a_part_is_run() -> None:
 
 
 def test_each_result_is_kept_until_its_benchmark_runs_again(project: Path) -> None:
-    bench.run(["loading"], show=False)
-    bench.run(["losses"], show=False)
+    bench.run_benchmarks(["loading"])
+    bench.run_benchmarks(["losses"])
     page, results = (project / "page.md").read_text(), json.loads((project / "results.json").read_text())
     assert [*results] == ["losses", "loading"]
     assert page.index("## Losses") < page.index("## Loading of photographs") < page.index("End.")
@@ -48,7 +48,7 @@ def test_each_result_is_kept_until_its_benchmark_runs_again(project: Path) -> No
     assert page.count("All: ") == 1  # both were measured on this machine
     results["losses"]["output"] = ["another line"]
     (project / "results.json").write_text(json.dumps(results))
-    bench.run(["losses"], show=True)
+    bench.write_page(bench.read_results())
     assert "another line" in (project / "page.md").read_text()
 
 
@@ -56,7 +56,7 @@ def test_a_failed_benchmark_changes_nothing(project: Path, monkeypatch: pytest.M
     before = (project / "page.md").read_text()
     monkeypatch.setattr(bench, "ARGUMENTS", {"losses": ["1", "2"]})
     with pytest.raises(InputError, match=r"bench_losses\.py 1 2: exit code 1"):
-        bench.run(["losses"], show=False)
+        bench.run_benchmarks(["losses"])
     assert (project / "page.md").read_text() == before
     assert not (project / "results.json").exists()
 
