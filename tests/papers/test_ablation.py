@@ -24,10 +24,13 @@ KINDS = list(ABLATION.kinds.values())
 
 
 @pytest.mark.pipeline
+@pytest.mark.parametrize("dataset", ABLATION.experiments)
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-def test_each_variant_changes_one_part_of_the_default(kind: Kind, tmp_path: Path) -> None:
+def test_each_variant_changes_one_part_of_the_default(kind: Kind, dataset: str, tmp_path: Path) -> None:
+    roots = {"photographs": Path("/data/grocery.csv")}
+
     def values(variant: str) -> dict[str, Any]:
-        (run,) = ABLATION.list_runs("emoji", kind, variant, Plan(tmp_path, 1), {})
+        (run,) = ABLATION.list_runs(dataset, kind, variant, Plan(tmp_path, 1), roots)
         return flat(plain_config(compose(run.training)))
 
     first, *others = kind.variants

@@ -24,13 +24,13 @@ class Kind:
         name: name of the kind.
         title: heading on the page.
         overrides: overrides of the experiment.
-        variants: {name of a variant: overrides}, the default first.
+        variants: {name of a variant: {data set: overrides}}, the default first.
     """
 
     name: str
     title: str
     overrides: Overrides
-    variants: Mapping[str, Overrides]
+    variants: Mapping[str, Mapping[str, Overrides]]
 
     def select(self, parts: Sequence[str]) -> "Kind":
         """Keep the default, and the variants whose names contain one of these texts.
@@ -61,20 +61,29 @@ class Ablation:
     ) -> list[PlannedRun]:
         """List the runs of a variant, one for each seed."""
         root = (f"dataset.root={roots[dataset]}",) if dataset in roots else ()
-        overrides = (*root, *kind.overrides, *kind.variants[variant])
+        overrides = (*root, *kind.overrides, *kind.variants[variant][dataset])
         return plan.list_runs(Training(self.experiments[dataset], overrides))
 
 
 def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
     """Read the variants from a file; the head of ablation.yaml describes its entries."""
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    shared = {name: tuple(overrides) for name, overrides in content["variants"].items()}
-    of_whole = {name: tuple(overrides) for name, overrides in content["whole"].items()}
+    shared, of_whole = (
+        {name: _read_overrides(entry, content["datasets"]) for name, entry in content[group].items()}
+        for group in ("variants", "whole")
+    )
     kinds = {
         name: Kind(name, entry["title"], tuple(entry["overrides"]), shared | of_whole if name == "whole" else shared)
         for name, entry in content["kinds"].items()
     }
     return Ablation(content["setting"].strip(), content["datasets"], kinds)
+
+
+def _read_overrides(
+    entry: Sequence[str] | Mapping[str, Sequence[str]], datasets: Iterable[str]
+) -> dict[str, Overrides]:
+    """Return the overrides of a variant on each data set."""
+    return {dataset: tuple(entry[dataset] if isinstance(entry, Mapping) else entry) for dataset in datasets}
 
 
 def train_missing_runs(
@@ -97,5 +106,5 @@ def collect_results(
         for name, overrides in kind.variants.items():
             runs = ablation.list_runs(dataset, kind, name, plan, roots)
             if all(run.is_finished for run in runs):
-                results.append(read_result(dataset, kind.name, name, list(overrides), {}, runs))
+                results.append(read_result(dataset, kind.name, name, list(overrides[dataset]), {}, runs))
     return results
