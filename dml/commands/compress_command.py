@@ -35,10 +35,12 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     with one_line_errors():
         from dml.evaluation.compression.rows_as_values import format_rows, make_values  # after --help: it takes seconds
         from dml.inference import load
+        from dml.ops.freed_memory import keep_freed_memory
         from dml.ops.run_files import write_values
         from dml.ops.run_folder import RunFolder
 
         model = load(options.model, device=options.device, trust=options.trust)
+        keep_freed_memory(model.device)
         if model.ball:
             raise InputError(
                 f"{printable(options.model)}: its vectors are compared by {model.geometry} distance; dml compress "

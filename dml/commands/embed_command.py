@@ -77,9 +77,11 @@ def _prepare(options: argparse.Namespace, output: Path) -> "tuple[ImageEmbedder,
     from dml.inference import load
     from dml.inference.bulk.embedding_parts import EmbeddingParts
     from dml.inference.index_items import list_source
+    from dml.ops.freed_memory import keep_freed_memory
 
     paths, labels = list_source(options.images)
     model = load(options.model, device=options.device)
+    keep_freed_memory(model.device)
     facts = {"fingerprint": model.fingerprint, "geometry": model.geometry}
     return model, EmbeddingParts(output, paths, labels, facts, options.batch_size or model.settings.batch_size)
 

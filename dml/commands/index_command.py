@@ -72,18 +72,22 @@ def _write_index(options: argparse.Namespace) -> None:
     from dml.inference import Index, load  # after --help: it takes seconds
     from dml.inference.image_index import is_index
     from dml.inference.index_items import list_source
+    from dml.ops.freed_memory import keep_freed_memory
     from dml.retrieval.vector_index import EXACT
 
     embedding = embedding_options(options) | {"progress": True}
     if is_index(options.model):
         index = Index.load(options.model, device=options.device)
+        keep_freed_memory(index.model.device)
         count = index.upsert(options.images, **embedding)
     else:
         if options.output is None:
             raise InputError("--output FOLDER: the folder of the index is missing")
         list_source(options.images)  # before the model is loaded: mistakes are told at once
+        model = load(options.model, device=options.device)
+        keep_freed_memory(model.device)
         index = Index.build(
-            load(options.model, device=options.device),
+            model,
             options.images,
             factory=options.factory or EXACT,
             parameters=options.parameters or "",
@@ -104,8 +108,10 @@ def _upload(options: argparse.Namespace) -> None:
     check_name(options.collection)
     from dml.inference import load
     from dml.inference.vector_stores.store_upload import Upload
+    from dml.ops.freed_memory import keep_freed_memory
 
     model = load(options.model, device=options.device)
+    keep_freed_memory(model.device)
     upload = Upload(model, address, options.collection, replace=bool(options.replace))
     report = upload.run(options.images, options.root, **embedding_options(options))
     note = ""

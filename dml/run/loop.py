@@ -64,8 +64,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
     }
     built: Trainer = instantiate(trainer_config, _convert_="all", **(arguments | settings))
     disable_signal_handling(built)
-    if callbacks is not None and built.strategy.root_device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory(built.strategy.root_device)
     return built
 
 

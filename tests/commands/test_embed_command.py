@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from small_embedders import make_model, write_photos
 from stored_arrays import stored_arrays
 
@@ -44,6 +45,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
         embed(*arguments)
     assert stopped.value.code == 2
     return capsys.readouterr().err.strip()
+
+
+def test_freed_memory_is_kept_for_the_next_batch(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[torch.device] = []
+    monkeypatch.setattr("dml.ops.freed_memory.keep_freed_memory", devices.append)
+    embed(model, photos, tmp_path / "photos.npz")
+    dispatch(["index", str(model), str(photos), "--output", str(tmp_path / "index")])
+    assert devices == [torch.device("cpu")] * 2
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dml.inference.bulk.embedding_parts import EmbeddingParts
 from dml.inference.loading import load
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
+from dml.ops.freed_memory import keep_freed_memory
 
 
 class PartEmbedder:
@@ -31,6 +32,7 @@ class PartEmbedder:
         self.options = options
         try:
             self.model = load(model, device=device)
+            keep_freed_memory(self.model.device)
             if self.model.fingerprint != fingerprint:
                 self.error = f"{model}: a machine of the cluster has another model there, {self.model.fingerprint}"
         except InputError as error:
