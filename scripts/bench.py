@@ -46,6 +46,7 @@ TITLES = {
     "losses": "Losses",
     "sharding": "Losses shared by several processes",
     "loading": "Loading of photographs",
+    "cache": "Decoded images that are read from the disk",
     "tables": "Reading of large data sets",
     "evaluation": "Evaluation",
     "sampling": "Samplers",

@@ -1,4 +1,4 @@
-"""A cache of decoded and resized images in a memory-mapped file, for transforms that begin with a `Resize`.
+"""A cache of decoded and resized images in one file, for transforms that begin with a `Resize`.
 
 ``warp-256.pixels`` holds the images one after the other, (h, w, 3) uint8. ``warp-256.parquet`` is the index. For each
 image it holds the path, the stamp and the content of the image file, the offset and shape of the pixels, and their
@@ -8,7 +8,6 @@ images that are done.
 
 import json
 import mmap
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml.data.contents import read_stamps
-from dml.data.prepared_files import FOLDER, UnfitFileError, open_file, read_parquet, refuse_links
+from dml.data.pixel_file import PixelFile
+from dml.data.prepared_files import FOLDER, UnfitFileError, read_parquet, refuse_links
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.ops.errors import InputError
@@ -60,23 +60,22 @@ class ImageCache:
     process and its forked children.
 
     Args:
-        path: path of the file of pixels.
-        memory: all bytes of the file of pixels, uint8.
+        file: the file of pixels.
         index: the columns ``offset``, ``height``, ``width`` and ``crc32`` of `INDEX_SCHEMA`, with one row for each row
             of the table; the height of an unreadable image is 0.
         remedy: end of the error line for damaged pixels, which tells the user what to do.
     """
 
-    def __init__(self, path: Path, memory: NDArray[np.uint8], index: pa.Table, remedy: str) -> None:
-        self.path = path
+    def __init__(self, file: PixelFile, index: pa.Table, remedy: str) -> None:
+        self.file = file
         self.remedy = remedy
         self.offsets = _stack_columns(index, "offset")[:, 0]
         self.shapes = _stack_columns(index, "height", "width")
         self.checksums = _stack_columns(index, "crc32")[:, 0].astype(np.uint32)
-        self._set_memory(memory)
+        self._share_checks()
 
     def pixels(self, row: int) -> Tensor | None:
-        """Return a copy of the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
+        """Read the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
 
         Args:
             row: row of the image in the table.
@@ -87,44 +86,25 @@ class ImageCache:
         height, width = self.shapes[row].tolist()
         if not height:
             return None
-        start = int(self.offsets[row])
-        stored = self._memory[start : start + height * width * 3]
-        if not self._is_checked[row]:
-            if len(stored) != height * width * 3 or crc32(stored.data) != self.checksums[row]:
-                raise DamagedPixelsError(
-                    f"its pixels in {self.path} are damaged (their checksum differs); {self.remedy}"
-                )
-            self._is_checked[row] = True
-        return torch.from_numpy(stored.reshape(height, width, 3).copy()).permute(2, 0, 1)
+        stored = self.file.read(int(self.offsets[row]), (height, width, 3))
+        if stored is None or not (self._is_checked[row] or crc32(stored.data) == self.checksums[row]):
+            raise DamagedPixelsError(
+                f"its pixels in {self.file.path} are damaged (their checksum differs); {self.remedy}"
+            )
+        self._is_checked[row] = True
+        return torch.from_numpy(stored).permute(2, 0, 1)
 
-    def _set_memory(self, memory: NDArray[np.uint8]) -> None:
-        self._memory = memory
+    def _share_checks(self) -> None:
         # This process shares anonymous memory with its forked children, such as the workers of a data loader.
         self._is_checked = np.frombuffer(mmap.mmap(-1, max(1, len(self.shapes))), np.bool_)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the memory: a process that unpickles the cache maps the file, instead of receiving its bytes."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_memory", "_is_checked")}
+        """Leave out the memory that is shared with forked children alone."""
+        return {name: value for name, value in self.__dict__.items() if name != "_is_checked"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._set_memory(map_pixels(self.path))
-
-
-def map_pixels(path: Path) -> NDArray[np.uint8]:
-    """Map the bytes of a file of pixels into memory; return an empty array if there is no such file.
-
-    Raises:
-        UnfitFileError: if the file can't be read.
-        InputError: if the path is a link or a folder.
-    """
-    try:
-        with open_file(path) as file:
-            if not os.fstat(file.fileno()).st_size:  # an empty file can't be mapped
-                return np.empty(0, np.uint8)
-            return np.asarray(np.memmap(file, np.uint8, "r"))
-    except FileNotFoundError:
-        return np.empty(0, np.uint8)
+        self._share_checks()
 
 
 @dataclass(frozen=True)
@@ -210,18 +190,18 @@ class CacheFolder:
     def _read(self, files: CacheFiles, table: ImageTable, remedy: str) -> ImageCache | None:
         if (index_and_pixels := _read_index_and_pixels(files)) is None:
             return None
-        index, memory = index_and_pixels
+        index, file = index_and_pixels
         description = read_description(index)
         if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
             raise UnfitFileError(f"{files.index}: made by another version")
         index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
-        if len(memory) != description["bytes"]:
-            raise UnfitFileError(f"{files.pixels}: {len(memory):,} bytes, its index is of {description['bytes']:,}")
+        if len(file) != description["bytes"]:
+            raise UnfitFileError(f"{files.pixels}: {len(file):,} bytes, its index is of {description['bytes']:,}")
         columns = index.select(["offset", "height", "width", "crc32"]).take(index_rows)
         # Damage would change the checksum of the index; only somebody who wrote a checksum can have written this.
         if _stack_columns(columns, "height", "width").min(initial=0) < 0:
             raise UnfitFileError(f"{files.index}: has images of negative size")
-        return ImageCache(files.pixels, memory, columns, remedy)
+        return ImageCache(file, columns, remedy)
 
     def _find_index_rows(self, index: pa.Table, file: Path, paths: list[str]) -> pa.Array:
         """Return the row in the index of each image, and refuse an index that lacks an image or is older than one."""
@@ -238,15 +218,15 @@ class CacheFolder:
         return index_rows
 
 
-def _read_index_and_pixels(files: CacheFiles) -> tuple[pa.Table, NDArray[np.uint8]] | None:
-    """Read an index and the pixels that belong to it, even while the cache is rebuilt; None if there is no index.
+def _read_index_and_pixels(files: CacheFiles) -> tuple[pa.Table, PixelFile] | None:
+    """Read an index and open the pixels that belong to it, even while the cache is rebuilt; None if there is no index.
 
     `build_cache` deletes the index before it begins a new file of pixels. Pixels that are opened while the index stays
     the same file therefore belong to this index, and keep their values.
     """
     while (identity := _identify_file(files.index)) is not None:
         try:
-            index_and_pixels = read_parquet(files.index), map_pixels(files.pixels)
+            index_and_pixels = read_parquet(files.index), PixelFile(files.pixels)
         except (FileNotFoundError, InputError):
             if _identify_file(files.index) == identity:
                 raise

@@ -13,9 +13,10 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from dml.data.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, map_pixels, read_description
+from dml.data.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, read_description
 from dml.data.images import LIMITS, ImageFile
 from dml.data.limits import ImageLimits
+from dml.data.pixel_file import PixelFile
 from dml.data.prepared_files import (
     UnfitFileError,
     checksummed_line,
@@ -183,10 +184,10 @@ def _find_intact(
 ) -> ChunkChecksums:
     """Return the checksums of the chunks whose stored pixels match them, in a finished or an unfinished cache."""
     try:
-        stored = map_pixels(files.pixels)
+        stored = PixelFile(files.pixels)
     except UnfitFileError:
-        stored = np.empty(0, np.uint8)
-    if len(stored) != read_description(index)["bytes"]:
+        stored = None
+    if stored is None or len(stored) != read_description(index)["bytes"]:
         if finished:
             warn(f"{files.pixels}: can't be read, or isn't as long as its index says; all images are decoded again")
         return {}
@@ -199,7 +200,7 @@ def _find_intact(
         damaged_in_chunk = [
             path
             for (path, offset, shape), checksum in zip(chunk.images, stored_checksums[chunk.number], strict=True)
-            if crc32(stored[offset : offset + 3 * shape[0] * shape[1]].data) != checksum
+            if (pixels := stored.read(offset, (*shape, 3))) is None or crc32(pixels.data) != checksum
         ]
         damaged_paths += damaged_in_chunk
         if not damaged_in_chunk:

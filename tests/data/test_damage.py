@@ -190,17 +190,17 @@ def test_who_reads_while_a_cache_is_made_anew_gets_one_of_both(
 ) -> None:
     """The cache is made anew between the reading of its index and that of its pixels."""
     images.prepare()
-    original = cache.map_pixels
+    original = cache.PixelFile
     done: list[Path] = []
 
-    def map_later(path: Path) -> Any:
+    def open_later(path: Path) -> Any:
         if not done:
             done.append(path)
             Image.new("RGB", (30, 20), "red").save(images.table.paths[0])
             images.prepare()
         return original(path)
 
-    monkeypatch.setattr(cache, "map_pixels", map_later)
+    monkeypatch.setattr(cache, "PixelFile", open_later)
     assert torch.equal(images.pixels()[0], RESIZE(ImageFile(str(images.table.paths[0]))))
     assert done
 
