@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from dml.ops.errors import InputError
 
@@ -124,12 +125,27 @@ def _can_fold(convolution: nn.Module, norm: nn.Module) -> bool:
 
 
 def _convolve_same(convolution: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    from timm.layers.conv2d_same import conv2d_same  # late: a network of timm has imported it
+    """Convolve with TensorFlow's padding, whose odd pixel is behind the map.
 
-    same: Any = conv2d_same
-    settings = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
-    convolved: Tensor = same(images, weight, bias, *settings)
-    return convolved
+    timm makes a padded copy of the map, which can take longer than the convolution. On a CPU and without gradients, the
+    kernel gets a row or column of zeros in front instead, so that both sides of the map have the same padding. The
+    result is the same; gradients would take longer.
+    """
+    from timm.layers.conv2d_same import conv2d_same  # late: a network of timm has imported it
+    from timm.layers.padding import get_same_padding
+
+    stride, dilation, groups = convolution.stride, convolution.dilation, convolution.groups
+    geometry = zip(images.shape[2:], convolution.kernel_size, stride, dilation, strict=True)
+    pads = [get_same_padding(*sizes) for sizes in geometry]
+    odd_height, odd_width = (pad % 2 for pad in pads)
+    needs_copy = torch.is_grad_enabled() or images.device.type != "cpu" or torch.compiler.is_compiling()
+    if needs_copy or max(dilation) > 1:
+        same: Any = conv2d_same
+        convolved: Tensor = same(images, weight, bias, stride, convolution.padding, dilation, groups)
+        return convolved
+    if odd_height or odd_width:
+        weight = functional.pad(weight, (odd_width, 0, odd_height, 0))
+    return functional.conv2d(images, weight, bias, stride, [(pad + 1) // 2 for pad in pads], 1, groups)
 
 
 class _Tracer(fx.Tracer):

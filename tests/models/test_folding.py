@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers.conv2d_same import Conv2dSame
 from torch import Tensor, nn
 
 from dml.models.adapters import LoRA
@@ -52,6 +53,27 @@ def outputs_and_gradients(backbone: Backbone) -> tuple[Tensor, dict[str, Tensor]
     trained = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
     gradients = torch.autograd.grad(features.square().sum(), [*trained.values()], allow_unused=True)
     return features.detach(), {n: g for n, g in zip(trained, gradients, strict=True) if g is not None}
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("size", [(8, 8), (9, 8), (7, 7), (1, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(3, 2, 1), (5, 2, 1), (5, 3, 1), (4, 2, 1), (3, 1, 1), (3, 2, 2)]
+)
+def test_padding_as_tensorflow_without_a_copy_of_the_map(
+    kernel: int, stride: int, dilation: int, size: tuple[int, int], groups: int
+) -> None:
+    torch.manual_seed(0)
+    convolution = Conv2dSame(4, 8, kernel, stride, dilation=dilation, groups=groups, bias=False).double()
+    network = nn.Sequential(convolution, nn.BatchNorm2d(8)).double()
+    randomize(network)
+    network.eval()
+    images = torch.randn(2, 4, *size, dtype=torch.float64)
+    plain = network(images)
+    assert fold_batchnorms(network) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), plain.detach())
+    torch.testing.assert_close(network(images), plain)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
