@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from dml.ops.errors import nearest
 from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -38,6 +39,16 @@ class CommandParser(argparse.ArgumentParser):
         """Add an option that is a folder."""
         self.add_argument(
             option, type=Path, default=Path(default), metavar="FOLDER", help=f"{meaning} (default: %(default)s)"
+        )
+
+    def add_photographs(self) -> None:
+        """Add the option ``--photographs``: the second data set of comparisons that have one, as a dict of its path."""
+        self.add_argument(
+            "--photographs",
+            type=lambda text: {"photographs": list_file(text)},
+            default={},
+            metavar="CSV",
+            help="list of photographs, the second data set (docs/own_data.md)",
         )
 
     def add_overrides(self, example: str) -> None:
@@ -109,6 +120,14 @@ def add_contest_options(parser: CommandParser, name: str, *, seeds: int) -> None
 def parse_names(text: str) -> list[str]:
     """Read an argument that is a list of names, such as rll,circle."""
     return [name.strip() for name in text.split(",")]
+
+
+def list_file(text: str) -> Path:
+    """Read an argument that is the path of a list of images, and return its absolute path."""
+    path = expand_home(text).absolute()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text}: no such file; give a CSV file with a column path")
+    return path
 
 
 def positive_number(text: str) -> int:

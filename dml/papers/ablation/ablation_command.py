@@ -2,11 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
 from dml.commands.error_lines import one_line_errors
-from dml.ops.errors import InputError
 
 DESCRIPTION = """\
 Change one part of the default training at a time, with three seeds on emoji
@@ -36,10 +34,7 @@ def run_ablation(arguments: Sequence[str]) -> None:
 
     has_failed = False
     with one_line_errors():
-        if options.photographs and not options.photographs.is_file():
-            raise InputError(f"--photographs {options.photographs}: no such file; give a CSV file with a column path")
-        roots = {"photographs": options.photographs.absolute()} if options.photographs else {}
-        datasets = ["emoji", *roots]
+        roots, datasets = options.photographs, ["emoji", *options.photographs]
         ablation, plan = read_ablation(), Plan(options.outputs, options.seeds)
         results = read_results(options.docs / "ablation.json")
         if not options.show:
@@ -54,9 +49,7 @@ def run_ablation(arguments: Sequence[str]) -> None:
 
 def _parser() -> CommandParser:
     parser = CommandParser("ablation", DESCRIPTION, EXAMPLES)
-    parser.add_argument(
-        "--photographs", type=Path, metavar="CSV", help="list of photographs, the second data set (docs/own_data.md)"
-    )
+    parser.add_photographs()
     parser.add_argument(
         "--kind", choices=("heads", "whole"), default="heads", help="what learns in the runs (default: %(default)s)"
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
 from dml.commands.error_lines import one_line_errors
-from dml.ops.errors import InputError
 
 DESCRIPTION = """\
 Train every loss with the same small search on the validation classes, test the
@@ -43,11 +42,8 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
     from dml.papers.plans import Plan
 
     with one_line_errors():
-        roots = {"photographs": options.photographs.absolute()} if options.photographs else {}
-        board = read_leaderboard(roots)
-        contests = select_contests(board, ["emoji", *roots], options.losses)
-        if roots and not options.photographs.is_file():
-            raise InputError(f"--photographs {options.photographs}: no such file; give a CSV file with a column path")
+        board = read_leaderboard(options.photographs)
+        contests = select_contests(board, ["emoji", *options.photographs], options.losses)
         results = read_results(options.docs / "leaderboard.json")
         has_failed = False
         if not options.show:
@@ -64,9 +60,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
 
 def _parser() -> CommandParser:
     parser = CommandParser("leaderboard", DESCRIPTION, EXAMPLES)
-    parser.add_argument(
-        "--photographs", type=Path, metavar="CSV", help="list of photographs, the second data set (docs/own_data.md)"
-    )
+    parser.add_photographs()
     parser.add_argument("--losses", type=parse_names, metavar="A,B", help="losses to train (default: all)")
     parser.add_argument(
         "--kind",
