@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dml.ops.errors import InputError
 from dml.retrieval.block_search import BlockSearch
+from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.ranks import nearest
 from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
@@ -108,7 +109,9 @@ class Search:
         """
         knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
         arrays = queries.numpy(), self.gallery.rows.numpy()
-        scores, indices = sort_ties(*knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT))
+        with multiplying_few_queries(queries.shape[1]):
+            found = knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, indices = sort_ties(*found)
         is_unsure = self._repeated[indices].any(axis=1)
         if self.excluded is not None:
             scores, indices = drop_excluded(scores, indices, self.excluded[first : first + len(queries)])

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.ops.errors import InputError
+from dml.retrieval.few_queries import multiplying_few_queries
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -116,10 +117,11 @@ class VectorIndex:
             queries: vectors (Q, D).
             k: number of neighbours, at most the number of vectors.
         """
-        blocks = [
-            self._index.search(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
-            for start in range(0, len(queries), QUERIES_PER_BLOCK)
-        ]
+        with multiplying_few_queries(self.dimension):
+            blocks = [
+                self._index.search(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
+                for start in range(0, len(queries), QUERIES_PER_BLOCK)
+            ]
         if not blocks:
             return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
         return np.concatenate([scores for scores, _ in blocks]), np.concatenate([ids for _, ids in blocks])
