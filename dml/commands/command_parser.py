@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def add_photographs(self) -> None:
-        """Add the option ``--photographs``: the second data set of comparisons that have one, as a dict of its path."""
+        """Add the option ``--photographs``, the list of a second data set -> {"photographs": path}, {} without it."""
         self.add_argument(
             "--photographs",
             type=lambda text: {"photographs": list_file(text)},
