@@ -21,7 +21,7 @@ from sklearn.datasets import load_sample_image
 from torchvision.transforms import v2
 
 from dml.data import cache_build
-from dml.data.cache import CacheFolder
+from dml.data.cache import CacheFolder, DamagedPixelsError
 from dml.data.cache_build import build_cache
 from dml.data.contents import read_stamps
 from dml.data.dataset import ImageDataset, collate
@@ -454,3 +454,14 @@ def test_names(tmp_path: Path) -> None:
     assert CacheFolder(Path(), f"{tmp_path}/").relative_paths(paths) == short
     assert CacheFolder(Path(), f"{tmp_path}/set.zip").relative_paths(paths) == short
     assert CacheFolder(Path(), None).relative_paths(paths) == paths
+
+
+def test_a_file_that_is_cut_short_while_it_is_open(images: Prepared) -> None:
+    images.build(RESIZES[0])
+    cache = images.folder.find(images.table, RESIZES[0])
+    assert cache is not None
+    os.truncate(cache.file.path, len(cache.file) // 2)
+    assert cache.pixels(0) is not None
+    last = max(range(len(images.table)), key=lambda row: cache.offsets[row] * (cache.shapes[row, 0] > 0))
+    with pytest.raises(DamagedPixelsError, match=r"warp-32\.pixels are damaged"):
+        cache.pixels(last)
