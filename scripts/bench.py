@@ -120,7 +120,7 @@ def format_page(results: Mapping[str, Result]) -> str:
 
 
 def describe_other_work(cores: float | None) -> str:
-    """Say how many cores other work took while a benchmark ran; None says that nobody measured it."""
+    """Describe how many cores other work took beside a benchmark; None if that wasn't measured."""
     if cores is None:
         return "Whether other work ran beside it wasn't measured."
     warning = " **Read its figures as rough ratios.**" if cores > MOST_OTHER_WORK else ""

@@ -60,9 +60,9 @@ def measure(name: str, read: Callable[[int], object], rows: NDArray[np.int64]) -
     for row in rows.tolist():
         read(row)
     seconds = perf_counter() - started
-    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - blocks) * 512 / 1e6
-    asked = len(rows) * BYTES / 1e6
-    print(f"{name:20}{len(rows) / seconds:8,.0f} images/s{megabytes:10,.0f} MB from the disk for {asked:,.0f} MB")
+    from_disk = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - blocks) * 512 / 1e6
+    of_images = len(rows) * BYTES / 1e6
+    print(f"{name:20}{len(rows) / seconds:8,.0f} images/s{from_disk:10,.0f} MB from the disk for {of_images:,.0f} MB")
 
 
 def main() -> None:

@@ -93,10 +93,10 @@ def measure_gain(plain: Work, option: Work) -> float:
 def main() -> None:
     """Measure everything and print a table."""
     torch.set_num_threads(1)
-    wanted = sys.argv[1:]
+    chosen_networks = sys.argv[1:]
     print(f"{'':<43}{'channels last':>14}{'folded':>9}{'bfloat16':>10}{'compiled':>10}")
     for name, case in CASES.items():
-        if wanted and name.partition(",")[0] not in wanted:
+        if chosen_networks and name.partition(",")[0] not in chosen_networks:
             continue
         images = torch.randint(0, 256, (case.images, 3, case.size, case.size)).float()
         for is_training in (True, False):

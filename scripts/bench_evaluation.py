@@ -165,20 +165,18 @@ def measure_sop(scale: float) -> None:
 
 def measure_gallery(largest: int) -> None:
     """Measure the metrics that need the nearest neighbours alone, at a quarter, half and all of a size."""
-    measured: dict[int, Cost] = {}
+    half: Cost | None = None
     for images in (largest // 4, largest // 2, largest):
         rng = np.random.default_rng(0)
         labels = rng.permutation(np.arange(images) // 10)
         noise, centres = (rng.standard_normal((images, 128), dtype=np.float32) for _ in range(2))
         embeddings = centres[labels] + 2 * noise
-        predicted = ""
-        if half := measured.get(images // 2):
-            predicted = f"; {4 * half.seconds:.0f} and {4 * half.processors:.0f} s were predicted"
+        predicted = f"; {4 * half.seconds:.0f} and {4 * half.processors:.0f} s were predicted" if half else ""
         settings: dict[str, Any] = {"metrics": ("recall", "map@r", "r_precision"), "clustering": False}
-        cost = measured[images] = measure(evaluate, embeddings, labels, **settings)
+        cost = half = measure(evaluate, embeddings, labels, **settings)
         times = f"{cost.seconds:.0f} s, {cost.processors:.0f} s of the processors, {cost.megabytes:.0f} MB"
         print(f"{images:,} images: {times}{predicted}", flush=True)
-    hours = measured[largest].seconds * (1_000_000 / largest) ** 2 / 3600
+    hours = cost.seconds * (1_000_000 / largest) ** 2 / 3600
     print(f"a million images: {hours:.1f} hours are predicted")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, positive_number
+from dml.commands.embedding_model import load_for_many_images
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -34,13 +35,10 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     with one_line_errors():
         from dml.evaluation.compression.rows_as_values import format_rows, make_values  # after --help: it takes seconds
-        from dml.inference import load
-        from dml.ops.freed_memory import keep_freed_memory
         from dml.ops.run_files import write_values
         from dml.ops.run_folder import RunFolder
 
-        model = load(options.model, device=options.device, trust=options.trust)
-        keep_freed_memory(model.device)
+        model = load_for_many_images(options.model, options.device, trust=options.trust)
         if model.ball:
             raise InputError(
                 f"{printable(options.model)}: its vectors are compared by {model.geometry} distance; dml compress "

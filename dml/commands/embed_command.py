@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.continuing import continuing
+from dml.commands.embedding_model import load_for_many_images
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -74,14 +75,11 @@ def embed_images(arguments: Sequence[str]) -> None:
 
 def _prepare(options: argparse.Namespace, output: Path) -> "tuple[ImageEmbedder, EmbeddingParts]":
     """List the images and open the model, which takes seconds to import."""
-    from dml.inference import load
     from dml.inference.bulk.embedding_parts import EmbeddingParts
     from dml.inference.index_items import list_source
-    from dml.ops.freed_memory import keep_freed_memory
 
     paths, labels = list_source(options.images)
-    model = load(options.model, device=options.device)
-    keep_freed_memory(model.device)
+    model = load_for_many_images(options.model, options.device)
     facts = {"fingerprint": model.fingerprint, "geometry": model.geometry}
     return model, EmbeddingParts(output, paths, labels, facts, options.batch_size or model.settings.batch_size)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.continuing import continuing
+from dml.commands.embedding_model import load_for_many_images
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -64,12 +65,12 @@ def _add_store_options(parser: CommandParser) -> None:
 
 
 def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    if given := [name for name in names if getattr(options, name) is not None]:
-        raise InputError(f"--{given[0]}: {reason}")
+    if unfit_options := [name for name in names if getattr(options, name) is not None]:
+        raise InputError(f"--{unfit_options[0]}: {reason}")
 
 
 def _write_index(options: argparse.Namespace) -> None:
-    from dml.inference import Index, load  # after --help: it takes seconds
+    from dml.inference import Index  # after --help: it takes seconds
     from dml.inference.image_index import is_index
     from dml.inference.index_items import list_source
     from dml.ops.freed_memory import keep_freed_memory
@@ -84,10 +85,8 @@ def _write_index(options: argparse.Namespace) -> None:
         if options.output is None:
             raise InputError("--output FOLDER: the folder of the index is missing")
         list_source(options.images)  # before the model is loaded: mistakes are told at once
-        model = load(options.model, device=options.device)
-        keep_freed_memory(model.device)
         index = Index.build(
-            model,
+            load_for_many_images(options.model, options.device),
             options.images,
             factory=options.factory or EXACT,
             parameters=options.parameters or "",
@@ -106,12 +105,9 @@ def _upload(options: argparse.Namespace) -> None:
     if options.collection is None:
         raise InputError("--collection NAME: the name of the collection is missing")
     check_name(options.collection)
-    from dml.inference import load
     from dml.inference.vector_stores.store_upload import Upload
-    from dml.ops.freed_memory import keep_freed_memory
 
-    model = load(options.model, device=options.device)
-    keep_freed_memory(model.device)
+    model = load_for_many_images(options.model, options.device)
     upload = Upload(model, address, options.collection, replace=bool(options.replace))
     report = upload.run(options.images, options.root, **embedding_options(options))
     note = ""

@@ -135,14 +135,14 @@ def _convolve_same(convolution: nn.Conv2d, images: Tensor, weight: Tensor, bias:
     from timm.layers.padding import get_same_padding
 
     stride, dilation, groups = convolution.stride, convolution.dilation, convolution.groups
-    geometry = zip(images.shape[2:], convolution.kernel_size, stride, dilation, strict=True)
-    pads = [get_same_padding(*sizes) for sizes in geometry]
-    odd_height, odd_width = (pad % 2 for pad in pads)
     needs_copy = torch.is_grad_enabled() or images.device.type != "cpu" or torch.compiler.is_compiling()
     if needs_copy or max(dilation) > 1:
         same: Any = conv2d_same
         convolved: Tensor = same(images, weight, bias, stride, convolution.padding, dilation, groups)
         return convolved
+    geometry = zip(images.shape[2:], convolution.kernel_size, stride, dilation, strict=True)
+    pads = [get_same_padding(*sizes) for sizes in geometry]
+    odd_height, odd_width = (pad % 2 for pad in pads)
     if odd_height or odd_width:
         weight = functional.pad(weight, (odd_width, 0, odd_height, 0))
     return functional.conv2d(images, weight, bias, stride, [(pad + 1) // 2 for pad in pads], 1, groups)

@@ -110,8 +110,8 @@ class Search:
         knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
         arrays = queries.numpy(), self.gallery.rows.numpy()
         with multiplying_few_queries(queries.shape[1]):
-            found = knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT)
-        scores, indices = sort_ties(*found)
+            scores, indices = knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, indices = sort_ties(scores, indices)
         is_unsure = self._repeated[indices].any(axis=1)
         if self.excluded is not None:
             scores, indices = drop_excluded(scores, indices, self.excluded[first : first + len(queries)])

@@ -60,7 +60,7 @@ def embed_parts_on_ray(
     Args:
         model: path of the model, which each machine of the cluster sees, as it sees the images.
         device: device that embeds.
-        parts: where the vectors are written.
+        parts: folder that the vectors are written to, one file for each part.
         missing: numbers of the parts to embed.
         options: further arguments of `dml.inference.ImageEmbedder.embed`.
 

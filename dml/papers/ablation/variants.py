@@ -38,14 +38,14 @@ class Kind:
         Raises:
             InputError: no variant's name contains one of the texts.
         """
-        default, *others = self.variants
+        default, *changes = self.variants
         for part in parts:
             if not any(part in name for name in self.variants):
                 raise InputError(
                     f"--only {part}: no variant of {self.name} has this in its name; they are {list(self.variants)}"
                 )
-        kept = [default, *(name for name in others if any(part in name for part in parts))]
-        return replace(self, variants={name: self.variants[name] for name in kept})
+        names = [default, *(name for name in changes if any(part in name for part in parts))]
+        return replace(self, variants={name: self.variants[name] for name in names})
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Ablation:
 def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
     """Read the variants from a file; the head of ablation.yaml describes its entries."""
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    shared, of_whole = (
+    shared, whole = (
         {name: _read_overrides(entry, content["datasets"]) for name, entry in content[group].items()}
         for group in ("variants", "whole")
     )
     kinds = {
-        name: Kind(name, entry["title"], tuple(entry["overrides"]), shared | of_whole if name == "whole" else shared)
+        name: Kind(name, entry["title"], tuple(entry["overrides"]), shared | whole if name == "whole" else shared)
         for name, entry in content["kinds"].items()
     }
     return Ablation(content["setting"].strip(), content["datasets"], kinds)
