@@ -79,7 +79,10 @@ def test_all_ten_claims_are_there_and_can_be_judged() -> None:
                 assert config.dataset.name == "emoji"
                 assert not arm.prefix or arm.prefix.removeprefix("heads/") in config.model.heads
     assert [claim.number for claim in PHOTOGRAPHS.claims] == [1, 2, 3, 4, 6, 9, 10]
-    assert {compose(arm.training).dataset.name for arm in PHOTOGRAPHS.used_arms} == {"grocery"}
+    for arm in PHOTOGRAPHS.used_arms:
+        config = compose(arm.training)
+        assert config.dataset.name == "grocery"
+        assert config.trainer.max_steps == (240 if arm.training.experiment == "claims/nra" else 160)
 
 
 def test_quick_claims_are_the_same_with_fewer_steps() -> None:
@@ -205,6 +208,13 @@ def test_seeds_of_all_come_before_the_next(tmp_path: Path) -> None:
         [("a", "0"), ("b", "0")],
         [("a", "1"), ("b", "1")],
     ]
+
+
+def test_a_length_for_a_training_that_no_arm_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text("setting: s\ndatasets: {d: {steps: {rrl: 5}}}\narms: {a: rll}\nclaims: {}")
+    with pytest.raises(InputError, match="d: steps: no arm trains rrl"):
+        read_claims(path)
 
 
 BROKEN = [

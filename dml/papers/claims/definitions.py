@@ -17,6 +17,9 @@ from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Trai
 METRIC_LABELS = {name: METRICS_BY_NAME[name].label for name in HIERARCHICAL_METRICS}
 """Labels of the metrics on the page, where a label isn't the name."""
 
+EXPERIMENTS = "claims/"
+"""Folder of the arms' experiments."""
+
 Overrides = tuple[str, ...]
 
 
@@ -171,22 +174,26 @@ def read_claims(path: Path = REFERENCE / "claims.yaml", shortened: int = 1) -> C
 
 
 def _read_claims_on(dataset: str, settings: Mapping[str, Any], content: Mapping[str, Any], shortened: int) -> Claims:
-    overrides = tuple(settings.get("overrides", ()))
-    arms = {name: _read_arm(name, entry, overrides, shortened) for name, entry in content["arms"].items()}
+    arms = {name: _read_arm(name, entry, settings, shortened) for name, entry in content["arms"].items()}
+    trained = {arm.training.experiment.removeprefix(EXPERIMENTS) for arm in arms.values()}
+    if unknown := sorted(set(settings.get("steps", {})) - trained):
+        raise InputError(f"{dataset}: steps: no arm trains {unknown[0]}")
     for arm in arms.values():
         if arm.parent and arm.parent not in arms:
             raise InputError(f"arm {arm.name}: like: {arm.parent} is no arm")
         if bool(arm.alternatives) != bool(arm.tuning_metric):
             raise InputError(f"arm {arm.name}: tune and by go together")
     numbers = settings.get("claims", list(content["claims"]))
-    return Claims(
-        dataset, overrides, arms, tuple(_read_claim(number, content["claims"][number], arms) for number in numbers)
-    )
+    claims = tuple(_read_claim(number, content["claims"][number], arms) for number in numbers)
+    return Claims(dataset, tuple(settings.get("overrides", ())), arms, claims)
 
 
-def _read_arm(name: str, entry: str | Mapping[str, Any], overrides: Overrides, shortened: int) -> Arm:
+def _read_arm(name: str, entry: str | Mapping[str, Any], dataset_settings: Mapping[str, Any], shortened: int) -> Arm:
     settings: Mapping[str, Any] = {"run": entry} if isinstance(entry, str) else entry
-    training = Training.parse(f"claims/{settings['run']}").extended(overrides)
+    training = Training.parse(EXPERIMENTS + settings["run"]).extended(dataset_settings.get("overrides", ()))
+    steps = dataset_settings.get("steps", {}).get(training.experiment.removeprefix(EXPERIMENTS))
+    if steps is not None:
+        training = training.extended([f"trainer.max_steps={steps}"])
     return Arm(
         name,
         training if shortened == 1 else shorten(training, shortened),
