@@ -52,8 +52,3 @@ class FrozenLearner(MetricLearner):
     def embed_images(self, images: Tensor) -> dict[str, Tensor]:
         """Embed head inputs (B, F), or images (B, 3, H, W) of a test of several views -> embeddings (B, D) by head."""
         return self.network(images) if images.ndim == 2 else super().embed_images(images)
-
-    def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
-        """Log the losses of steps that loggers write alone: to log a step takes Lightning as long as the step."""
-        if self.trainer._logger_connector.should_update_logs:
-            super().log_losses(total, terms)

@@ -91,8 +91,8 @@ class History(Logger):
         after the checkpoint was written, and resumed.
         """
         connector = trainer._logger_connector  # No public attribute of Lightning holds the values that it will log.
-        if connector.should_update_logs:
-            row: dict[str, Any] = convert_tensors_to_scalars(connector.metrics["log"])
+        if connector.should_update_logs and (metrics := connector.metrics["log"]):
+            row: dict[str, Any] = convert_tensors_to_scalars(metrics)
             row.setdefault("epoch", trainer.current_epoch)  # Lightning does so too if the module logs no epoch.
             self.log_metrics(row, trainer.fit_loop.epoch_loop._batches_that_stepped)
             self.save()

@@ -72,6 +72,7 @@ class MetricLearner(ModelEmbedder):
         # In a list the compiled network is no submodule: a checkpoint would hold the model's parameters twice.
         self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
         self.divergence = DivergenceCheck()
+        self._is_logged = False  # whether Lightning holds the losses of the step before
         self.run_description: dict[str, Any] = {}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -119,7 +120,18 @@ class MetricLearner(ModelEmbedder):
         return total
 
     def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
-        """Log the total loss of a step, the losses of several heads, and the epoch."""
+        """Log the total loss, the losses of several heads and the epoch, in steps that loggers write.
+
+        To log takes Lightning one or two milliseconds, so the steps between go without. The last step is one to write,
+        but if a callback ends the training before, such as that of ``trainer.max_time``, its step isn't.
+        """
+        is_last = bool(self.trainer.loggers) and self.global_step + 1 == self.trainer.max_steps
+        if not (is_last or self.trainer._logger_connector.should_update_logs):
+            if self._is_logged:  # else loggers would take the values for those of a step at which the training ends
+                self.trainer._results.reset(fx="training_step")  # type: ignore[union-attr]
+            self._is_logged = False
+            return
+        self._is_logged = True
         self.log("loss", total, prog_bar=True)
         self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.
         if len(terms) > 1:

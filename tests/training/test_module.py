@@ -1,4 +1,5 @@
 import copy
+import csv
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +22,11 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.ops.errors import InputError
 from dml.training.callbacks.averaging import Averaging
+from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.loss_schedule import LossSchedule
 from dml.training.callbacks.seeding import StepSeed
 from dml.training.embedders import CHOSEN_HEADS, Embedded, evaluate_heads
+from dml.training.history import History
 from dml.training.module import MetricLearner
 from dml.training.optimizers import optimizer_by_role
 from dml.training.schedules import SchedulePace
@@ -257,6 +260,42 @@ def test_a_number_of_the_loss_moves_linearly() -> None:
 def test_a_schedule_of_what_is_no_number_is_refused(attribute: str, expected: str) -> None:
     with pytest.raises(InputError, match=rf"scheduler\.loss\.attribute={attribute}: .*{expected}"):
         fit(learner(), 1, LossSchedule(attribute, start=20.0, end=0.0))
+
+
+class StopAfter(Callback):
+    """Ends the training after so many steps, as ``max_time`` does, or `FinalValidation` after the last."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == self.steps
+
+
+def logged_losses(path: Path, steps: int, every: int, *callbacks: Callback) -> dict[int, tuple[float, float, float]]:
+    """The losses of a training's history by step: the sum, and those of both heads.
+
+    Before each checkpoint its row is written ahead.
+    """
+    saving = {"enable_checkpointing": True, "default_root_dir": path.parent}
+    last = LastCheckpoint(every_n_steps=1)
+    fit(learner(), steps, *callbacks, last, logger=[History(path)], log_every_n_steps=every, **saving)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {int(row["step"]): (float(row["loss"]), float(row["loss/L"]), float(row["loss/H"])) for row in rows}
+
+
+def test_losses_are_logged_every_n_steps_and_in_the_last_step(tmp_path: Path) -> None:
+    each = logged_losses(tmp_path / "each.csv", 5, 1)
+    assert list(each) == [1, 2, 3, 4, 5]
+    assert len(set(each.values())) == 5
+    assert all(total == pytest.approx(low + high) for total, low, high in each.values())
+    assert logged_losses(tmp_path / "some.csv", 5, 2, StopAfter(5)) == {step: each[step] for step in (2, 4, 5)}
+
+
+def test_no_step_at_which_a_training_ends_early_gets_the_losses_of_another(tmp_path: Path) -> None:
+    each = logged_losses(tmp_path / "each.csv", 5, 1)
+    assert logged_losses(tmp_path / "stopped.csv", 9, 3, StopAfter(5)) == {3: each[3]}
 
 
 def test_divergence_names_the_step_the_head_and_the_loss() -> None:

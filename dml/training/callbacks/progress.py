@@ -108,8 +108,8 @@ class ProgressLines(ProgressBar):
     def on_train_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ARG002
+        pl_module: LightningModule,  # noqa: ARG002
+        outputs: Any,
         batch: Any,
         batch_idx: int,  # noqa: ARG002
     ) -> None:
@@ -117,7 +117,7 @@ class ProgressLines(ProgressBar):
         is_due = self._training.advance(len(batch[0]) * trainer.world_size)
         if (is_due or self._training.done == FIRST_ESTIMATE) and self._is_enabled:
             left = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
-            loss = self.get_metrics(trainer, pl_module).get("loss", float("nan"))
+            loss = outputs["loss"].item() * trainer.accumulate_grad_batches  # Lightning divides it
             where = f"step {trainer.global_step:,} of {trainer.max_steps:,}"
             self.print(f"training {where}, loss {loss:.4g}, {self._training.line(left)}")
 
