@@ -125,7 +125,7 @@ class MetricLearner(ModelEmbedder):
         To log takes Lightning one or two milliseconds, so the steps between go without. The last step is one to write,
         but if a callback ends the training before, such as that of ``trainer.max_time``, its step isn't.
         """
-        is_last = bool(self.trainer.loggers) and self.global_step + 1 == self.trainer.max_steps
+        is_last = self.global_step + 1 == self.trainer.max_steps
         if not (is_last or self.trainer._logger_connector.should_update_logs):
             if self._is_logged:  # else loggers would take the values for those of a step at which the training ends
                 self.trainer._results.reset(fx="training_step")  # type: ignore[union-attr]

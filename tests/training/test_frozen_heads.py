@@ -71,7 +71,6 @@ def test_each_loss_trains_the_heads_alone(loss: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer = small_trainer(2, callbacks=[StepSeed(0), EmbeddingBankUpdates()])
     trainer.fit(learner, datamodule=images)
-    assert trainer.callback_metrics.keys() == set()  # the loggers are off: no step's losses are read
     for name, value in model.state_dict().items():
         assert value.isfinite().all()
         assert torch.equal(value, before[name]) == name.startswith("backbone."), name
