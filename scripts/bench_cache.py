@@ -60,9 +60,10 @@ def measure(name: str, read: Callable[[int], object], rows: NDArray[np.int64]) -
     for row in rows.tolist():
         read(row)
     seconds = perf_counter() - started
-    from_disk = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - blocks) * 512 / 1e6
-    of_images = len(rows) * BYTES / 1e6
-    print(f"{name:20}{len(rows) / seconds:8,.0f} images/s{from_disk:10,.0f} MB from the disk for {of_images:,.0f} MB")
+    megabytes_read = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - blocks) * 512 / 1e6
+    megabytes_of_images = len(rows) * BYTES / 1e6
+    disk = f"{megabytes_read:10,.0f} MB from the disk for {megabytes_of_images:,.0f} MB"
+    print(f"{name:20}{len(rows) / seconds:8,.0f} images/s{disk}")
 
 
 def main() -> None:

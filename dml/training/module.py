@@ -72,7 +72,6 @@ class MetricLearner(ModelEmbedder):
         # In a list the compiled network is no submodule: a checkpoint would hold the model's parameters twice.
         self._compiled: list[Any] = [] if compiled is None else [torch.compile(self.network, **compiled)]
         self.divergence = DivergenceCheck()
-        self._is_logged = False  # whether Lightning holds the losses of the step before
         self.run_description: dict[str, Any] = {}
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -127,11 +126,9 @@ class MetricLearner(ModelEmbedder):
         """
         is_last = self.global_step + 1 == self.trainer.max_steps
         if not (is_last or self.trainer._logger_connector.should_update_logs):
-            if self._is_logged:  # else loggers would take the values for those of a step at which the training ends
-                self.trainer._results.reset(fx="training_step")  # type: ignore[union-attr]
-            self._is_logged = False
+            # else loggers would take the values of an earlier step for those of a step at which the training ends
+            self.trainer._results.reset(fx="training_step")  # type: ignore[union-attr]
             return
-        self._is_logged = True
         self.log("loss", total, prog_bar=True)
         self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.
         if len(terms) > 1:

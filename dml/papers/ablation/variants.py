@@ -68,12 +68,17 @@ class Ablation:
 def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
     """Read the variants from a file; the head of ablation.yaml describes its entries."""
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    shared, whole = (
+    shared_variants, whole_variants = (
         {name: _read_overrides(entry, content["datasets"]) for name, entry in content[group].items()}
         for group in ("variants", "whole")
     )
     kinds = {
-        name: Kind(name, entry["title"], tuple(entry["overrides"]), shared | whole if name == "whole" else shared)
+        name: Kind(
+            name,
+            entry["title"],
+            tuple(entry["overrides"]),
+            shared_variants | whole_variants if name == "whole" else shared_variants,
+        )
         for name, entry in content["kinds"].items()
     }
     return Ablation(content["setting"].strip(), content["datasets"], kinds)

@@ -197,12 +197,11 @@ def _comparison_row(outcome: Outcome) -> list[str]:
 def _arm_row(arm: Arm, metrics: Iterable[str], tested: ClaimsOnDataset) -> list[str]:
     tuning, common = tested.tuning, tested.claims.overrides
     overrides = [override for override in arm.training.overrides if override not in common]
-    experiment = arm.training.experiment.removeprefix("claims/")
     steps = sum(count_steps(stage.config) for stage in list_stages(compose(arm.training)))
     values_by_metric = [list(read_metric(arm, metric, tuning).values()) for metric in metrics]
     return [
         f"{arm.name}{f' ({arm.prefix})' if arm.prefix else ''}",
-        _code((experiment, *overrides)),
+        _code((arm.experiment, *overrides)),
         str(steps),
         _describe_selection(arm, tuning),
         *(_format_mean(mean_interval(values)) if values else "" for values in values_by_metric),

@@ -17,9 +17,6 @@ from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Trai
 METRIC_LABELS = {name: METRICS_BY_NAME[name].label for name in HIERARCHICAL_METRICS}
 """Labels of the metrics on the page, where a label isn't the name."""
 
-EXPERIMENTS = "claims/"
-"""Folder of the arms' experiments."""
-
 Overrides = tuple[str, ...]
 
 
@@ -42,6 +39,11 @@ class Arm:
     alternatives: tuple[Overrides, ...] = ()
     tuning_metric: str = ""
     parent: str = ""
+
+    @property
+    def experiment(self) -> str:
+        """The arm's experiment in conf/experiment/claims: "rll" for ``experiment=claims/rll``."""
+        return self.training.experiment.removeprefix("claims/")
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Claims:
         dataset: name of the data set on the page.
         overrides: overrides of all trainings that choose the data set.
         arms: all arms by name.
-        claims: the claims.
+        claims: claims that are tested on the data set.
     """
 
     dataset: str
@@ -155,7 +157,7 @@ def read_claims(path: Path = REFERENCE / "claims.yaml", shortened: int = 1) -> C
     """Read arms and claims from a file; the head of claims.yaml describes its entries.
 
     Args:
-        path: the file.
+        path: file in the form of claims.yaml.
         shortened: number by which the steps of all trainings are divided.
 
     Raises:
@@ -175,8 +177,7 @@ def read_claims(path: Path = REFERENCE / "claims.yaml", shortened: int = 1) -> C
 
 def _read_claims_on(dataset: str, settings: Mapping[str, Any], content: Mapping[str, Any], shortened: int) -> Claims:
     arms = {name: _read_arm(name, entry, settings, shortened) for name, entry in content["arms"].items()}
-    trained = {arm.training.experiment.removeprefix(EXPERIMENTS) for arm in arms.values()}
-    if unknown := sorted(set(settings.get("steps", {})) - trained):
+    if unknown := sorted(set(settings.get("steps", {})) - {arm.experiment for arm in arms.values()}):
         raise InputError(f"{dataset}: steps: no arm trains {unknown[0]}")
     for arm in arms.values():
         if arm.parent and arm.parent not in arms:
@@ -190,18 +191,17 @@ def _read_claims_on(dataset: str, settings: Mapping[str, Any], content: Mapping[
 
 def _read_arm(name: str, entry: str | Mapping[str, Any], dataset_settings: Mapping[str, Any], shortened: int) -> Arm:
     settings: Mapping[str, Any] = {"run": entry} if isinstance(entry, str) else entry
-    training = Training.parse(EXPERIMENTS + settings["run"]).extended(dataset_settings.get("overrides", ()))
-    steps = dataset_settings.get("steps", {}).get(training.experiment.removeprefix(EXPERIMENTS))
-    if steps is not None:
-        training = training.extended([f"trainer.max_steps={steps}"])
-    return Arm(
+    arm = Arm(
         name,
-        training if shortened == 1 else shorten(training, shortened),
+        Training.parse(f"claims/{settings['run']}").extended(dataset_settings.get("overrides", ())),
         prefix=settings.get("part", ""),
         alternatives=tuple(tuple(shlex.split(overrides)) for overrides in settings.get("tune", ())),
         tuning_metric=settings.get("by", ""),
         parent=settings.get("like", ""),
     )
+    steps = dataset_settings.get("steps", {}).get(arm.experiment)
+    training = arm.training if steps is None else arm.training.extended([f"trainer.max_steps={steps}"])
+    return replace(arm, training=training if shortened == 1 else shorten(training, shortened))
 
 
 def _read_claim(number: int, entry: Mapping[str, Any], arms: Mapping[str, Arm]) -> Claim:
