@@ -7,6 +7,7 @@ network of two convolutions: they differ in settings of the same parts.
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,17 @@ def first_trainings() -> dict[str, Training]:
 TRAININGS = first_trainings()
 
 
+@cache
+def composed(training: Training) -> DictConfig:
+    """The whole configuration of an experiment, read-only; composing one takes a tenth of a second."""
+    config = compose(training)
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
 def structure(training: Training) -> tuple[object, ...]:
     """What decides which parts of a run an experiment goes through; its loss does not, as losses have tests."""
-    config = compose(training)
+    config = composed(training)
     return (
         config.sampler._target_,
         tuple(config.stages),
@@ -116,9 +125,9 @@ def test_an_experiment_trains(training: Training, small_emoji: Path, tmp_path: P
     asked = tiny(training, small_emoji, steps)
     config = compose(asked)
     of_levels = [own for own in asked.overrides if key_of(own).endswith((".level", "loss.margins"))]
-    whole = compose(replace(training, overrides=(*training.overrides, *of_levels)))  # but for those emoji lacks
+    whole = composed(replace(training, overrides=(*training.overrides, *of_levels)))  # but for those emoji lacks
     # "${trainer.max_steps}" stays the same
-    small, large = (flat(plain_config(composed)) for composed in (config, whole))
+    small, large = (flat(plain_config(config_of)) for config_of in (config, whole))
     for key in small.keys() | large.keys():
         if is_below(key, KEPT):
             assert small.get(key) == large.get(key), key
@@ -146,8 +155,9 @@ def networks() -> dict[str, DictConfig]:
     """Each network and transform that an experiment has on its own data, whatever the size of its embedding."""
     found = {}
     for training in TRAININGS.values():
-        config = compose(training)
+        config = composed(training)
         own = OmegaConf.create({"model": config.model, "recurrent": config.recurrent, "transform": config.transform})
+        OmegaConf.set_readonly(own, False)
         own.model.embed_dim = 8
         own.model.backbone.weights = None
         found[json.dumps(OmegaConf.to_container(own), sort_keys=True)] = own
