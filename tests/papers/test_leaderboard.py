@@ -171,13 +171,15 @@ def test_intervals_are_of_resampled_classes() -> None:
 def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
     stored = {"vector": "64 numbers, cosine", "first weights": "random", "checkpoint": "the last one", "split": "test"}
     other = replace(make_result("nra", 0.3, seed=1), facts=stored)
-    results = [make_result("rll", 0.5), other, make_result("rll", 0.7, kind="whole")]
+    whole = [make_result("rll", 0.7, kind="whole"), make_result("rll", 0.8, kind="long")]
+    results = [make_result("rll", 0.5), other, *whole]
     write_results(tmp_path / "leaderboard.json", results)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{MARKERS[0]}\nold\n{MARKERS[1]}\nafter\n")
     run_leaderboard(["--show", "--docs", str(tmp_path), "--readme", str(readme)])
     page = (tmp_path / "leaderboard.md").read_text()
-    assert page.index("## The whole network learns") < page.index("## The heads learn")
+    titles = ["## The whole network learns for 1,200 steps", "## The whole network learns\n", "## The heads learn"]
+    assert sorted(titles, key=page.index) == titles
     heads = page.partition("## The heads learn")[2]
     assert heads.index("`rll`") < heads.index("`nra`")
     assert "3 seeds, 120 queries of 30 classes." in heads

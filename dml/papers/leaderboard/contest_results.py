@@ -24,7 +24,7 @@ class ContestResult:
 
     Args:
         dataset: name of the data set.
-        kind: what was trained: "heads" or "whole".
+        kind: what was trained: one of the kinds of leaderboard.yaml.
         loss: name of the loss.
         overrides: the overrides that the search chose.
         searched: {overrides: MAP@R of the best validation, a fraction}; empty if an earlier search had chosen.

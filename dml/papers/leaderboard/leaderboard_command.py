@@ -64,10 +64,10 @@ def _parser() -> CommandParser:
     parser.add_argument("--losses", type=parse_names, metavar="A,B", help="losses to train (default: all)")
     parser.add_argument(
         "--kind",
-        choices=("heads", "whole"),
+        choices=("heads", "whole", "long"),
         default="heads",
-        help="what learns in the tested runs; whole networks take what the heads chose, from leaderboard.json if it is"
-        " there (default: %(default)s)",
+        help="what learns in the tested runs: the heads alone, or whole networks (long: for 1,200 steps), which take"
+        " what the heads chose, from leaderboard.json if it is there (default: %(default)s)",
     )
     add_contest_options(parser, "leaderboard", seeds=3)
     parser.add_argument(

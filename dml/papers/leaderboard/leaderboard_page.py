@@ -24,10 +24,13 @@ SUMMARY_LOSSES = 8
 """The number of losses in the summary."""
 
 KIND_TITLES = {
+    "long": "The whole network learns for 1,200 steps",
     "whole": "The whole network learns",
     "heads": "The heads learn, the backbone is frozen",
 }
 """The kinds of training in their order on the page, and their titles."""
+KIND_COLUMNS = {"long": "whole, 1,200 steps", "whole": "whole", "heads": "heads"}
+"""What the kinds of training are called in the summary."""
 
 HEAD = """# Leaderboard
 
@@ -145,7 +148,7 @@ def render_summary(results: Sequence[ContestResult]) -> str:
     columns = []
     for kind in KIND_TITLES:
         for dataset, group in groupby((r for r in results if r.kind == kind), key=lambda result: result.dataset):
-            columns.append((f"{dataset}, {kind}", sort_results(list(group))[:SUMMARY_LOSSES]))
+            columns.append((f"{dataset}, {KIND_COLUMNS[kind]}", sort_results(list(group))[:SUMMARY_LOSSES]))
     header = ["", *(name for name, _ in columns)]
     rows = [
         [str(place + 1), *(_format_place(ordered, place) for _, ordered in columns)]
