@@ -77,7 +77,7 @@ def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
             name,
             entry["title"],
             tuple(entry["overrides"]),
-            shared_variants | whole_variants if name == "whole" else shared_variants,
+            shared_variants | (whole_variants if name == "whole" else {}),
         )
         for name, entry in content["kinds"].items()
     }

@@ -144,7 +144,9 @@ def _lower_end(interval: Interval | None) -> float:
 
 def _render_claim(claim: Claim, tested: Sequence[ClaimsOnDataset]) -> str:
     on_datasets = [on_dataset for on_dataset in tested if claim.number in on_dataset.outcomes]
-    verdicts = [f"{_verdict(one.outcomes[claim.number])} on {one.claims.dataset}" for one in on_datasets]
+    verdicts = [
+        f"{_verdict(on_dataset.outcomes[claim.number])} on {on_dataset.claims.dataset}" for on_dataset in on_datasets
+    ]
     parts = [
         f"## {claim.number}. {', '.join(verdicts).capitalize()}",
         f"{claim.statement} ({claim.source}; the paper's numbers are those on {claim.dataset}.)",
@@ -155,7 +157,7 @@ def _render_claim(claim: Claim, tested: Sequence[ClaimsOnDataset]) -> str:
 
 
 def _render_on_dataset(number: int, tested: ClaimsOnDataset) -> list[str]:
-    """Render what one data set says of a claim: the figure, the comparisons, and the arms."""
+    """Render the results of a claim on a data set: the figure, then a table of the comparisons and one of the arms."""
     claim = next(claim for claim in tested.claims.claims if claim.number == number)
     outcomes, dataset = tested.outcomes[number], tested.claims.dataset
     metrics = list(dict.fromkeys(outcome.comparison.metric for outcome in outcomes))

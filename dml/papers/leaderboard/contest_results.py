@@ -24,7 +24,7 @@ class ContestResult:
 
     Args:
         dataset: name of the data set.
-        kind: what was trained: one of the kinds of leaderboard.yaml.
+        kind: name of the kind of training, a key of ``kinds`` in leaderboard.yaml.
         loss: name of the loss.
         overrides: the overrides that the search chose.
         searched: {overrides: MAP@R of the best validation, a fraction}; empty if an earlier search had chosen.
@@ -32,7 +32,8 @@ class ContestResult:
         counts: number of queries of each test class.
         sums: {metric: for each seed, the sum of its values over the queries of each test class}.
         values: {metric: for each seed, its value}.
-        facts: what the metrics are of, as the runs stored it; results of older versions have none.
+        facts: size and geometry of the vectors, first weights, checkpoint and split that the runs stored; empty in
+            results of older versions.
     """
 
     dataset: str

@@ -56,7 +56,7 @@ def write_leaderboard_page(
 
     Args:
         results: results of the contests.
-        board: the contests.
+        board: leaderboard whose contests have these results.
         docs: folder of the page.
         readme: the project's README.md; None to leave it as it is.
 
@@ -65,10 +65,10 @@ def write_leaderboard_page(
     """
     parts = [HEAD.format(setting=board.setting)]
     for kind, title in KIND_TITLES.items():
-        of_kind = [result for result in results if result.kind == kind]
-        if of_kind:
+        kind_results = [result for result in results if result.kind == kind]
+        if kind_results:
             parts.append(f"## {title}\n")
-        for dataset, group in groupby(of_kind, key=lambda result: result.dataset):
+        for dataset, group in groupby(kind_results, key=lambda result: result.dataset):
             parts.append(_render_dataset(dataset, list(group), board))
     write_text(docs / "leaderboard.md", "\n".join(parts))
     if readme is not None:
@@ -104,7 +104,7 @@ def _select_effective(result: ContestResult, board: Leaderboard) -> list[str]:
 
 
 def describe_result(result: ContestResult, board: Leaderboard) -> dict[str, str]:
-    """Return what the metrics of a result are of: as its runs stored it, or else as their configuration says."""
+    """Return the facts that the runs of a result stored, or else those of their configuration."""
     return result.facts or describe_training(
         board.find_training(result.dataset, result.kind, result.loss, result.overrides)
     )
