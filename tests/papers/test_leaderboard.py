@@ -21,7 +21,7 @@ from dml.papers.leaderboard.contest_results import (
     write_results,
 )
 from dml.papers.leaderboard.contest_runs import Search
-from dml.papers.leaderboard.contests import Contest, read_leaderboard, select_contests
+from dml.papers.leaderboard.contests import Contest, Kind, read_leaderboard, require_known, select_contests
 from dml.papers.leaderboard.leaderboard_command import run_leaderboard
 from dml.papers.leaderboard.leaderboard_page import MARKERS, class_interval, insert_summary, render_summary
 from dml.papers.plans import Plan, PlannedRun
@@ -60,6 +60,8 @@ def test_unknown_names_are_refused() -> None:
         select_contests(BOARD, None, ["rl"])
     with pytest.raises(InputError, match="dataset cars: not on the leaderboard"):
         select_contests(BOARD, ["cars"], None)
+    with pytest.raises(InputError, match="kind whol: not on the leaderboard; nearest: whole"):
+        require_known("kind", "whol", BOARD.kinds)
 
 
 CONTEST = Contest(
@@ -68,7 +70,7 @@ CONTEST = Contest(
     Training("leaderboard/emoji", ("loss=triplet",)),
     rates=(("lr=1",), ("lr=2",), ("lr=3",)),
     values=(("margin=4",), ("margin=5",)),
-    kinds={"heads": (), "whole": ("frozen=false",)},
+    kinds={"heads": Kind("Heads", "heads", ()), "whole": Kind("Whole networks", "whole", ("frozen=false",))},
 )
 SCORES = {"lr=1": 0.5, "lr=2": 0.7, "lr=3": 0.6, "lr=2 margin=4": 0.65, "lr=2 margin=5": 0.72}
 
@@ -184,7 +186,7 @@ def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
     assert heads.index("`rll`") < heads.index("`nra`")
     assert "3 seeds, 120 queries of 30 classes." in heads
     assert "heads, cosine (`nra`: 64 numbers, cosine). First weights: " in heads  # the runs of nra stored theirs
-    assert f"before\n{MARKERS[0]}\n{render_summary(results)}\n{MARKERS[1]}\nafter\n" == readme.read_text()
+    assert f"before\n{MARKERS[0]}\n{render_summary(results, BOARD.kinds)}\n{MARKERS[1]}\nafter\n" == readme.read_text()
     with pytest.raises(InputError, match=r"README.md: no <!-- leaderboard -->"):
         insert_summary("nothing", "")
 
@@ -203,7 +205,7 @@ def test_a_small_leaderboard_is_trained_and_continued(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = yaml.safe_load((ROOT / "dml/papers/reference/leaderboard.yaml").read_text())
-    content["kinds"] = {"heads": [], "whole": ["frozen=false"]}
+    del content["kinds"]["long"]
     content["rates"] = ["optimizer.lr=1e-3", "optimizer.lr=1e-2"]
     content["losses"] = {"triplet": {"loss.loss.margin": [0.1, 0.2]}}
     small = tmp_path / "leaderboard.yaml"

@@ -55,7 +55,7 @@ class Search:
         chosen = self.choose_overrides(contest)
         if chosen is None:
             return []
-        return self._list_runs(contest.training.extended((*chosen, *contest.kinds[kind])))
+        return self._list_runs(contest.training.extended((*chosen, *contest.kinds[kind].overrides)))
 
     def _plan_candidates(
         self, contest: Contest, alternatives: Iterable[Overrides]

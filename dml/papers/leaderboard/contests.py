@@ -1,6 +1,6 @@
 """The losses of the leaderboard, and what is searched and trained for each of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,21 @@ SEARCHED_KIND = "heads"
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What learns in the tested runs, and for how long.
+
+    Args:
+        title: heading on the page.
+        column: what the summary in README.md calls it.
+        overrides: overrides of the experiment.
+    """
+
+    title: str
+    column: str
+    overrides: Overrides
+
+
+@dataclass(frozen=True)
 class Contest:
     """A loss on a data set.
 
@@ -27,7 +42,7 @@ class Contest:
         training: the training of the heads with the loss as it is configured.
         rates: overrides of the first half of the search, one for each learning rate.
         values: overrides of the second half, one for each value of the loss's main parameter; empty if it has none.
-        kinds: overrides of each kind of training that is tested, by the kind's name.
+        kinds: the kinds of training that are tested, by their names.
         chosen: the overrides that an earlier search chose; None: they are searched.
     """
 
@@ -36,15 +51,16 @@ class Contest:
     training: Training
     rates: tuple[Overrides, ...]
     values: tuple[Overrides, ...]
-    kinds: Mapping[str, Overrides]
+    kinds: Mapping[str, Kind]
     chosen: Overrides | None = None
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """All contests, and a paragraph on how they are run."""
+    """All contests, the kinds of training in their order on the page, and a paragraph on how they are run."""
 
     setting: str
+    kinds: Mapping[str, Kind]
     contests: tuple[Contest, ...]
 
     def find_training(self, dataset: str, kind: str, loss: str, overrides: Iterable[str]) -> Training:
@@ -60,7 +76,7 @@ class Leaderboard:
             InputError: if the leaderboard has no such contest.
         """
         contest = self._find_contest(dataset, kind, loss)
-        return contest.training.extended((*overrides, *contest.kinds[kind]))
+        return contest.training.extended((*overrides, *contest.kinds[kind].overrides))
 
     def select_effective(self, dataset: str, kind: str, loss: str, overrides: Iterable[str]) -> list[str]:
         """Return those of the overrides that the search chose which the kind of training leaves as they are.
@@ -68,7 +84,7 @@ class Leaderboard:
         Raises:
             InputError: if the leaderboard has no such contest.
         """
-        replaced = {key_of(override) for override in self._find_contest(dataset, kind, loss).kinds[kind]}
+        replaced = {key_of(override) for override in self._find_contest(dataset, kind, loss).kinds[kind].overrides}
         return [override for override in overrides if key_of(override) not in replaced]
 
     def _find_contest(self, dataset: str, kind: str, loss: str) -> Contest:
@@ -86,7 +102,10 @@ def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leader
         path: leaderboard.yaml, or a file like it.
     """
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    kinds = {name: tuple(overrides) for name, overrides in content["kinds"].items()}
+    kinds = {
+        name: Kind(entry["title"], entry["column"], tuple(entry["overrides"]))
+        for name, entry in content["kinds"].items()
+    }
     rates = tuple((rate,) for rate in content["rates"])
     contests = []
     for dataset, experiment in content["datasets"].items():
@@ -95,7 +114,17 @@ def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leader
             values = tuple((f"{key}={value}",) for key, numbers in parameters.items() for value in numbers)
             training = Training(experiment, (f"loss={loss}", *root))
             contests.append(Contest(loss, dataset, training, rates, values, kinds))
-    return Leaderboard(content["setting"].strip(), tuple(contests))
+    return Leaderboard(content["setting"].strip(), kinds, tuple(contests))
+
+
+def require_known(name: str, value: str, known: Collection[str]) -> None:
+    """Refuse a value that the leaderboard doesn't have, such as the ``loss`` "rl".
+
+    Raises:
+        InputError: if the value isn't one of the known ones; it names the nearest.
+    """
+    if value not in known:
+        raise InputError(f"{name} {value}: not on the leaderboard{nearest(value, known)}")
 
 
 def select_contests(board: Leaderboard, datasets: list[str] | None, losses: list[str] | None) -> list[Contest]:
@@ -109,8 +138,7 @@ def select_contests(board: Leaderboard, datasets: list[str] | None, losses: list
         ("loss", losses, {contest.loss for contest in board.contests}),
     ):
         for value in chosen or ():
-            if value not in known:
-                raise InputError(f"{name} {value}: not on the leaderboard{nearest(value, known)}")
+            require_known(name, value, known)
     return [
         contest
         for contest in board.contests

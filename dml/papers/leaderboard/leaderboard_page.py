@@ -1,6 +1,6 @@
 """docs/leaderboard.md, and its summary in README.md."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from dml.ops.errors import InputError
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table, replace_between
 from dml.papers.leaderboard.contest_results import ContestResult
-from dml.papers.leaderboard.contests import Leaderboard
+from dml.papers.leaderboard.contests import Kind, Leaderboard
 from dml.papers.training_facts import describe_training
 
 MARKERS = ("<!-- leaderboard -->", "<!-- /leaderboard -->")
@@ -22,15 +22,6 @@ CRITERION = "map@r"
 """The metric that orders the losses."""
 SUMMARY_LOSSES = 8
 """The number of losses in the summary."""
-
-KIND_TITLES = {
-    "long": "The whole network learns for 1,200 steps",
-    "whole": "The whole network learns",
-    "heads": "The heads learn, the backbone is frozen",
-}
-"""The kinds of training in their order on the page, and their titles."""
-KIND_COLUMNS = {"long": "whole, 1,200 steps", "whole": "whole", "heads": "heads"}
-"""What the kinds of training are called in the summary."""
 
 HEAD = """# Leaderboard
 
@@ -64,15 +55,15 @@ def write_leaderboard_page(
         InputError: if README.md has no place for the summary.
     """
     parts = [HEAD.format(setting=board.setting)]
-    for kind, title in KIND_TITLES.items():
-        kind_results = [result for result in results if result.kind == kind]
+    for name, kind in board.kinds.items():
+        kind_results = [result for result in results if result.kind == name]
         if kind_results:
-            parts.append(f"## {title}\n")
+            parts.append(f"## {kind.title}\n")
         for dataset, group in groupby(kind_results, key=lambda result: result.dataset):
             parts.append(_render_dataset(dataset, list(group), board))
     write_text(docs / "leaderboard.md", "\n".join(parts))
     if readme is not None:
-        write_text(readme, insert_summary(readme.read_text(encoding="utf-8"), render_summary(results)))
+        write_text(readme, insert_summary(readme.read_text(encoding="utf-8"), render_summary(results, board.kinds)))
 
 
 def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leaderboard) -> str:
@@ -143,12 +134,12 @@ def format_difference(result: ContestResult, other: ContestResult, metric: str) 
     return f"{100 * difference:+.1f} [{100 * low:.1f}, {100 * high:.1f}]".replace("-", "−")
 
 
-def render_summary(results: Sequence[ContestResult]) -> str:
-    """Render the table of README.md: the best losses of each data set, of the whole network where it was trained."""
+def render_summary(results: Sequence[ContestResult], kinds: Mapping[str, Kind]) -> str:
+    """Render the table of README.md: the best losses of each data set, for each kind of training that has results."""
     columns = []
-    for kind in KIND_TITLES:
-        for dataset, group in groupby((r for r in results if r.kind == kind), key=lambda result: result.dataset):
-            columns.append((f"{dataset}, {KIND_COLUMNS[kind]}", sort_results(list(group))[:SUMMARY_LOSSES]))
+    for name, kind in kinds.items():
+        for dataset, group in groupby((r for r in results if r.kind == name), key=lambda result: result.dataset):
+            columns.append((f"{dataset}, {kind.column}", sort_results(list(group))[:SUMMARY_LOSSES]))
     header = ["", *(name for name, _ in columns)]
     rows = [
         [str(place + 1), *(_format_place(ordered, place) for _, ordered in columns)]
