@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dml.commands.command_parser import CommandParser
@@ -34,15 +35,17 @@ def compare_runs(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     from dml.evaluation.comparison_notes import describe_differences, describe_facts  # it takes seconds
     from dml.evaluation.run_comparison import (
+        SEED,
         compare,
         csv_lines,
         find_runs,
         find_unfinished,
         markdown,
     )
+    from dml.run.resolved_values import resolve_values
 
     with one_line_errors():
-        rows = compare(find_runs(options.runs))
+        rows = compare(find_runs(options.runs, resolve=partial(resolve_values, left=SEED)))
         notes = (describe_facts(rows), describe_differences(rows, options.metrics[0]))
         table = "\n".join(part for part in (markdown(rows, options.metrics), *notes) if part)
         sys.stdout.write(table)

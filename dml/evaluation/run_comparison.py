@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ SEED = "seed"
 NOT_METRICS = ("epoch", "step", "pruned")
 """Names of numbers in metrics.json that are no results."""
 
+Resolve = Callable[[dict[str, Any]], dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -29,9 +31,9 @@ class FinishedRun:
 
     Args:
         folder: folder of the run.
-        config: configuration by dotted key, with unresolved interpolations, so that values that follow from the seed
-            are equal for all seeds. The configuration of a run that a sweep has ended early has the key "pruned",
-            because the results of a shorter training are not those of the configuration.
+        config: configuration by dotted key, in which values that follow from the seed are interpolations, equal for
+            all seeds. The configuration of a run that a sweep has ended early has the key "pruned", because the
+            results of a shorter training are not those of the configuration.
         named: choices of the configuration groups, and overridden values, by key: the words in which users tell
             configurations apart.
         metrics: numbers in metrics.json.
@@ -76,11 +78,13 @@ class ConfigurationResult:
         return _escape(self.name)
 
 
-def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
+def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[FinishedRun]:
     """Read the finished runs in some folders, at any depth.
 
     Args:
         folders: folders of runs, or folders that hold those of runs, such as a sweep's.
+        resolve: replaces the interpolations of a run's configuration, all but those that follow from the seed, so that
+            a run whose overrides name a default value is like one that leaves it out; None replaces none.
 
     Raises:
         InputError: if a folder holds no finished run.
@@ -90,7 +94,7 @@ def find_runs(folders: Iterable[Path]) -> list[FinishedRun]:
         runs = [run for run in _list_runs(folder) if run.is_finished]
         if not runs:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
-        finished += [_read(run) for run in runs]
+        finished += [_read(run, resolve) for run in runs]
     return finished
 
 
@@ -105,8 +109,8 @@ def _list_runs(folder: Path) -> list[RunFolder]:
     return [*([named] if named.is_evaluation else []), *runs_below(folder)]
 
 
-def _read(folder: RunFolder) -> FinishedRun:
-    values = flat(folder.config)
+def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
+    values = flat(folder.config if resolve is None else resolve(folder.config))
     choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
     overridden = {key_of(override) for override in folder.overrides}
     metrics = folder.metrics()

@@ -1,0 +1,61 @@
+"""Interpolations of stored configurations, and runs that are told apart by their values."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from dml.commands.compare_command import compare_runs
+from dml.ops.files import write_text
+from dml.ops.run_folder import RunFolder
+from dml.run.resolved_values import resolve_values
+
+CONFIG = {
+    "seed": 3,
+    "size": 112,
+    "lr": "${oc.select:model.lr,3.0e-4}",
+    "resize": "${resize_for:${size}}",
+    "steps": [{"size": "${size}"}, "${resize}"],
+    "proxies": "${init}",
+    "init": {"of": "${size}"},
+    "name": "${hydra:runtime.choices.loss}",
+    "data": {"split": "${seed}", "folder": "fold_${seed}"},
+    "missing": "???",
+    "nothing": None,
+}
+
+
+def test_values_that_do_not_follow_from_the_seed_are_resolved() -> None:
+    assert resolve_values(CONFIG, left="seed") == {
+        **CONFIG,
+        "lr": 3e-4,
+        "resize": 128,
+        "steps": [{"size": 112}, 128],
+        "proxies": {"of": 112},
+        "init": {"of": 112},
+    }
+    assert resolve_values({"lr": "${rate}", "rate": "${seed}"}, left="seed") == {"lr": "${rate}", "rate": "${seed}"}
+
+
+def write_run(folder: Path, seed: int, rate: Any, overrides: list[str]) -> None:
+    config = {"seed": seed, "optimizer": {"lr": rate}, "data": {"seed": "${seed}"}}
+    run = RunFolder(folder)
+    hydra = {"hydra": {"runtime": {"choices": {"dataset": "emoji", "loss": "rll"}}}}
+    run.write_configuration(*map(OmegaConf.to_yaml, (config, hydra, overrides)))
+    write_text(run.metrics_file, f'{{"level0/recall@1": 0.{seed}}}')
+
+
+def test_a_run_that_names_the_default_is_like_one_that_leaves_it_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "a", 1, "${oc.select:model.pretraining.lr,3.0e-4}", ["seed=1"])
+    write_run(tmp_path / "b", 2, 3e-4, ["seed=2", "optimizer.lr=3e-4"])
+    compare_runs([str(tmp_path)])
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ") and " 15.0 " in line]
+    assert row.split("|")[2].strip() == "2"
+    write_run(tmp_path / "c", 3, 1e-4, ["seed=3", "optimizer.lr=1e-4"])
+    compare_runs([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "| optimizer.lr=0.0001 | 1 | 30.0 |" in printed
+    assert "| optimizer.lr=0.0003 | 2 | 15.0 ± " in printed
