@@ -1,7 +1,6 @@
 """A run of several processes that a launcher started ends with a mistake: one removes its folder, none fails."""
 
 import os
-import socket
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from gloo import on_processes
+from ports import free_port
 
 from dml.commands import main
 
@@ -43,9 +43,7 @@ def train(environment: dict[str, str], folder: str, arguments: list[str]) -> tup
 )
 def test_a_mistake_of_three_processes_leaves_no_folder(tmp_path: Path, mistake: str, line: str) -> None:
     (tmp_path / "work").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
     ended = on_processes(WORLD, tmp_path, train, environment, str(tmp_path / "work"), ["trainer=ddp", mistake])
     assert [code for code, _ in ended] == [2] * WORLD

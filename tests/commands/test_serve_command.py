@@ -11,6 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 from forks import ForkedScript
+from ports import free_port
 from small_embedders import make_model, write_photos
 
 from dml.__main__ import dispatch
@@ -30,11 +31,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def start(index: str) -> tuple[ForkedScript, int]:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import DictConfig
+from ports import free_port
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
@@ -114,9 +114,7 @@ SRUN = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_ID": "12"}
 def test_the_first_process_names_the_folder(
     tmp_path: Path, environment: dict[str, str], numbered: list[str], argument: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     first, second = on_processes(2, tmp_path, follow, environment | meeting, numbered, [argument])
     assert first == [argument]
     assert second == [
