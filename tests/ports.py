@@ -5,7 +5,7 @@ import socket
 from itertools import count
 
 FIRST, COUNT = 20_000, 12_000
-"""Below the ports that systems give to connections (32768 on Linux): nobody is given one between our look and its use."""
+"""Below the ports that systems give to connections (32768 on Linux), so none is lost between our look and its use."""
 
 _numbers = count(os.getpid())
 

@@ -206,6 +206,8 @@ def test_validations_that_are_no_better_end_a_training(
     # more patience goes on, and still counts from the best validation
     here("train", f"resume={tmp_path}", "checkpoints.patience=4")
     assert last(tmp_path)["global_step"] == 5
+    here("train", f"resume={tmp_path}", "trainer.min_steps=7")  # patience is over long before
+    assert last(tmp_path)["global_step"] == 7
 
 
 def end_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch, timer: type) -> None:

@@ -51,6 +51,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
         all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
     arguments = {
         "max_epochs": -1,
+        "min_epochs": 0,  # Lightning takes one for granted beside min_steps, and an epoch has no end here
         "check_val_every_n_epoch": None,
         # Lightning counts batches
         "val_check_interval": interval * trainer_config.accumulate_grad_batches if interval else 1,

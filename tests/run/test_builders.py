@@ -239,7 +239,7 @@ def test_arguments_reach_lightnings_trainer() -> None:
         "trainer.plugins=[{_target_: dml.training.checkpoint_io.AtomicCheckpointIO}]",
     )
     assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (2, "norm")
-    assert (trainer.min_steps, trainer.max_steps) == (3, 400)
+    assert (trainer.min_steps, trainer.max_steps, trainer.min_epochs) == (3, 400, 0)
     assert (trainer.limit_test_batches, trainer.limit_val_batches) == (5, 1.0)
     assert isinstance(trainer.profiler, SimpleProfiler)
     assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)

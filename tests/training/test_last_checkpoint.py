@@ -3,13 +3,15 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import LightningModule, Trainer
+from optuna.pruners import NopPruner
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
+from trainers import small_trainer
 
-from dml.commands.log_levels import quiet
 from dml.ops.run_folder import RunFolder
 from dml.training.callbacks import last_checkpoint
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks.pruning import Pruning
 
 
 class Line(LightningModule):
@@ -25,6 +27,13 @@ class Line(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class ValidatedLine(Line):
+    """One that Lightning can validate."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
 
 
 class WrittenSteps(LastCheckpoint):
@@ -46,22 +55,37 @@ class WrittenSteps(LastCheckpoint):
 def test_slow_steps_write_the_checkpoint_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float | None, expected: list[int]
 ):
-    quiet()
     written = WrittenSteps(steps, seconds)
     module = Line()
     # a step takes ten seconds
     monkeypatch.setattr(last_checkpoint, "monotonic", lambda: 10.0 * module.global_step if module._trainer else 0.0)
-    trainer = Trainer(
-        max_steps=8,
-        max_epochs=-1,
-        devices=1,
-        accelerator="cpu",
-        callbacks=[written],
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = small_trainer(8, callbacks=[written], default_root_dir=tmp_path, enable_checkpointing=True)
     trainer.fit(module, DataLoader(torch.ones(8, 1), batch_size=1))
     assert written.steps == expected
     assert RunFolder(tmp_path).last_checkpoint.exists()
+
+
+class EndAfterTwoSteps(Callback):
+    """Ends a training as Lightning's Timer does when ``trainer.max_time`` is over."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.should_stop |= trainer.global_step >= 2
+
+
+def test_a_training_that_is_to_end_early_takes_the_fewest_steps_and_writes_the_last(tmp_path: Path) -> None:
+    written = WrittenSteps(100)
+    settings = {"min_steps": 4, "min_epochs": 0, "enable_checkpointing": True}
+    trainer = small_trainer(8, callbacks=[EndAfterTwoSteps(), written], default_root_dir=tmp_path, **settings)
+    trainer.fit(Line(), DataLoader(torch.ones(8, 1), batch_size=1))
+    assert trainer.global_step == 4
+    assert written.steps == [4]
+
+
+def test_a_pruner_that_lets_a_run_go_on_leaves_another_end_as_it_is(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    pruning = Pruning(NopPruner(), "val/level0/recall@1", "maximize", folder, tmp_path)
+    interval = {"limit_val_batches": 1, "val_check_interval": 1, "check_val_every_n_epoch": None}
+    trainer = small_trainer(8, callbacks=[EndAfterTwoSteps(), pruning], default_root_dir=folder.path, **interval)
+    loader = DataLoader(torch.ones(8, 1), batch_size=1)
+    trainer.fit(ValidatedLine(), loader, loader)
+    assert trainer.global_step == 2

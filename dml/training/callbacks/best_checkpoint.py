@@ -67,8 +67,9 @@ class BestCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint if the validation is the best so far; end the training if it has long been another."""
         super().on_validation_end(trainer, pl_module)
-        is_training = trainer.state.fn == TrainerFn.FITTING and 0 < trainer.global_step < trainer.max_steps
-        if is_training and self.patience is not None and self._validations_since_best >= self.patience:
+        fewest = max(1, trainer.min_steps or 0)
+        may_end = trainer.state.fn == TrainerFn.FITTING and fewest <= trainer.global_step < trainer.max_steps
+        if may_end and self.patience is not None and self._validations_since_best >= self.patience:
             trainer.should_stop = True
             if trainer.is_global_zero:
                 console.print(

@@ -79,9 +79,10 @@ class LastCheckpoint(Checkpoint):
         if not is_whole_step:
             return
         self._is_stopped = watch.check_step(trainer.global_step)
-        is_last = self._is_stopped or trainer.should_stop or trainer.global_step == trainer.max_steps
+        ends_early = _ends_early(trainer)
+        is_last = self._is_stopped or ends_early or trainer.global_step == trainer.max_steps
         interval = trainer.val_check_batch
-        validates = interval is not None and ((batch_idx + 1) % interval == 0 or trainer.should_stop)
+        validates = interval is not None and ((batch_idx + 1) % interval == 0 or ends_early)
         is_due = is_last or trainer.global_step % self.every_n_steps == 0 or self._is_long_ago(trainer)
         if is_due and not (trainer.enable_validation and validates):
             for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
@@ -112,7 +113,7 @@ class LastCheckpoint(Checkpoint):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         is_decided_anew = any(isinstance(callback, RunEnder) and callback.has_ended_run for callback in callbacks)
         description = _describe_run(trainer.lightning_module)
-        if trainer.should_stop and trainer.global_step < trainer.max_steps and not is_decided_anew:
+        if _ends_early(trainer) and trainer.global_step < trainer.max_steps and not is_decided_anew:
             self._ended_with = description.get("config")
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()
@@ -137,6 +138,11 @@ class LastCheckpoint(Checkpoint):
         checkpoint["run"] = _describe_run(pl_module)
         for history in (logger for logger in trainer.loggers if isinstance(logger, History)):
             checkpoint["history"] = history.checksum
+
+
+def _ends_early(trainer: Trainer) -> bool:
+    """Return whether something asked the training to end, and it has taken the steps of ``trainer.min_steps``."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def _describe_run(module: Any) -> dict[str, Any]:

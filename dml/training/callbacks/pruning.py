@@ -49,8 +49,8 @@ class Pruning(RunEnder):
 
     def _compare(self, trainer: Trainer) -> None:
         if 0 < trainer.global_step < trainer.max_steps:  # At the last step the run ends anyway.
-            stop = trainer.is_global_zero and self._is_behind(trainer)
-            self.has_ended_run = trainer.should_stop = trainer.strategy.broadcast(stop)
+            self.has_ended_run = trainer.strategy.broadcast(trainer.is_global_zero and self._is_behind(trainer))
+            trainer.should_stop |= self.has_ended_run  # trainer.max_time may have ended it already
 
     def _is_behind(self, trainer: Trainer) -> bool:
         for logger in trainer.loggers:
