@@ -157,7 +157,7 @@ class MetricLearner(ModelEmbedder):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
         take_chosen_heads(self.model, checkpoint)
-        change_settings(checkpoint, self._make_optimizer())
+        change_settings(checkpoint, self._make_optimizer(), has_schedule=self.schedule is not None)
 
     def on_train_end(self) -> None:
         """Stop if the loss of one of the last steps was not finite."""

@@ -4,7 +4,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, nearest
 
 NOT_NEGATIVE = ("lr", "heads_lr_multiplier", "weight_decay", "momentum")
 """Settings that must be numbers from 0 on; PyTorch's optimizers refuse others without the key that was given."""
@@ -61,9 +61,14 @@ def optimizer_by_role(
     if not groups:
         raise InputError("optimizer: no parameter requires a gradient")
     try:
-        return optimizer(groups, lr=lr, **settings)
+        made = optimizer(groups, lr=lr, **settings)
     except (ValueError, TypeError) as error:  # The constructors check their arguments.
         raise InputError(f"optimizer: {error}") from error
+    for name in sorted(set(loss or {}) - made.defaults.keys()):  # PyTorch ignores them
+        raise InputError(
+            f"optimizer.loss.{name}: no setting of {type(made).__name__}{nearest(name, made.defaults.keys())}"
+        )
+    return made
 
 
 def _decay_layers(parameters: Sequence[nn.Parameter], lr: float, layer_decay: float) -> list[dict[str, Any]]:
@@ -97,15 +102,16 @@ def list_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
+def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer, *, has_schedule: bool) -> None:
     """Change those settings in a checkpoint, in place, that a resumed run has new values for, such as another lr.
 
     PyTorch would restore the stored values. Settings that are the same as before stay as they are stored: a schedule or
-    a callback may have moved them.
+    a callback may have moved them. A run that has no schedule any more gets the rates that its schedule began with.
 
     Args:
         checkpoint: contents of the checkpoint; "optimizer_settings" are those that its optimizer was made with.
         optimizer: the optimizer as the resumed run makes it.
+        has_schedule: whether the resumed run has a schedule of the learning rates.
 
     Raises:
         InputError: if the checkpoint is of an optimizer with other settings, such as SGD instead of Adam.
@@ -122,6 +128,10 @@ def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
         group |= changed
         if "lr" in changed and "initial_lr" in group:
             group["initial_lr"] = changed["lr"]
+        if has_schedule:
+            group.setdefault("initial_lr", new["lr"])  # the run had none before
+        elif "initial_lr" in group:
+            group["lr"] = group.pop("initial_lr")
 
 
 def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

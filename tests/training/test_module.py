@@ -2,6 +2,7 @@ import copy
 import csv
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,12 @@ def cosine(interval: int, length: int) -> float:
     return 0.1 * (0.01 + 0.99 * (1 + math.cos(math.pi * interval / length)) / 2)
 
 
+SCHEDULED = {
+    "constant": None,
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 6),
+    "steps": lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
+}
+
 SCHEDULES: dict[str, tuple[Callable[[Optimizer, int], LRScheduler], Callable[[int, int], float]]] = {
     "cosine": (lambda optimizer, length: CosineAnnealingLR(optimizer, length, eta_min=1e-3), cosine),
     "cosine by hand": (lambda optimizer, _: CosineAnnealingLR(optimizer, 5, eta_min=1e-3), lambda i, _: cosine(i, 5)),
@@ -205,6 +212,20 @@ def test_a_resumed_run_takes_the_new_rate(schedule: Any, is_old: bool, tmp_path:
     new_rates = fit(module(0.02), 6).rates[3:]
     assert fit(module(0.02), 6, ckpt_path=path).rates == new_rates
     assert fit(module(0.1), 6, ckpt_path=path).rates == fit(module(0.1), 6).rates[3:]
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize("lr", [0.1, 0.02])
+@pytest.mark.parametrize("before", SCHEDULED)
+@pytest.mark.parametrize("after", SCHEDULED)
+def test_a_resumed_run_takes_the_new_schedule(before: str, after: str, lr: float, tmp_path: Path) -> None:
+    def module(schedule: str, lr: float = 0.1) -> MetricLearner:
+        optimizer = partial(optimizer_by_role, optimizer=torch.optim.SGD, lr=lr)
+        return learner(schedule=SCHEDULED[schedule], optimizer=optimizer)
+
+    path = tmp_path / "last.ckpt"
+    fit(module(before), 3, SaveAtEnd(path))
+    assert fit(module(after, lr), 6, ckpt_path=path).rates == fit(module(after, lr), 6).rates[3:]
 
 
 def test_an_interval_that_there_is_none_of_is_refused() -> None:

@@ -33,6 +33,13 @@ def test_a_loss_has_its_own_settings() -> None:
     assert found["backbone"]["weight_decay"] == 0.1
 
 
+@pytest.mark.parametrize("parameters", [roles(), roles() | {"loss": []}], ids=["proxies", "none"])
+def test_a_setting_of_the_losses_that_the_optimizer_lacks_is_refused(parameters: dict[str, list[nn.Parameter]]) -> None:
+    line = r"^optimizer\.loss\.weight_decy: no setting of SGD; nearest: weight_decay$"
+    with pytest.raises(InputError, match=line):
+        optimizer_by_role(parameters, optimizer=torch.optim.SGD, lr=0.1, loss={"lr": 1.0, "weight_decy": 0.1})
+
+
 def test_what_asks_for_no_gradient_is_left_out() -> None:
     parameters = roles()
     parameters["backbone"][0].requires_grad_(False)
@@ -52,7 +59,8 @@ def test_a_setting_that_a_callback_has_moved_stays_as_it_is_stored() -> None:
     for group in optimizer.param_groups:
         group["lr"] /= 2
     checkpoint = {"optimizer_settings": begun_with, "optimizer_states": [optimizer.state_dict()]}
-    change_settings(checkpoint, optimizer_by_role(roles(), optimizer=torch.optim.SGD, lr=0.01, momentum=0.9))
+    resumed = optimizer_by_role(roles(), optimizer=torch.optim.SGD, lr=0.01, momentum=0.9)
+    change_settings(checkpoint, resumed, has_schedule=False)
     stored = checkpoint["optimizer_states"][0]["param_groups"]
     assert [group["lr"] for group in stored] == [0.005, 0.05, 0.005]
     assert [group["momentum"] for group in stored] == [0.9] * 3
@@ -61,8 +69,9 @@ def test_a_setting_that_a_callback_has_moved_stays_as_it_is_stored() -> None:
 def test_the_state_of_another_optimizer_is_refused() -> None:
     optimizer = optimizer_by_role(roles(), optimizer=torch.optim.Adam, lr=0.01)
     checkpoint = {"optimizer_settings": list_settings(optimizer), "optimizer_states": [optimizer.state_dict()]}
+    resumed = optimizer_by_role(roles(), optimizer=torch.optim.SGD, lr=0.01)
     with pytest.raises(InputError, match=r"optimizer\.optimizer=SGD: the run was trained with another optimizer"):
-        change_settings(checkpoint, optimizer_by_role(roles(), optimizer=torch.optim.SGD, lr=0.01))
+        change_settings(checkpoint, resumed, has_schedule=False)
 
 
 # layer-wise decay
