@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from dml.losses.compose import AtLevel, has_trait
 from dml.ops.errors import InputError
 
 
@@ -12,14 +13,22 @@ def check_pairs(loss: nn.Module, images_per_class: int) -> None:
     >>> check_pairs(CSLLoss(num_classes=3, embedding_dim=2), images_per_class=1)
 
     Args:
-        loss: a loss; one whose class, or that of a part of it, has ``needs_positives = True`` compares images.
+        loss: a loss; one whose class, or that of a part of it, has ``needs_positives = True`` compares images. At a
+            coarser level (`AtLevel`) a class has images of several finest classes, so that needs no second image.
         images_per_class: number of images of each class in a batch.
 
     Raises:
         InputError: if there is one image of each class.
     """
-    if images_per_class < 2 and any(getattr(part, "needs_positives", False) for part in loss.modules()):
+    if images_per_class < 2 and _compares_images(loss):
         raise InputError(
             f"sampler.images_per_class={images_per_class}: {type(loss).__name__} compares images of one class and "
             "needs at least 2"
         )
+
+
+def _compares_images(loss: nn.Module) -> bool:
+    """Return whether a loss, or a part of it, compares images of one finest class."""
+    if has_trait(loss, "needs_positives"):
+        return True
+    return not isinstance(loss, AtLevel) and any(map(_compares_images, loss.children()))

@@ -34,7 +34,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
     """
     # part of trainer.deterministic, for code that reads memory it has not written: 10 % of a step for nothing
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    check_arguments(map(str, config.trainer))
+    check_arguments(config.trainer)
     check_accelerator(config.trainer.accelerator)
     trainer_config = config.trainer.copy()
     with open_dict(trainer_config):

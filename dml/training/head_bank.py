@@ -24,6 +24,11 @@ class HeadBank:
     embeddings: dict[str, Tensor]
     neighbors: Tensor
 
+    @property
+    def num_images(self) -> int:
+        """The number of images of the split."""
+        return len(self.neighbors)
+
     def for_head(self, head: str) -> EmbeddingBank:
         """Return the bank that the loss of a head gets."""
         return EmbeddingBank(self.embeddings[head], self.neighbors, self.embeddings)

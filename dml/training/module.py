@@ -118,16 +118,22 @@ class MetricLearner(ModelEmbedder):
         self.log_losses(total, terms)
         return total
 
+    @property
+    def is_logged_step(self) -> bool:
+        """Whether loggers write the metrics of this step: every ``trainer.log_every_n_steps``, and the last."""
+        is_last = self.global_step + 1 == self.trainer.max_steps
+        return is_last or bool(self.trainer._logger_connector.should_update_logs)
+
     def log_losses(self, total: Tensor, terms: Mapping[str, Tensor]) -> None:
         """Log the total loss, the losses of several heads and the epoch, in steps that loggers write.
 
         To log takes Lightning one or two milliseconds, so the steps between go without. The last step is one to write,
         but if a callback ends the training before, such as that of ``trainer.max_time``, its step isn't.
         """
-        is_last = self.global_step + 1 == self.trainer.max_steps
-        if not (is_last or self.trainer._logger_connector.should_update_logs):
+        if not self.is_logged_step:
             # else loggers would take the values of an earlier step for those of a step at which the training ends
-            self.trainer._results.reset(fx="training_step")  # type: ignore[union-attr]
+            for hook in ("training_step", "on_train_batch_start"):
+                self.trainer._results.reset(fx=hook)  # type: ignore[union-attr]
             return
         self.log("loss", total, prog_bar=True)
         self.log("epoch", torch.tensor(float(self.epoch)))  # Lightning would send a float to the GPU.

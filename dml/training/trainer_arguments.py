@@ -1,6 +1,7 @@
 """The arguments of Lightning's Trainer that a configuration may not set."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from dml.ops.errors import InputError
 
@@ -30,12 +31,16 @@ def explain_refusal(argument: str) -> str | None:
     return f"trainer.{argument}: dml sets it itself; {REFUSED_ARGUMENTS[argument]}"
 
 
-def check_arguments(arguments: Iterable[str]) -> None:
-    """Refuse the arguments that dml sets itself.
+def check_arguments(arguments: Mapping[Any, Any]) -> None:
+    """Refuse the arguments that dml sets itself, and an interval of the logs that no step ends.
 
     Raises:
-        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`.
+        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`, or log_every_n_steps is below 1.
     """
     for argument in arguments:
         if line := explain_refusal(argument):
             raise InputError(line)
+    if (every := arguments.get("log_every_n_steps")) is not None and every < 1:
+        raise InputError(
+            f"trainer.log_every_n_steps={every}: at least 1; a number beyond trainer.max_steps logs the last step alone"
+        )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.csl import CSLLoss
+from dml.losses.positive_pairs import check_pairs
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
 from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss
@@ -56,6 +57,10 @@ def test_only_the_finest_level_needs_two_images_of_a_class() -> None:
     assert AtLevel(LabelSum(), 0).needs_positives
     assert not AtLevel(LabelSum(), 1).needs_positives
     assert not AtLevel(EmbeddingNorm(), 0).needs_positives
+    norm = EmbeddingNorm()
+    check_pairs(WeightedSum({"super-class": AtLevel(LabelSum(), 1), "norm": norm}, {"super-class": 1, "norm": 1}), 1)
+    with pytest.raises(InputError, match=r"images_per_class=1: WeightedSum compares images of one class"):
+        check_pairs(WeightedSum({"class": AtLevel(LabelSum(), 0), "norm": norm}, {"class": 1, "norm": 1}), 1)
 
 
 def test_a_sum_is_weighted_with_its_gradient() -> None:

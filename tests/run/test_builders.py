@@ -20,6 +20,7 @@ from dml.ops.errors import InputError
 from dml.run import builders, loop
 from dml.run.config_folders import CONF
 from dml.run.evaluators import build_metric_config
+from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed
 from dml.training.checkpoint_io import AtomicCheckpointIO
@@ -225,6 +226,13 @@ def test_every_argument_of_lightnings_trainer_is_a_key_or_refused() -> None:
 def test_what_dml_sets_itself_is_refused_with_what_to_use_instead(argument: str) -> None:
     with pytest.raises(InputError, match=rf"^trainer\.{argument}: dml sets it itself; .{{20}}"):
         built_trainer(f"+trainer.{argument}=1")
+
+
+def test_an_interval_of_no_steps_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^trainer\.log_every_n_steps=0: at least 1; "):
+        built_trainer("trainer.log_every_n_steps=0")
+    with pytest.raises(InputError, match=r"^checkpoints\.every_n_steps=0: at least 1$"):
+        LastCheckpoint(0)
 
 
 def test_arguments_reach_lightnings_trainer() -> None:

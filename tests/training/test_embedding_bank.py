@@ -124,6 +124,8 @@ def fit(
     every_n_steps: int | None = None,
     kind: type[MetricLearner] = MetricLearner,
     lr: float = 0.01,
+    log_every_n_steps: int = 1,
+    updates: EmbeddingBankUpdates | None = None,
 ) -> tuple[Recorder, MetricLearner]:
     def optimizer(roles: Any) -> torch.optim.Optimizer:
         return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=lr)
@@ -134,15 +136,17 @@ def fit(
     module = kind(
         model, {"L": loss(), "H": loss()}, optimizer=optimizer, schedule=None, evaluate=lambda rows, labels: {}
     )
-    updates = EmbeddingBankUpdates(every_n_steps)
+    updates = updates or EmbeddingBankUpdates(every_n_steps)
     recorder = Recorder(updates)
-    trainer = small_trainer(steps, log_every_n_steps=1, callbacks=[StepSeed(3), updates, recorder])
+    callbacks = [StepSeed(3), updates, recorder]
+    trainer = small_trainer(steps, log_every_n_steps=log_every_n_steps, callbacks=callbacks)
     trainer.fit(module, datamodule=sampler if isinstance(sampler, Images) else Images(sampler))
     return recorder, module
 
 
 def neighborhoods(**settings: Any) -> LocalNeighborhoodSampler:
-    return LocalNeighborhoodSampler(LABELS, batch_size=8, num_neighbors=NEIGHBORS, batches_per_epoch=2, **settings)
+    settings = {"num_neighbors": NEIGHBORS} | settings
+    return LocalNeighborhoodSampler(LABELS, batch_size=8, batches_per_epoch=2, **settings)
 
 
 def by_hand(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -190,6 +194,25 @@ def test_the_shares_of_each_batch_are_logged() -> None:
         assert logged["batch/hard_negatives"] == pytest.approx(shares.hard_negatives)
         assert logged["batch/usable_positives"] == pytest.approx(shares.usable_positives)
         assert logged["batch/anchors"] == pytest.approx(shares.anchors)
+
+
+def test_the_shares_of_the_last_batch_are_its_own() -> None:
+    recorder, _ = fit(network(), neighborhoods(), 3, log_every_n_steps=2)
+    shares = hard_shares(LABELS, recorder.banks[2].neighbors, recorder.batches[2])
+    assert recorder.logged[2]["batch/hard_negatives"] == pytest.approx(shares.hard_negatives)
+    assert recorder.logged[2]["batch/hard_negatives"] != recorder.logged[1]["batch/hard_negatives"]
+
+
+@pytest.mark.parametrize(("few", "many"), [(2, NEIGHBORS), (NEIGHBORS, ROWS + 9)])
+def test_a_resumed_run_may_need_more_neighbours(few: int, many: int) -> None:
+    recorder, _ = fit(network(), Images(neighborhoods(num_neighbors=few)), 1)
+    updates = EmbeddingBankUpdates()
+    updates.load_state_dict(recorder.updates.state_dict())
+    resumed, _ = fit(network(), Images(neighborhoods(num_neighbors=many)), 2, updates=updates)
+    (before, *_), (after, *_) = recorder.banks, resumed.banks
+    assert after.embeddings["H"] is before.embeddings["H"]  # those of its checkpoint
+    assert after.neighbors.shape == (ROWS, min(many, ROWS - 1))
+    assert torch.equal(after.neighbors[:, :few], before.neighbors)
 
 
 def test_an_image_that_cannot_be_read_is_nobodys_neighbour() -> None:

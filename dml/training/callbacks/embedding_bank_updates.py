@@ -65,13 +65,14 @@ class EmbeddingBankUpdates(Callback):
         if self._users(trainer, pl_module):
             if self.bank is None:
                 self._compute_bank(trainer, pl_module)
+            elif self.bank.neighbors.shape[1] < min(self._num_neighbors(trainer, pl_module), self.bank.num_images - 1):
+                self._find_neighbors(trainer, pl_module, self.bank.embeddings)
             self._set_bank(trainer, pl_module)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Log the shares of hard negatives and positives in the batch."""
         assert isinstance(pl_module, MetricLearner)
-        is_logged = (trainer.global_step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if self.bank is None or not self.bank.neighbors.numel() or not is_logged:
+        if self.bank is None or not self.bank.neighbors.numel() or not pl_module.is_logged_step:
             return
         rows = gather_batch(pl_module, batch[2]).cpu()
         shares = hard_shares(get_training_data(trainer).train_table.labels, self.bank.neighbors, rows)
@@ -110,8 +111,13 @@ class EmbeddingBankUpdates(Callback):
         for head, rows in embedded.embeddings.items():
             # An image that can't be read stays at 0, where it is the nearest neighbour of no other image.
             embeddings[head][embedded.rows] = rows
-        num_neighbors = max(user.num_bank_neighbors for user, _ in self._users(trainer, module))
-        bank = find_neighbors(module.model, embeddings, num_neighbors)
+        self._find_neighbors(trainer, module, embeddings)
+
+    def _num_neighbors(self, trainer: Trainer, module: MetricLearner) -> int:
+        return max(user.num_bank_neighbors for user, _ in self._users(trainer, module))
+
+    def _find_neighbors(self, trainer: Trainer, module: MetricLearner, embeddings: dict[str, Tensor]) -> None:
+        bank = find_neighbors(module.model, embeddings, self._num_neighbors(trainer, module))
         # Neighbours at nearly equal distances may come in another order on another machine.
         self.bank = HeadBank(embeddings, trainer.strategy.broadcast(bank.neighbors))
 

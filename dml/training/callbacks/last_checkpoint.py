@@ -6,6 +6,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from dml.ops import signals
+from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.training.distributed import watch
 from dml.training.history import History
@@ -37,9 +38,14 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: number of optimizer steps between two writes.
         every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
             Of several processes the first decides, in steps whose metrics are logged: the others wait for its answer.
+
+    Raises:
+        InputError: if ``every_n_steps`` is below 1.
     """
 
     def __init__(self, every_n_steps: int, every_n_seconds: float | None = None) -> None:
+        if every_n_steps < 1:
+            raise InputError(f"checkpoints.every_n_steps={every_n_steps}: at least 1")
         self.every_n_steps = every_n_steps
         self.every_n_seconds = every_n_seconds
         self._last_write = monotonic()
