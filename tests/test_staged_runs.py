@@ -140,3 +140,8 @@ def test_a_stage_that_cannot_be_is_refused(
 ) -> None:
     arguments = [*ARGUMENTS, "stages.n_pair.trainer.max_steps=1", f"dataset.root={small_emoji}"]
     assert line in refused(*arguments, argument, f"hydra.run.dir={tmp_path / 'run'}")
+
+
+def test_a_run_goes_on_in_a_stage_that_it_still_has(finished: Path, refused: Refused) -> None:
+    line = "error: checkpoint of stage rnn: this run's stages are n_pair, lns"
+    assert refused(f"resume={finished}", "~stages.rnn") == line

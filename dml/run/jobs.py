@@ -23,7 +23,7 @@ from dml.run.evaluators import check_evaluation, choose_selection, choose_tested
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
-from dml.run.stages import Stage, list_stages
+from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
 from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
@@ -86,7 +86,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     if config.evaluation.raw:
         raw = evaluate_raw_features(parts.stage.config, parts.images, parts.model, folder, parts.source)
     is_pruned = False
-    first = [stage.name for stage in stages].index(progress.stage) if progress else 0
+    first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
     for stage in stages[first:]:
         if stage is not stages[0]:
             parts = _build_parts(stage, table)

@@ -11,7 +11,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.metric_names import PCA
@@ -63,7 +63,10 @@ def evaluate_raw_features(
         rank_zero_only(print_raw_test)()
         trainer = loop.build_testing_trainer(config)
         table = images.table.select_evaluated(images.tested_on)
-        features, rows = _embed_raw(trainer, images, model) if source is None else _load_readable(source, table)
+        if source is None:
+            features, rows = _embed_raw(trainer, images, model)
+        else:
+            features, rows = _keep_readable(source.load_raw(table, with_inputs=True))
         by_cosine = replace(build_metric_config(config, table), curvature=0.0)
         device, evaluator = ranking_device(trainer.strategy.root_device), Evaluator(table, by_cosine)
         metrics = evaluator(features.to(device), rows)
@@ -83,9 +86,8 @@ def _embed_raw(trainer: Trainer, images: EvaluationData, model: AnyModel) -> tup
     return embedder.embedded.embeddings["raw"], embedder.embedded.rows
 
 
-def _load_readable(source: FeatureSource, table: ImageTable) -> tuple[Tensor, Tensor]:
-    """Load what `_embed_raw` computes of the images of a table."""
-    features = source.load_raw(table, with_inputs=True)
+def _keep_readable(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return those features (R, F) that aren't NaN, as those of unreadable images are, and their rows (R,)."""
     rows = torch.nonzero(~features[:, 0].isnan()).flatten()
     return features[rows], rows
 
@@ -98,9 +100,9 @@ def _embed_training_sample(
     They are at most 5,000, so that a large data set isn't embedded once more.
     """
     table = images.train_table
-    if source is not None:
-        return _load_readable(source, table)[0]
     rows = np.unique(np.linspace(0, len(table) - 1, min(PCA_IMAGES, len(table))).astype(np.int64))
+    if source is not None:  # the training needs the features of all images anyway
+        return _keep_readable(source.load_raw(table, with_inputs=True)[torch.from_numpy(rows)])[0]
     sample = builders.build_evaluation_data(config, table.take(rows))
     sample.tested_on = "train"
     return _embed_raw(loop.build_testing_trainer(config), sample, model)[0]

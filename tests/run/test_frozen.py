@@ -10,6 +10,7 @@ import torch
 from conftest import SMALL, Here, Refused
 from runs import assert_same_run, kill_at, last
 
+from dml.run import untrained_model
 from dml.training.checkpoints import read_checkpoint
 from dml.training.head_inputs import FeatureEmbedder
 
@@ -94,6 +95,18 @@ def test_a_second_run_takes_the_features_of_the_first_and_resumes_bit_for_bit(
     assert last(tmp_path)["global_step"] < 6
     here("train", f"resume={tmp_path}")
     assert_same_run(whole, tmp_path)
+
+
+def test_components_are_of_as_many_images_as_those_of_any_training(
+    arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(untrained_model, "PCA_IMAGES", 20)
+    found = []
+    for folder, frozen in ((tmp_path / "frozen", "true"), (tmp_path / "whole", "false")):
+        here("train", *arguments, "evaluation.raw=true", "quick=true", f"frozen={frozen}", f"hydra.run.dir={folder}")
+        found.append({name: value for name, value in read_metrics(folder).items() if name.startswith("raw/")})
+    assert "raw/pca/level0/map@r" in found[0]
+    assert_metrics_agree(*found)
 
 
 def test_evaluate_repeats_the_test(whole: Path, here: Here, tmp_path: Path) -> None:
