@@ -48,8 +48,8 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
     if not others or any(test is None for test in tested):
         return ""
     (classes, best_sums), *other_tests = [test for test in tested if test is not None]
-    if any(names != classes for names, _ in other_tests):
-        return f"{metric}: no differences over the test classes, which aren't the same for all runs\n"
+    if any((names, sums.counts) != (classes, best_sums.counts) for names, sums in other_tests):
+        return f"{metric}: no differences over the test classes, whose queries aren't the same for all runs\n"
     description = describe_metric(metric, best.custom_metrics)
     lines = []
     for row, (_, sums) in zip(others, other_tests, strict=True):
@@ -69,22 +69,24 @@ def _read_tests(row: ConfigurationResult, metric: str) -> tuple[list[str], Class
     """Return the names of the tested classes, and the metric summed by class for each seed.
 
     Returns:
-        None if a run has no value of the metric for each query, or the seeds were tested on different classes.
+        None if a run has no value of the metric for each query, or the seeds were tested on different queries.
     """
     files = [RunFolder(folder).queries_file for folder in row.folders]
     if not files or not all(file.exists() for file in files):
         return None
-    names: list[list[str]] = []
-    counts: list[int] = []
+    tested: list[tuple[list[str], list[int]]] = []
     sums_of_seeds: list[list[float]] = []
     for file in files:
         queries = read_queries(file)
         if metric not in queries.metrics:  # NMI and the like are of all queries together
             return None
-        labels, values = queries.labels[:, 0], queries.metrics[metric]
-        names.append([queries.class_name(label) for label in np.unique(labels[~np.isnan(values)]).tolist()])
+        level, values = queries.level_of_classes(metric), queries.metrics[metric]
+        labels = queries.labels[:, level]
+        names = [queries.class_name(label, level) for label in np.unique(labels[~np.isnan(values)]).tolist()]
         counts, sums = sum_by_class(labels, {metric: values})
+        tested.append((names, counts))
         sums_of_seeds.append(sums[metric])
-    if any(other != names[0] for other in names):
+    names, counts = tested[0]
+    if any(other != tested[0] for other in tested):
         return None
-    return names[0], ClassSums(counts, {metric: sums_of_seeds})
+    return names, ClassSums(counts, {metric: sums_of_seeds})

@@ -79,6 +79,15 @@ class QueryTable:
             return "unknown"
         return self.names[level][label] if self.names else f"{self.levels[level]} {label}"
 
+    def level_of_classes(self, metric: str) -> int:
+        """Return the level whose classes the queries of a metric are grouped by, for intervals over the classes.
+
+        It is the finest level at which all queries that have a value have a class. In a benchmark with a list of
+        queries for each level (DyML) that is the level of the list.
+        """
+        has_class = self.labels[~np.isnan(self.metrics[metric])] >= 0
+        return int(np.argmax(has_class.all(axis=0)))
+
     @staticmethod
     def from_rankings(
         ranked: PerQuery,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from report_runs import MakeRun
 
+from dml.data.table import UNKNOWN
 from dml.evaluation.comparison import mean_difference
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report import ReportedRun, read_run
@@ -106,6 +107,30 @@ def test_differences(runs: tuple[ReportedRun, ReportedRun]) -> None:
     for own in found.values():
         for row in own:
             assert row.sure == (bool(row.bar) and (row.bar[0] > 50 or row.bar[1] < 50))  # type: ignore[index]
+
+
+def in_two_lists(run: ReportedRun) -> ReportedRun:
+    """Every other query is of a list that has classes at the finest level alone, the others at the coarser alone."""
+    list_of_query = np.arange(24) % 2
+    labels = np.where(list_of_query[:, None] == [0, 1], run.queries.labels, UNKNOWN)
+    metrics = {
+        name: np.where(list_of_query == int(name.startswith("level1/")), values, np.nan)
+        for name, values in run.queries.metrics.items()
+        if name.startswith("level")
+    }
+    return replace(run, queries=replace(run.queries, labels=labels, metrics=metrics))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_list_of_queries_has_the_classes_of_its_level(runs: tuple[ReportedRun, ReportedRun], level: int) -> None:
+    a, b = map(in_two_lists, runs)
+    name, group = f"level{level}/ap", ("shape", "family")[level]
+    values, labels = (run.queries.metrics[name] for run in (a, b)), runs[0].queries.labels[:, level]
+    expected = mean_difference(*values, labels=labels, resamples=RESAMPLES)
+    compared = {row.name: row for row in compare_metrics(a, b)[group]}["AP"]
+    assert expected.low < expected.high
+    bounds = (f"{100 * bound:+.1f}".replace("-", "−") for bound in (expected.low, expected.high))
+    assert compared.interval == " to ".join(bounds)
 
 
 def test_the_same_run_twice(runs: tuple[ReportedRun, ReportedRun]) -> None:

@@ -128,14 +128,19 @@ def _split_root(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
 def compare_metrics(a: ReportedRun, b: ReportedRun) -> dict[str, list[ComparedMetric]]:
     """Compare the metrics that both runs have, with intervals where there are values of single queries.
 
-    The intervals are of resampled classes of the finest level, for the metrics of all levels.
+    The intervals are of resampled classes of the finest level that all queries of a metric have.
 
     Returns:
         {name of a level, "mean of the levels" or "all levels": compared metrics}.
     """
     values_a, values_b = a.queries.metrics, b.queries.metrics
     intervals = {
-        name: mean_difference(values, values_b[name], labels=a.queries.labels[:, 0], resamples=RESAMPLES)
+        name: mean_difference(
+            values,
+            values_b[name],
+            labels=a.queries.labels[:, a.queries.level_of_classes(name)],
+            resamples=RESAMPLES,
+        )
         for name, values in values_a.items()
         if name in values_b and not np.isnan(values).all()
     }
