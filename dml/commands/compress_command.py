@@ -75,6 +75,7 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
         build_evaluator(config, table, test.table),
         prefixes,
         options.rescore,
+        model.model.concatenation,
     )
 
 

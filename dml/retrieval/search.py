@@ -154,6 +154,9 @@ def drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tupl
         indices: (Q, k + M) indices of the neighbours.
         excluded: (Q, M) indices to drop, filled with -1.
     """
-    is_excluded = (indices[:, :, None] == excluded[:, None]).any(axis=2)
+    is_excluded = np.zeros(indices.shape, dtype=bool)
+    for column in excluded.T:  # one query may have many, and the others none
+        rows = np.flatnonzero(column >= 0)
+        is_excluded[rows] |= indices[rows] == column[rows, None]
     columns = np.argsort(is_excluded, axis=1, kind="stable")[:, : indices.shape[1] - excluded.shape[1]]
     return np.take_along_axis(scores, columns, axis=1), np.take_along_axis(indices, columns, axis=1)

@@ -80,13 +80,15 @@ def test_ranks_behind_the_neighbors_count_as_not_found() -> None:
         assert recall_at_k(ranks, 1)[query] == relevant[0]
 
 
-def test_a_prefix_is_normalised_for_each_head() -> None:
+def test_a_prefix_is_joined_as_the_heads_are() -> None:
     vectors = unit(3)
     expected = [
         [value / np.sqrt(2) for head in (row[:3], row[8:11]) for value in (head / head.norm()).tolist()]
         for row in vectors
     ]
     torch.testing.assert_close(take_prefix(vectors, DIMS, 3), torch.tensor(expected, dtype=torch.float32))
+    joined = torch.cat([vectors[:, :3], vectors[:, 8:11]], dim=1)
+    torch.testing.assert_close(take_prefix(vectors, DIMS, 3, "raw"), joined / joined.norm(dim=1, keepdim=True))
     assert take_prefix(vectors, DIMS, 8) is vectors
     assert take_prefix(vectors, {"L": 4, "H": 12}, 6).shape == (COUNT, 10)
     assert choose_prefixes([5, 3], DIMS) == [3, 5, 8]

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
 from dml.retrieval import block_search, search
-from dml.retrieval.search import nearest_neighbors
+from dml.retrieval.search import drop_excluded, nearest_neighbors
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
 
@@ -148,6 +149,22 @@ def products_in_turns() -> None:
         expected, order = products.topk(5)
         torch.testing.assert_close(scores, expected, atol=1e-4, rtol=0)
         assert (order == indices).double().mean() > 0.999
+
+
+def test_many_exclusions_of_one_query_take_no_memory_for_the_others() -> None:
+    queries, k, many = 1000, 10, 400
+    indices = np.tile(np.arange(k + many), (queries, 1))
+    excluded = np.full((queries, many), -1)
+    excluded[0] = np.arange(many)
+    tracemalloc.start()
+    try:
+        _, kept = drop_excluded(indices.astype(np.float32), indices, excluded)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert kept[0].tolist() == [*range(many, many + k)]
+    assert (kept[1:] == np.arange(k)).all()
+    assert peak < 20e6  # all pairs of a neighbour and an exclusion would be 164 MB
 
 
 @pytest.mark.usefixtures("device")

@@ -61,6 +61,7 @@ def measure_compression(
     evaluator: Evaluator,
     prefixes: Sequence[int],
     candidates: int,
+    concatenation: str = "normalized",
 ) -> Iterator[CompressionRow]:
     """Measure every form of the vectors; each is trained on the training images alone.
 
@@ -71,6 +72,7 @@ def measure_compression(
         evaluator: evaluator of the tested images; it computes the rows of float32.
         prefixes: number of numbers of each head in each prefix.
         candidates: number of neighbours that are sorted again by float32 vectors, in the rows with "+rescore".
+        concatenation: how the model joins its heads.
 
     Raises:
         InputError: if there are fewer than two training images, or queries have no positives.
@@ -79,7 +81,7 @@ def measure_compression(
         raise InputError(f"{len(train)} training images: quantisers are trained on at least 2")
     config = replace(evaluator.config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     evaluator = replace(evaluator, config=config)
-    for form in make_forms(train, test.rows, head_dims, prefixes):
+    for form in make_forms(train, test.rows, head_dims, prefixes, concatenation):
         exact_metrics = evaluator(UnitEmbeddings(form.test))
         yield _make_row(form, Storage.FLOAT32, _Searches(form, Storage.FLOAT32, evaluator), 0, exact_metrics)
         if form.name.startswith("pca"):

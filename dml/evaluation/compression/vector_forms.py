@@ -52,11 +52,11 @@ def choose_prefixes(prefixes: Sequence[int] | None, head_dims: Mapping[str, int]
     return sorted({*prefixes, largest})
 
 
-def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int) -> Tensor:
-    """Take the first numbers of each head, L2-normalise them for each head, and join them. (N, D) -> (N, D')
+def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concatenation: str = "normalized") -> Tensor:
+    """Take the first numbers of each head, and join them as the model joins its heads. (N, D) -> (N, D')
 
-    This is how the model joins its heads, so a prefix is what a model with smaller heads would give. Heads that have no
-    more numbers than ``size`` keep all of them. If all heads do, the vectors are returned as they are.
+    So a prefix is what a model with smaller heads would give. Heads that have no more numbers than ``size`` keep all of
+    them. If all heads do, the vectors are returned as they are.
 
     >>> take_prefix(torch.tensor([[0.3, 0.4, 0.6, 0.8]]), {"L": 2, "H": 2}, size=1)
     tensor([[0.7071, 0.7071]])
@@ -65,15 +65,22 @@ def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int) -> Ten
         vectors: (N, D) vectors, the heads side by side.
         head_dims: size of the embedding of each head, in the order of the numbers.
         size: largest number of numbers of each head.
+        concatenation: that of the model, see `dml.models.embedding.EmbeddingModel`.
     """
     if size >= max(head_dims.values()):
         return vectors
-    parts = [unit_rows(part[:, :size], "embeddings") for part in torch.split(vectors, [*head_dims.values()], dim=1)]
+    parts = [part[:, :size] for part in torch.split(vectors, [*head_dims.values()], dim=1)]
+    if concatenation == "normalized":
+        parts = [unit_rows(part, "embeddings") for part in parts]
     return unit_rows(torch.cat(parts, dim=1), "embeddings")
 
 
 def make_forms(
-    train: Tensor, test: Tensor, head_dims: Mapping[str, int], prefixes: Sequence[int]
+    train: Tensor,
+    test: Tensor,
+    head_dims: Mapping[str, int],
+    prefixes: Sequence[int],
+    concatenation: str = "normalized",
 ) -> Iterator[VectorForm]:
     """Yield the prefixes, and then the projections onto as many principal components of the training images.
 
@@ -82,12 +89,13 @@ def make_forms(
         test: (N, D) unit vectors of the tested images.
         head_dims: size of the embedding of each head.
         prefixes: number of numbers of each head in each prefix.
+        concatenation: how the model joins its heads.
     """
     sizes = []
     for prefix in prefixes:
-        part = take_prefix(test, head_dims, prefix)
+        train_part, part = (take_prefix(rows, head_dims, prefix, concatenation) for rows in (train, test))
         sizes.append(part.shape[1])
-        yield VectorForm(f"prefix{prefix}", take_prefix(train, head_dims, prefix), part)
+        yield VectorForm(f"prefix{prefix}", train_part, part)
     fitted = [PrincipalComponents.fit(train, size) for size in sizes]
     by_size = {len(components.deviations): components for components in fitted if len(components.deviations)}
     for whiten in (False, True):
