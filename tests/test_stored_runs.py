@@ -72,9 +72,9 @@ def test_a_test_needs_no_pretrained_weights(here: Here, finished: Path, tmp_path
     assert metrics(tmp_path) == trained
 
 
-def test_a_test_needs_no_training_classes(
-    here: Here, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The overrides that choose a folder of a few images in place of the run's data set."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "data"))
     from trees.tree import write_images
 
@@ -82,16 +82,29 @@ def test_a_test_needs_no_training_classes(
         f"{split}/{name}/{i}.png" for split, name in (("train", "a"), ("test", "b"), ("test", "c")) for i in (0, 1)
     ]
     write_images(tmp_path / "images", names)
-    other = [
+    return [
         "dataset=folder",
         f"dataset.root={tmp_path / 'images'}",
         "dataset.reader.val_fraction=0",
         "dataset.folds=5",
     ]
-    here("evaluate", best(finished), *other, f"hydra.run.dir={tmp_path / 'test'}")
+
+
+def test_a_test_needs_no_training_classes(here: Here, finished: Path, tmp_path: Path, other_data: list[str]) -> None:
+    here("evaluate", best(finished), *other_data, f"hydra.run.dir={tmp_path / 'test'}")
     found = metrics(tmp_path / "test")
     assert 0 <= found["level0/recall@1"] <= 1
     assert found["step"] == 2
+
+
+def test_another_data_set_has_none_of_the_options_of_the_runs(
+    here: Here, refused: Refused, finished: Path, tmp_path: Path, other_data: list[str]
+) -> None:
+    run = copy_with(finished, tmp_path / "run", "dataset.corrections=/gone.csv")
+    again = f"hydra.run.dir={tmp_path / 'test'}"
+    assert "dataset.corrections=/gone.csv" in refused(best(run), again, command="evaluate")
+    here("evaluate", best(run), *other_data, again)
+    assert "corrections" not in RunFolder(tmp_path / "test").config["dataset"]  # null isn't stored
 
 
 def test_a_test_builds_no_loss_sampler_or_optimizer(here: Here, finished: Path, tmp_path: Path) -> None:

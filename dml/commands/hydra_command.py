@@ -27,6 +27,7 @@ from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.lean_imports import import_lean
+from dml.ops.nested import is_below
 from dml.ops.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
@@ -39,6 +40,8 @@ PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
 """What a training writes before its first step."""
 
 COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
+GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+"""The keys that choose a configuration of a group."""
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
 
@@ -236,12 +239,16 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def _merge(stored: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """Return the stored overrides whose keys are not among the arguments, and then the arguments.
+    """Return the stored overrides that the arguments leave as they are, and then the arguments.
+
+    An argument takes the place of the stored override of its key. One that chooses another configuration of a group,
+    such as ``dataset=csv``, takes the place of all stored overrides in the group: they were made for another choice.
 
     Raises:
         InputError: if a stored override may do harm, and the arguments don't trust the file.
     """
     keys = {key_of(argument) for argument in arguments}
-    remaining = [override for override in stored if key_of(override) not in keys]
+    chosen_groups = {key_of(argument) for argument in arguments if argument not in stored} & GROUPS
+    remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), chosen_groups)]
     trust.check_overrides(remaining, arguments)
     return remaining + list(arguments)
