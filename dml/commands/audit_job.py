@@ -1,6 +1,5 @@
 """The job of ``dml audit``: find what may be wrong with a data set, and write a page and a file to be edited."""
 
-import os
 import shlex
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from dml.data.prepared_files import hold_preparation_lock
 from dml.data.split_changes import find_base_folder, make_relative
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.data.verification import CheckedImage
+from dml.data.worker_processes import choose_processes
 from dml.evaluation.audit.data_audit import audit_images
 from dml.evaluation.audit.findings import ISSUES, AuditedImages, Finding
 from dml.evaluation.audit.findings_file import read_decided_rows, write_findings
@@ -30,14 +30,13 @@ from dml.evaluation.audit.odd_images import report_broken_images
 from dml.evaluation.audit.settings import AuditSettings
 from dml.evaluation.audit.spread_embeddings import spread_embeddings
 from dml.evaluation.report import MOST_SHOWN, AuditReport, audit_report
-from dml.ops.console import console, progress_bar
+from dml.ops.console import console, progress_bar, warn
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.extras import check_installed
 from dml.ops.files import write_text
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
-from dml.run.feature_source import warn
 from dml.run.prepare_job import make_cache_folder
 from dml.training.feature_cache import FeatureCache
 
@@ -57,7 +56,7 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
         raise InputError(f"shown={config.shown}: a whole number from 1 to {MOST_SHOWN}")
     folder = make_cache_folder(config)
     output = expand_home(config.output) if config.output else folder.path
-    decided = read_decided_rows(output / FILE)
+    read_decided_rows(output / FILE)  # a file that isn't one of an audit is refused before the work
     network = build_network(config)
     table, is_whole = read_part(config)
     with hold_preparation_lock(folder.path):
@@ -76,6 +75,7 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     )
     limits = ImageLimits.from_settings(config.data)
     page = audit_report(report, lambda path: read_image(path, limits))
+    decided = read_decided_rows(output / FILE)  # the user may have decided on more while the audit ran
     write_findings(output / FILE, findings, report.names, decided)
     write_text(output / PAGE, page)
     _print_summary(findings, len(decided), output)
@@ -134,7 +134,7 @@ def _load_traits(config: DictConfig, table: ImageTable, folder: CacheFolder) -> 
         with progress_bar("hashed", len(images)) as advance:
             traits = measure_traits(
                 images.paths.tolist(),
-                processes=config.processes or os.cpu_count() or 1,
+                processes=choose_processes(config.processes),
                 advance=advance,
                 limits=ImageLimits.from_settings(config.data),
             )

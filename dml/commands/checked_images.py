@@ -1,7 +1,5 @@
 """What the commands that look at a data set as it is have in common: its part, the check of its images, a network."""
 
-import os
-
 import numpy as np
 import torch
 from hydra.utils import instantiate
@@ -13,10 +11,10 @@ from dml.data.split_overview import make_overview_table, summarize_splits
 from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
 from dml.data.verification import CheckedImage, check_images, write_table
+from dml.data.worker_processes import choose_processes
 from dml.models.embedding import EmbeddingModel
-from dml.ops.console import console, progress_bar
+from dml.ops.console import console, progress_bar, warn
 from dml.run.builders import build_table
-from dml.run.feature_source import warn
 from dml.run.stored_configuration import TABLE_KEYS
 
 
@@ -51,7 +49,7 @@ def check_and_summarize(
         images = check_images(
             table,
             folder,
-            processes=config.processes or os.cpu_count() or 1,
+            processes=choose_processes(config.processes),
             advance=advance,
             warn=warn,
             limits=ImageLimits.from_settings(config.data),

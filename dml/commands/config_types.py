@@ -17,12 +17,16 @@ from dml.training.run_length import AUTO, COUNTED
 
 OWN_KEYS: dict[str, Any] = {
     "seed": int,
+    "quick": bool,
     "split": Literal["train", "val", "test"],
     "ema": float | None,
     "gradient_cache": int | None,
     "shard_loss": bool,
     "debug": bool,
     "trust": bool,
+    "accept_changed_data": bool,
+    "choose_heads": bool,
+    "processes": int | None,
     "data.eval_batch_size": int,
     "data.max_image_bytes": int,
     "data.max_pixels": int,
@@ -31,6 +35,7 @@ OWN_KEYS: dict[str, Any] = {
     "data.on_corrupt": Literal["raise", "skip"],
     "dataset.disjoint": bool,
     "dataset.verify": bool,
+    "dataset.queries_in_gallery": bool | None,
     "dataset.corrections": str | None,
     "dataset.class_splits": str | None,
     "dataset.folds": int | None,
@@ -87,7 +92,7 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
     if command == "train":
         return config
     keys = [str(key) for key in config if str(key) not in (*TRAINING_ONLY, "stages")]
-    used: DictConfig = OmegaConf.masked_copy(config, ["dataset", "data"] if command == "prepare" else keys)
+    used: DictConfig = OmegaConf.masked_copy(config, ["dataset", "data", "processes"] if command == "prepare" else keys)
     return used
 
 

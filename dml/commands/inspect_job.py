@@ -30,13 +30,13 @@ from dml.evaluation.metric_table import metric_table
 from dml.evaluation.query_check import check_queries
 from dml.evaluation.raw_comparison import Metrics, describe_best, evaluate_projections
 from dml.evaluation.table_pictures import write_contact_sheets
-from dml.ops.console import console
+from dml.ops.console import console, warn
 from dml.ops.errors import InputError, nearest
 from dml.ops.escaping import in_markup
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run.evaluators import build_metric_config, choose_final_split
-from dml.run.feature_source import FeatureSource, warn
+from dml.run.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder
 
 METRICS = ("recall@1", "map@r")

@@ -18,6 +18,17 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
+def choose_processes(processes: int | None) -> int:
+    """Return the number of processes that the option ``processes`` asks for; None asks for one for each core.
+
+    Raises:
+        InputError: if the number is below 1.
+    """
+    if processes is not None and processes < 1:
+        raise InputError(f"processes={processes}: expected a whole number above 0, or null (one for each core)")
+    return processes or os.cpu_count() or 1
+
+
 def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[Result]:
     """Call ``work`` with each job in parallel processes, and yield each result as soon as it is there.
 

@@ -6,9 +6,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dml.ops.escaping import in_markup
 from dml.ops.speed import ProgressMeter
 
 console = Console(highlight=False, soft_wrap=True, emoji=False)  # a path's ":x:" is no emoji
+
+
+def warn(line: str) -> None:
+    """Print a warning."""
+    console.print(f"[bold red]warning[/]  {in_markup(line)}")
 
 
 @contextmanager

@@ -10,20 +10,14 @@ from torch import Tensor
 from dml.data.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.console import console
+from dml.ops.console import warn
 from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup
 from dml.run.builders import build_evaluation_data
 from dml.run.loop import build_testing_trainer
 from dml.run.prepare_job import make_cache_folder
 from dml.training.feature_cache import FeatureCache
 from dml.training.hardware import uses_cuda
 from dml.training.head_inputs import RAW, FeatureEmbedder, HeadInputs
-
-
-def warn(line: str) -> None:
-    """Print a warning."""
-    console.print(f"[bold red]warning[/]  {in_markup(line)}")
 
 
 class FeatureSource:

@@ -1,6 +1,5 @@
 """The job of ``dml prepare``: verify a data set and write what makes reading it quick."""
 
-import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,8 +17,9 @@ from dml.data.prepared_files import hold_preparation_lock, make_writable_folder
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.verification import CheckedImage, check_images, list_faults, write_table
+from dml.data.worker_processes import choose_processes
 from dml.evaluation.table_pictures import write_contact_sheets
-from dml.ops.console import console, progress_bar
+from dml.ops.console import console, progress_bar, warn
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
 from dml.ops.files import remove_partial_files
@@ -38,6 +38,11 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
     """
     dataset = config.dataset
     resize = Resize(config.mode, config.resize) if config.resize is not None else None
+    if resize and dataset.root is None and config.data.cache == "auto":
+        raise InputError(
+            f"resize={config.resize}: without dataset.root, a training looks for no stored images of {dataset.name}; "
+            "give data.cache=FOLDER, also to train.py"
+        )
     if config.verify not in ("stamp", "content"):
         raise InputError(f"verify={config.verify}: stamp or content")
     with limit_list_bytes(config.data.max_list_bytes):
@@ -55,7 +60,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
 def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folder: CacheFolder) -> dict[str, list[str]]:
     """Write the files -> the faults."""
     dataset, compare_contents = config.dataset, config.verify == "content"
-    processes, limits = config.processes or os.cpu_count() or 1, ImageLimits.from_settings(config.data)
+    processes, limits = choose_processes(config.processes), ImageLimits.from_settings(config.data)
     remove_partial_files(folder.path)
     if compare_contents:
         delete_content_hashes(folder)
@@ -66,7 +71,7 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
             processes=processes,
             advance=advance,
             compare_contents=compare_contents,
-            warn=_warn,
+            warn=warn,
             limits=limits,
         )
     write_table(folder, table, images)
@@ -84,10 +89,6 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
         )
     console.print(f"[bold]written[/]  {in_markup(folder.path)}")
     return faults
-
-
-def _warn(line: str) -> None:
-    console.print(f"[bold red]warning[/]  {in_markup(line)}")
 
 
 def make_cache_folder(config: DictConfig) -> CacheFolder:
@@ -110,7 +111,7 @@ def _write_cache(
     folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage], processes: int, limits: ImageLimits
 ) -> None:
     with progress_bar("decoded", len(images)) as advance:
-        files = build_cache(folder, resize, images, processes=processes, advance=advance, warn=_warn, limits=limits)
+        files = build_cache(folder, resize, images, processes=processes, advance=advance, warn=warn, limits=limits)
     console.print(
         f"[bold]cache[/]    {in_markup(files.pixels)} ({decimal(files.pixels.stat().st_size)}) for transforms that "
         f"begin with Resize(mode={resize.mode}, size={resize.size})"

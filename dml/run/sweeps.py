@@ -14,6 +14,7 @@ from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.run_folder import RunFolder
 from dml.ops.subprocesses import python_command, python_environment, run_process
+from dml.run.config_folders import quote
 from dml.run.stored_configuration import plain_config, read_stored_configuration, write_configuration
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _train_in_processes(folder: RunFolder, overrides: list[str]) -> None:
     Raises:
         InputError: if the processes fail, which have printed the reason.
     """
-    folders = [f'hydra.run.dir="{folder.path}"', f'hydra.sweep.dir="{HydraConfig.get().sweep.dir}"']
+    folders = [f"hydra.run.dir={quote(folder.path)}", f"hydra.sweep.dir={quote(HydraConfig.get().sweep.dir)}"]
     command = [*python_command("train"), *overrides, *folders]
     lock = folder.lock
     environment = python_environment(**lock.environment)

@@ -5,11 +5,15 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Here, Refused
 from PIL import Image
+
+from dml.commands import audit_job
+from dml.evaluation.report import audit_report
 
 SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=32", "processes=1", "data.num_workers=0"]
 CLASSES, IMAGES = 8, 8
@@ -66,11 +70,20 @@ def read_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def write_rows(rows: list[dict[str, str]]) -> None:
+    with Path("found/audit.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def find(issue: str) -> list[dict[str, str]]:
     return [row for row in read_rows() if row["issue"] == issue]
 
 
-def test_planted_errors_are_found_and_decisions_come_back(audit: Callable[..., str], mine: Path) -> None:
+def test_planted_errors_are_found_and_decisions_come_back(
+    audit: Callable[..., str], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
     printed = audit()
     doubtful = {row["path"]: (row["label"], row["other_label"]) for row in find("doubtful_label")}
@@ -99,10 +112,7 @@ def test_planted_errors_are_found_and_decisions_come_back(audit: Callable[..., s
             row["issue"], "keep" if row["issue"] == "odd_image" else ""
         )
     decided = [row for row in rows if row["action"]]
-    with Path("found/audit.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(rows)
     printed = audit("dataset.corrections=found/audit.csv")
     relabelled = len([row for row in rows if row["action"] == "relabel"])
     assert f"corrections  dropped 2 images, relabelled {relabelled}, merged 0 classes into others" in printed
@@ -111,6 +121,14 @@ def test_planted_errors_are_found_and_decisions_come_back(audit: Callable[..., s
     assert after[: len(decided)] == decided
     assert "train/class1/swapped.png" not in {row["path"] for row in after[len(decided) :]}
     assert {path: path.read_bytes() for path in before} == before
+
+    def decide_meanwhile(*arguments: Any) -> str:
+        write_rows([*after[:-1], after[-1] | {"action": "keep"}])
+        return audit_report(*arguments)
+
+    monkeypatch.setattr(audit_job, "audit_report", decide_meanwhile)
+    audit("dataset.corrections=found/audit.csv")
+    assert [row for row in read_rows() if row["action"]] == [*decided, after[-1] | {"action": "keep"}]
 
 
 def test_a_checkpoint_compares_by_its_embeddings(here: Here, audit: Callable[..., str], mine: Path) -> None:

@@ -16,6 +16,10 @@ WRONG = {
     "seed=true": "seed=true: must be a whole number",
     "transform.size=big": "transform.size=big: must be a whole number",
     "data.on_corrupt=skp": "data.on_corrupt=skp: must be one of raise, skip; is it skip",
+    "quick=ja": "quick=ja: must be true or false",
+    "choose_heads=none": "choose_heads=none: must be true or false",
+    "accept_changed_data=1": "accept_changed_data=1: must be true or false",
+    "dataset.queries_in_gallery=no_copies": "dataset.queries_in_gallery=no_copies: must be true or false or null",
     "model.backbone.name=3": "model.backbone.name=3: must be a text",
 }
 
@@ -23,7 +27,15 @@ WRONG = {
 @pytest.mark.parametrize("override", WRONG)
 def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: str):
     with pytest.raises(InputError, match=WRONG[override]):
-        check_types(compose(override))
+        check_types(compose("dataset=folder", override))
+
+
+@pytest.mark.parametrize("command", ["prepare", "inspect", "audit", "shift"])
+@pytest.mark.parametrize("value", ["2.5", "x", "true"])
+def test_a_number_of_processes_is_a_whole_number(command: str, value: str):
+    config = compose(f"processes={value}", command=command)
+    with pytest.raises(InputError, match=rf"^processes={value}: must be a whole number or null$"):
+        check_types(select_used_parts(command, config))
 
 
 @pytest.mark.parametrize(
@@ -55,10 +67,11 @@ def test_nodes_in_lists_are_checked():
 
 
 def test_own_keys_are_keys_of_the_configuration():
-    config = compose(command="evaluate")  # which has the keys of a training, too
+    # a test has the keys of a training, too
+    configs = compose("dataset=folder", command="evaluate"), compose(command="prepare")
     for key in OWN_KEYS:
         parent, _, name = key.rpartition(".")
-        assert name in (OmegaConf.select(config, parent) if parent else config), key
+        assert any(name in (OmegaConf.select(config, parent) or () if parent else config) for config in configs), key
 
 
 @pytest.mark.parametrize("group", ["dataset", "transform", "model", "loss", "sampler", "optimizer", "scheduler"])

@@ -165,7 +165,8 @@ def test_the_mode_of_a_cache(prepare: Prepare, sop: Path, mode: str, shape: tupl
 
 def test_another_folder(prepare: Prepare, sop: Path, tmp_path: Path) -> None:
     prepare("resize=8", f"data.cache={tmp_path}/fast")
-    assert (tmp_path / "fast" / "sop" / "warp-8.pixels").stat().st_size == 24 * 8 * 8 * 3
+    (pixels,) = (tmp_path / "fast").glob("sop-*/warp-8.pixels")
+    assert pixels.stat().st_size == 24 * 8 * 8 * 3
     assert not (sop / ".dml").exists()
 
 
@@ -177,7 +178,7 @@ def test_a_data_set_in_the_home_folder(prepare: Prepare, sop: Path, monkeypatch:
     assert prepare("resize=8", "dataset.root='~/sop'") == {}
     assert (sop / ".dml" / "sop" / "warp-8.pixels").exists()
     prepare("dataset.root='~/sop'", "data.cache='~/fast'")
-    assert (sop.parent / "fast" / "sop" / "table.parquet").exists()
+    assert [*(sop.parent / "fast").glob("sop-*/table.parquet")]
     assert list(elsewhere.iterdir()) == []  # no folder that is called ~
 
 
@@ -192,17 +193,25 @@ def test_an_archive(small_emoji: Path, tmp_path: Path) -> None:
 
 def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    digits = ["dataset=digits", "processes=1", "sheet.classes=1"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("prepare", overrides=["dataset=digits", "processes=1", "sheet.classes=1"])
+        config = compose("prepare", overrides=digits)
+        resizing = compose("prepare", overrides=[*digits, "resize=8"])
+        elsewhere = compose("prepare", overrides=[*digits, "resize=8", f"data.cache={tmp_path}/fast"])
     assert prepare_job.prepare(config, Path(), []) == {}
     assert (tmp_path / "dml" / "digits" / "table.parquet").exists()
+    with pytest.raises(InputError, match=r"^resize=8: without dataset\.root, a training looks for no .* of digits; "):
+        prepare_job.prepare(resizing, Path(), [])
+    assert prepare_job.prepare(elsewhere, Path(), []) == {}
+    assert builders.find_cache_folder(elsewhere) == CacheFolder(tmp_path / "fast" / "digits", None)
+    assert (tmp_path / "fast" / "digits" / "warp-8.pixels").exists()
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["data.cache=null"], "data.cache=null: auto, or the folder to write to"),
-        (["data.cache=/dev/null"], r"/dev/null/sop: can't be written to; give data\.cache=FOLDER, also to train\.py"),
+        (["data.cache=/dev/null"], r"/dev/null/sop-\w+: can't be written to; give data\.cache=FOLDER, also to "),
         (["resize=abc"], "resize size=abc: expected a whole number of pixels"),
         (["resize=8", "mode=both"], "resize mode=both: expected warp, shorter or longer"),
     ],

@@ -16,6 +16,7 @@ import torch
 from conftest import SMALL, Here
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from dml.evaluation.run_comparison import compare, find_runs, find_unfinished
 from dml.ops import signals
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
+from dml.run import sweeps
 from dml.run.config_folders import CONF
 from dml.run.resolvers import sweep_subfolder
 from dml.run.sweeps import read_objective
@@ -140,6 +142,19 @@ def test_a_killed_sweep_goes_on_where_it_stopped(
         "| trainer.max_steps=4, checkpoints.every_n_steps=100",
         "| trainer.max_steps=4, checkpoints.every_n_steps=200",
     ]
+
+
+def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, commands = RunFolder(tmp_path / 'a "b" [1]' / "0"), list[list[str]]()
+    hydra = OmegaConf.create({"sweep": {"dir": str(folder.path.parent)}})
+    monkeypatch.setattr(sweeps.HydraConfig, "get", lambda: hydra)
+    monkeypatch.setattr(sweeps, "run_process", lambda command, **_: commands.append(command))
+    with folder.hold():
+        sweeps._train_in_processes(folder, [])
+    parsed = OverridesParser.create().parse_overrides(commands[0][-2:])
+    assert [override.value() for override in parsed] == [str(folder.path), str(folder.path.parent)]
 
 
 def test_a_folder_that_the_user_chose_is_not_trained_over(failed: Failed, tmp_path: Path) -> None:
