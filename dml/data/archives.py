@@ -1,10 +1,13 @@
 """Files in archives: ``archive.zip/member``, and ``archive.tar/member`` in the tar files of the WebDataset layout."""
 
+import lzma
 import os
 import posixpath
 import re
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Set
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -14,8 +17,11 @@ from dml.ops.regular_files import FLAGS, check_regular, check_size
 ARCHIVES = (".zip", ".tar")
 """The endings of the archives whose members have paths."""
 MEMBER = re.compile(r"\.(?:zip|tar)(?=/)")
-DAMAGES = (zipfile.BadZipFile, tarfile.TarError)
-"""The errors that tell of a damaged archive."""
+DAMAGES = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    RuntimeError,  # for an encrypted member, and as NotImplementedError for a compression that zipfile doesn't know
+)
+"""The errors that tell of an archive, or of a member, that is damaged or can't be unpacked."""
 
 Stamp = tuple[int, int]
 """Size of a file in bytes, and the time when it was last written, in nanoseconds."""
@@ -51,11 +57,11 @@ def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes
         KeyError: if there is no such member.
         RefusedFileError: if the member is larger, or the archive isn't a regular file.
         FileNotFoundError: if there is no such archive.
-        zipfile.BadZipFile, tarfile.TarError: if the archive is damaged.
+        one of `DAMAGES`: if the archive or the member is damaged, or the member can't be unpacked.
     """
-    if not archive.endswith(".tar"):
-        return read_zip_member(_open_zip(archive, os.getpid()), member, max_bytes, option)
     stamp = _check_stamp(archive)
+    if not archive.endswith(".tar"):
+        return read_zip_member(_open_zip(archive, stamp, os.getpid()), member, max_bytes, option)
     entry = _index_tar(archive, stamp)[member]
     check_size(entry.size, max_bytes, option)
     # forked workers share the file, and so its position, which pread leaves alone
@@ -79,9 +85,12 @@ def list_members(archive: str) -> Set[str]:
     Raises:
         FileNotFoundError: if there is no such archive.
         RefusedFileError: if it isn't a regular file.
-        zipfile.BadZipFile, tarfile.TarError: if it is damaged.
+        one of `DAMAGES`: if it is damaged.
     """
-    return index_tar(archive).keys() if archive.endswith(".tar") else _open_zip(archive, os.getpid()).NameToInfo.keys()
+    stamp = _check_stamp(archive)
+    if archive.endswith(".tar"):
+        return _index_tar(archive, stamp).keys()
+    return _open_zip(archive, stamp, os.getpid()).NameToInfo.keys()
 
 
 def index_tar(archive: str) -> dict[str, TarEntry]:
@@ -139,7 +148,9 @@ def _open_tar(path: str, _: Stamp) -> _OpenFile:
 
 
 @lru_cache(maxsize=8)
-def _open_zip(path: str, process: int) -> zipfile.ZipFile:  # noqa: ARG001
-    """Open an archive once a process: forked workers that share a file handle would share its position too."""
-    check_regular(path)
+def _open_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: ARG001
+    """Open an archive once a process: forked workers that share a file handle would share its position too.
+
+    A file that has been replaced has another stamp, and is opened anew.
+    """
     return zipfile.ZipFile(path)

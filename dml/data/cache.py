@@ -6,8 +6,10 @@ CRC-32. The index is written last, so a cache without an index is unfinished; ``
 images that are done.
 """
 
+import hashlib
 import json
 import mmap
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -136,9 +138,10 @@ class CacheFolder:
         """Return the folder that ``data.cache`` selects; None if the data set has no such folder.
 
         Args:
-            setting: value of ``data.cache``. A path is a folder that holds one folder a data set. "auto" is ``.dml`` in
-                the root of the data set, or beside the root if that is a file; without a root it selects no folder.
-                None selects no folder.
+            setting: value of ``data.cache``. A path is a folder that holds one folder a data set, whose name ends in a
+                hash of the root: two data sets of one name don't share it. A folder without the hash, which an earlier
+                version made, stays in use. "auto" is ``.dml`` in the root of the data set, or beside the root if that
+                is a file; without a root it selects no folder. None selects no folder.
             root: root of the data set.
             name: name of the data set.
         """
@@ -152,8 +155,12 @@ class CacheFolder:
             arguments += f" {shlex.quote(f'data.cache={setting}')}"
         if root is not None and not Path(root).is_dir():
             name = Path(root).stem  # several lists or archives may be in one folder
-        parent = _base_folder(root) / FOLDER if setting == "auto" and root else expand_home(setting)
-        return cls(parent / name, root, arguments)
+        if setting == "auto" and root:
+            return cls(_base_folder(root) / FOLDER / name, root, arguments)
+        path = expand_home(setting) / name
+        if root is not None and not os.path.isdir(path):
+            path = path.with_name(f"{name}-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]}")
+        return cls(path, root, arguments)
 
     def relative_paths(self, paths: Sequence[str]) -> list[str]:
         """Make paths relative to the root of the data set, or to the root's folder if the root is a file."""

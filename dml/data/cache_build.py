@@ -33,6 +33,7 @@ from dml.data.verification import CheckedImage
 from dml.data.worker_processes import run_in_processes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.regular_files import RefusedFileError
 
 CHUNK = 64
 """Number of images that are written between two lines of the progress file."""
@@ -63,8 +64,9 @@ def build_cache(
         images: result of the check of each image, by path; the cache holds no pixels of unreadable images.
         processes: number of processes that share the work.
         advance: function that is called with a number of images whenever so many more images are done.
-        warn: function that is called with a line for each damaged file.
-        limits: largest size of an image file.
+        warn: function that is called with a line for each damaged file, and for each image that would be too large when
+            it is resized; the cache holds no pixels of such an image.
+        limits: largest size of an image file, and of an image.
 
     Returns:
         The paths of the cache files.
@@ -74,7 +76,7 @@ def build_cache(
             folder.
     """
     refuse_links(folder.path)
-    files, index = folder.files(resize), _plan_index(folder, resize, images)
+    files, index = folder.files(resize), _plan_index(folder, resize, images, limits, warn)
     chunks = [*_plan_chunks(files.pixels, resize, limits, [*images], index)]
     finished = _read_finished(files, index, warn)
     done = _find_intact(files, index, chunks, finished, advance, warn)
@@ -105,9 +107,15 @@ class _Chunk(NamedTuple):
     """Path, offset and shape of each image; an unreadable image has the shape (0, 0)."""
 
 
-def _plan_index(folder: CacheFolder, resize: Resize, images: Mapping[str, CheckedImage]) -> pa.Table:
+def _plan_index(
+    folder: CacheFolder,
+    resize: Resize,
+    images: Mapping[str, CheckedImage],
+    limits: ImageLimits,
+    warn: Callable[[str], None],
+) -> pa.Table:
     """Compute the index of a cache without the checksums of the pixels, which are known only after decoding."""
-    shapes = [resize.shape(image.height, image.width) if not image.error else (0, 0) for image in images.values()]
+    shapes = [_plan_shape(path, image, resize, limits, warn) for path, image in images.items()]
     height, width = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
     ends = np.cumsum(3 * height * width)
     columns = {
@@ -124,6 +132,21 @@ def _plan_index(folder: CacheFolder, resize: Resize, images: Mapping[str, Checke
     checksum_column = INDEX_SCHEMA.get_field_index("crc32")
     schema = INDEX_SCHEMA.remove(checksum_column).with_metadata({"dml": json.dumps(description)})
     return pa.table(columns, schema)
+
+
+def _plan_shape(
+    path: str, image: CheckedImage, resize: Resize, limits: ImageLimits, warn: Callable[[str], None]
+) -> tuple[int, int]:
+    """Return the height and width of the pixels that the cache holds of an image; (0, 0) if it holds none."""
+    if image.error:
+        return 0, 0
+    shape = resize.shape(image.height, image.width)
+    try:
+        limits.check_resized((image.height, image.width), shape)
+    except RefusedFileError as error:
+        warn(f"image {printable(path)}: {error}; not in the cache")
+        return 0, 0
+    return shape
 
 
 def _first_bytes(sha256: str) -> int:

@@ -27,6 +27,7 @@ def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
     Raises:
         FileNotFoundError: if there is no such file or member.
         RefusedFileError: if it isn't a regular file, or is too large.
+        one of `dml.data.archives.DAMAGES`: if the archive or its member is damaged, or the member can't be unpacked.
     """
     archive, member = split_member(path)
     if not member or os.path.exists(path):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from dml.data.archives import DAMAGES
 from dml.data.cache import CacheFolder
 from dml.data.contents import MISSING, read_content, read_stamps
 from dml.data.images import LIMITS
@@ -115,7 +116,7 @@ def _stored_stamp(hashes: ContentHashes, name: str) -> Stamp | None:
 def _compute_hash(path: str, max_bytes: int) -> str:
     try:
         return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
-    except (OSError, RefusedFileError):
+    except (OSError, RefusedFileError, *DAMAGES):
         return ""
 
 

@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 def list_images(folder: Path) -> list[str]:
     """List the image files in a folder and in the folders below it, sorted by path.
 
-    Hidden files and folders are passed over; a warning counts the images of kinds that aren't read.
+    Hidden files and folders are passed over; a warning counts the images of kinds that aren't read. Links to folders
+    are followed; a folder that several paths lead to is read once.
 
     Args:
         folder: path of the folder.
@@ -24,8 +25,14 @@ def list_images(folder: Path) -> list[str]:
     """
     paths_read: list[str] = []
     unread: list[str] = []
-    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=False):
-        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+    visited: set[str] = set()
+    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        if (real_path := os.path.realpath(parent)) in visited:  # a link may lead back to a folder above it
+            folders.clear()
+            continue
+        visited.add(real_path)
+        visible = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        folders[:] = sorted(visible, key=lambda name: (os.path.islink(os.path.join(parent, name)), name))
         paths = [os.path.join(parent, name) for name in files if not name.startswith(".")]
         paths_read += [path for path in paths if path.lower().endswith(read_suffixes())]
         unread += [

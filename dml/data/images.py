@@ -128,6 +128,15 @@ class ImageFile:
             decoded = decoded[rows, _scale_slice(box.left, box.width, decoded.shape[1] / self.width)]
         return torch.from_numpy(np.ascontiguousarray(decoded)).permute(2, 0, 1)
 
+    def check_resized(self, shape: tuple[int, int]) -> None:
+        """Refuse an image that would have too many pixels when it is scaled to this height and width.
+
+        Raises:
+            UnreadableImageError: if it would.
+        """
+        with self._name_file_in_errors():
+            self.limits.check_resized((self.height, self.width), shape)
+
     def _decode(self, reduction: int) -> Pixels:
         if self._decoded is not None:
             return self._decoded

@@ -27,7 +27,8 @@ class ImageLimits:
 
     Args:
         max_image_bytes: largest size of an image file, or of an unpacked member of an archive.
-        max_pixels: largest number of pixels, height times width. Decoding takes up to 13 bytes of memory a pixel.
+        max_pixels: largest number of pixels, height times width, of an image and of what a `Resize` makes of it.
+            Decoding takes up to 13 bytes of memory a pixel.
 
     Raises:
         InputError: if a limit isn't a whole number above 0.
@@ -60,6 +61,23 @@ class ImageLimits:
             raise RefusedFileError(
                 f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded; "
                 f"data.max_pixels={height * width} reads it"
+            )
+
+    def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
+        """Make sure that an image may be scaled: a thin strip grows without bounds with its shorter side.
+
+        Args:
+            size: height and width of the image.
+            resized: height and width to which it is to be scaled.
+
+        Raises:
+            RefusedFileError: if the scaled image has too many pixels, see `check_pixels`.
+        """
+        pixels = resized[0] * resized[1]
+        if pixels > self.max_pixels:
+            raise RefusedFileError(
+                f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}, at most "
+                f"{self.max_pixels:,} pixels; data.max_pixels={pixels} scales it"
             )
 
 

@@ -66,7 +66,8 @@ def make_relative(paths: list[str], folder: str | None) -> list[str]:
         return paths
     prefix = os.path.join(folder, "")
     return [
-        path.removeprefix(prefix) if path.startswith(prefix) else os.path.relpath(path, folder)  # which takes 10 µs
+        # relpath takes 10 µs
+        path.removeprefix(prefix) if path.startswith(prefix) and "/../" not in path else os.path.relpath(path, folder)
         for path in paths
     ]
 

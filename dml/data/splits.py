@@ -9,9 +9,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.table import ImageTable
+from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 
+SPLIT_NAMES = {name: name for name in SPLITS} | {
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
+"""The split that a name stands for: its own name, or a name that is common elsewhere."""
 TRAINING_CLASSES = 2
 """The smallest number of training classes: a loss compares images of different classes."""
 

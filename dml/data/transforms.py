@@ -45,6 +45,8 @@ class Resize:
         """Scale an image (3, H, W), or that of a file, to (3, h, w)."""
         height, width = _read_size(image)
         shape = self.shape(height, width)
+        if isinstance(image, ImageFile):
+            image.check_resized(shape)
         return _scale(_read_part(image, Box(0, 0, height, width), shape), shape)
 
     def shape(self, height: int, width: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import warnings
@@ -26,6 +27,7 @@ from dml.data.cache_build import build_cache
 from dml.data.contents import read_stamps
 from dml.data.dataset import ImageDataset, collate
 from dml.data.images import ImageFile
+from dml.data.limits import ImageLimits
 from dml.data.table import ImageTable
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize
 from dml.data.verification import check_images
@@ -189,6 +191,24 @@ def test_an_image_that_cannot_be_read_is_left_to_the_dataset(images: Prepared) -
         raising[3]
     assert replacing[3][2] == 5  # type: ignore[index]
     assert dropping[3] is None
+
+
+def test_a_strip_that_would_be_too_large_is_left_to_the_dataset(images: Prepared) -> None:
+    Path(images.table.paths[3]).write_bytes(encoded(2, 5_000, "PNG"))
+    resize, limits, lines = Resize("shorter", 32), ImageLimits(max_pixels=1_000_000), list[str]()
+    checked = check_images(images.table, images.folder, processes=1, advance=lambda _: None)
+    args: dict[str, Any] = {"processes": 1, "advance": lambda _: None, "warn": lines.append, "limits": limits}
+    build_cache(images.folder, resize, checked, **args)
+    assert [line.partition(": ")[2] for line in lines] == [
+        "2 x 5,000 pixels would be scaled to 32 x 80,000, at most 1,000,000 pixels; data.max_pixels=2560000 scales it; "
+        "not in the cache"
+    ]
+    cache = images.folder.find(images.table, resize)
+    assert cache is not None
+    assert cache.pixels(2) is not None
+    assert cache.pixels(3) is None
+    dataset = ImageDataset(images.table, Pipeline([resize]), "drop", cache, limits)
+    assert dataset[3] is None
 
 
 def test_members_of_an_archive(tmp_path: Path) -> None:
@@ -435,8 +455,30 @@ def test_folders(tmp_path: Path) -> None:
     assert CacheFolder.from_setting("auto", list_, "csv") == CacheFolder(tmp_path / ".dml" / "mine", list_)
     assert CacheFolder.from_setting("auto", None, "emoji") is None
     assert CacheFolder.from_setting("/fast", None, "emoji") == CacheFolder(Path("/fast/emoji"), None)
-    assert CacheFolder.from_setting("/fast", root, "sop") == CacheFolder(Path("/fast/sop"), root)
-    assert CacheFolder.from_setting("/fast", list_, "csv") == CacheFolder(Path("/fast/mine"), list_)
+
+
+def test_two_data_sets_of_one_name_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = tmp_path / "fast"
+
+    def find(root: Path | str, name: str = "folder") -> str:
+        folder = CacheFolder.from_setting(str(fast), str(root), name)
+        assert folder is not None
+        assert folder.path.parent == fast
+        return folder.path.name
+
+    for parent in ("a", "b"):
+        (tmp_path / parent / "set").mkdir(parents=True)
+        (tmp_path / parent / "mine.csv").touch()
+    first, second = (tmp_path / parent / "set" for parent in "ab")
+    assert re.fullmatch(r"folder-[0-9a-f]{8}", find(first))
+    assert find(first) != find(second)
+    assert re.fullmatch(r"mine-[0-9a-f]{8}", find(tmp_path / "a" / "mine.csv", "csv"))
+    assert find(tmp_path / "a" / "mine.csv", "csv") != find(tmp_path / "b" / "mine.csv", "csv")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(first)
+    assert find(first) == find(f"{first}/") == find("a/set") == find(tmp_path / "link")
+    (fast / "folder").mkdir(parents=True)  # as an earlier version made it
+    assert find(first) == "folder"
 
 
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +486,10 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "set").mkdir()
     root = str(tmp_path / "set")
     assert CacheFolder.from_setting("auto", "~/set", "sop") == CacheFolder(tmp_path / "set" / ".dml" / "sop", root)
-    assert CacheFolder.from_setting("~/fast", "~/set", "sop") == CacheFolder(tmp_path / "fast" / "sop", root)
+    elsewhere = CacheFolder.from_setting("~/fast", "~/set", "sop")
+    assert elsewhere is not None
+    assert elsewhere.path.parent == tmp_path / "fast"
+    assert elsewhere == CacheFolder.from_setting(f"{tmp_path}/fast", root, "sop")
 
 
 def test_names(tmp_path: Path) -> None:

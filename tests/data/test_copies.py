@@ -1,5 +1,6 @@
 import hashlib
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,34 @@ def test_queries_are_found_by_the_content_of_their_files(table: ImageTable, fold
 def test_files_of_another_size_are_not_read(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
     assign_content_ids(table, folder)
     assert sorted(read) == ["0.jpg", "1.jpg", "2.jpg", "w.jpg", "x.jpg", "y.jpg", "z.jpg"]
+
+
+@pytest.mark.parametrize("fault", ["checksum", "stream", "encrypted", "method", "name"])
+def test_a_damaged_member_of_an_archive_is_compared_with_nothing(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "set.zip"
+    names = ["query/0.jpg", "gallery/x.jpg", "gallery/y.jpg"]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if fault == "checksum" else zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, b"the same content")
+        header = archive.getinfo(names[-1]).header_offset
+    content = bytearray(path.read_bytes())
+    if fault in ("checksum", "stream"):
+        start = header + 30 + len(names[-1])
+        content[start : start + 9] = b"\xff" * 9
+    elif fault == "name":
+        content[header + 26] = 0xFF  # the name is said to be longer than what is left
+    else:
+        entry = content.rindex(b"PK\x01\x02")
+        value, offset = (1, 8) if fault == "encrypted" else (77, 10)
+        content[entry + offset] = content[header + offset - 2] = value
+    path.write_bytes(content)
+    table = ImageTable(
+        paths=np.array([f"{path}/{name}" for name in names]),
+        labels=np.zeros((3, 1), dtype=np.int64),
+        split=np.array(["query", "gallery", "gallery"]),
+        levels=("class",),
+    )
+    assert groups(assign_content_ids(table, None)) == [["0.jpg", "x.jpg"]]
 
 
 def test_unchanged_files_are_read_once(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:

@@ -36,7 +36,16 @@ def test_separators(separator: str, tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
     file = written(tmp_path, "path,label", "/elsewhere/1.jpg,a", "../2.jpg,b", "some.zip/3.jpg,c")
-    assert read(file).paths.tolist() == ["/elsewhere/1.jpg", f"{tmp_path.parent}/2.jpg", f"{tmp_path}/some.zip/3.jpg"]
+    assert read(file).paths.tolist() == ["/elsewhere/1.jpg", f"{tmp_path}/../2.jpg", f"{tmp_path}/some.zip/3.jpg"]
+
+
+def test_a_path_may_lead_through_a_link_and_up_again(tmp_path: Path) -> None:
+    for name, folder in (("there", tmp_path / "elsewhere"), ("wrong", tmp_path / "mine")):
+        (folder / "photos").mkdir(parents=True)
+        (folder / "1.jpg").write_text(name)
+    (tmp_path / "mine" / "linked").symlink_to(tmp_path / "elsewhere" / "photos")
+    table = read(written(tmp_path / "mine", "path,label", "linked/../1.jpg,a", "2.jpg,b"))
+    assert Path(table.paths[0]).read_text() == "there"
 
 
 def test_labels_are_the_sorted_names_whatever_the_order_of_lines(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 from trees.folder import IMAGES, TREE
 from trees.tree import write_images
 
+from dml.data.image_listing import list_images
 from dml.data.readers.folder import read
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
@@ -64,6 +65,28 @@ def test_a_class_may_be_called_as_a_split_is(tmp_path: Path) -> None:
     assert read(tmp_path).names == (("bus", "car", "train"),)
 
 
+@pytest.mark.parametrize(
+    ("folders", "remedy"),
+    [
+        (("train", "valid"), "valid/ to val/"),
+        (("train", "test", "validation"), "validation/ to val/"),
+        (("Test", "Train"), "Test/ to test/, Train/ to train/"),
+        (("testing", "training"), "testing/ to test/, training/ to train/"),
+        (("Gallery", "query"), "Gallery/ to gallery/"),
+        (("Train", "test", "extras"), "Train/ to train/"),
+    ],
+)
+def test_splits_of_other_names_are_no_super_classes(folders: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
+    write_images(tmp_path, [f"{folder}/{name}/1.jpg" for folder in folders for name in "ab"])
+    with pytest.raises(InputError, match=rf"dataset\.root={tmp_path}: the folders .* like splits; rename {remedy} \("):
+        read(tmp_path)
+
+
+def test_a_single_folder_of_another_split_name_is_a_super_class(tmp_path: Path) -> None:
+    write_images(tmp_path, ["training/a/1.jpg", "training/b/1.jpg"])
+    assert read(tmp_path).names[1] == ("training",)
+
+
 @pytest.mark.parametrize("name", ["1.JPG", "1.Jpeg", "a.b.png", "1.webp", "1.tif", "ä ö.bmp", "1 (2).gif"])
 def test_images_by_their_suffix(name: str, tmp_path: Path) -> None:
     write_images(tmp_path, ["a/1.jpg", f"b/{name}"])
@@ -85,6 +108,15 @@ def test_classes_may_be_links(tmp_path: Path) -> None:
     (tmp_path / "mine" / "c").symlink_to(tmp_path / "mine")
     with pytest.raises(InputError, match=r"mine/c/c/a: a folder too deep; give the folder of your own images"):
         read(tmp_path / "mine")
+
+
+def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -> None:
+    write_images(tmp_path, ["mine/b/1.jpg", "elsewhere/2.jpg"])
+    (tmp_path / "mine" / "a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "mine" / "b" / "top").symlink_to(tmp_path / "mine")
+    (tmp_path / "elsewhere" / "b").symlink_to(tmp_path / "mine" / "b")
+    (tmp_path / "mine" / "gone").symlink_to(tmp_path / "gone")
+    assert list_images(tmp_path / "mine") == [f"{tmp_path}/mine/a/2.jpg", f"{tmp_path}/mine/b/1.jpg"]
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,16 @@ def test_the_value_that_the_line_names_is_enough(tmp_path: Path, kind: str) -> N
     assert read_image(str(path), ImageLimits(size, 600)).shape == (3, 20, 30)
 
 
+@pytest.mark.parametrize(("size", "scaled"), [((100_000, 1), "25,600,000 x 256"), ((1, 100_000), "256 x 25,600,000")])
+def test_a_strip_that_would_be_scaled_to_gigabytes(tmp_path: Path, size: tuple[int, int], scaled: str) -> None:
+    path = tmp_path / "strip.png"
+    path.write_bytes(encoded("PNG", size))
+    message = f"pixels would be scaled to {scaled}, at most 120,000,000 pixels; data.max_pixels=6553600000 scales it"
+    with pytest.raises(UnreadableImageError, match=message):
+        Resize("shorter", 256)(ImageFile(str(path)))
+    assert Resize("longer", 256)(ImageFile(str(path))).numel() == 3 * 256
+
+
 @pytest.mark.parametrize("name", ["max_pixels", "max_image_bytes"])
 @pytest.mark.parametrize("value", [0, -1, "many", 1.5, None, True])
 def test_limits_that_are_none(name: str, value: object) -> None:

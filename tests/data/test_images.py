@@ -387,6 +387,14 @@ def test_a_member_of_an_archive(tmp_path: Path, compression: int) -> None:
         read_image(f"{tmp_path}/set.zip/3.png")
 
 
+def test_an_archive_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    for colours in (COLOURS, 255 - COLOURS):
+        with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
+            archive.writestr("1.png", saved(large(colours), "PNG"))
+        (tmp_path / "new.zip").rename(tmp_path / "set.zip")
+        assert (centres(read_image(f"{tmp_path}/set.zip/1.png")) == colours).all()
+
+
 def test_a_folder_that_is_called_as_an_archive(tmp_path: Path) -> None:
     (tmp_path / "set.zip").mkdir()
     assert (centres(read(tmp_path, saved(large(), "PNG"), "set.zip/1.png")) == COLOURS).all()

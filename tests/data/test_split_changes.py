@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dml.data.split_changes import describe_changes, summarize_splits
+from dml.data.split_changes import describe_changes, make_relative, summarize_splits
 from dml.data.table import ImageTable
 
 CLASSES = ("ant", "bee", "cat", "dog", "emu")
@@ -24,6 +24,11 @@ def test_same_table_has_no_changes_wherever_it_stands_and_however_it_is_ordered(
     moved = make_table(HALVES, "/disk/mine")
     shuffled = moved.take(np.random.default_rng(0).permutation(len(moved)))
     assert describe_changes(before, summarize_splits(shuffled, "/disk/mine")) == []
+
+
+def test_a_path_that_goes_up_is_shown_without_it():
+    paths = ["/data/a/../1.jpg", "/data/../2.jpg", "/data/3.jpg"]
+    assert make_relative(paths, "/data") == ["1.jpg", "../2.jpg", "3.jpg"]
 
 
 def test_classes_in_other_splits_are_named_first():

@@ -81,6 +81,7 @@ def read(
             )
         for name, column in positions.items():
             cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
+        # only this key is without "..": where a folder is a link, the path without it leads elsewhere
         image = os.path.normpath(file.parent / cells["path"][-1])
         if lines.setdefault(image, line) != line:
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
@@ -89,7 +90,7 @@ def read(
     levels = tuple(name for name in positions if name not in ("path", "split"))
     labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
     table = ImageTable(
-        paths=np.array([*lines]),
+        paths=np.array([str(file.parent / path) for path in cells["path"]]),
         labels=np.stack(labels, axis=1),
         split=np.array(cells.get("split", [""] * len(lines))),
         levels=levels,

@@ -10,7 +10,7 @@ import numpy as np
 
 from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.layout import Layout
-from dml.data.splits import complete_splits, number_classes
+from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -88,6 +88,7 @@ def _find_splits(folder: Path) -> list[str]:
     """Return the splits that the folder holds; a list of an empty string if it holds the classes themselves."""
     folder_names = [entry.name for entry in _list_entries(folder) if _is_folder(entry)]
     splits = [name for name in folder_names if name in SPLITS]
+    _check_split_names(folder, folder_names)
     has_splits = ("train" in splits and len(splits) > 1) or len(splits) == len(folder_names)
     if not has_splits:
         return [""]  # a single folder called train beside others may be a class
@@ -97,6 +98,19 @@ def _find_splits(folder: Path) -> list[str]:
             f"beside a split there may only be splits, {', '.join(SPLITS)}"
         )
     return splits or [""]
+
+
+def _check_split_names(folder: Path, folder_names: list[str]) -> None:
+    """Refuse folders that are named like splits, but not as this reader names them, such as ``Train`` and ``valid``."""
+    meant = {name: SPLIT_NAMES[name.lower()] for name in folder_names if name.lower() in SPLIT_NAMES}
+    is_divided = len({*meant.values()}) > 1 and ("train" in meant.values() or len(meant) == len(folder_names))
+    renamed = {name: split for name, split in meant.items() if name != split}
+    if is_divided and renamed:
+        remedy = ", ".join(f"{printable(name)}/ to {split}/" for name, split in renamed.items())
+        raise InputError(
+            f"dataset.root={printable(folder)}: the folders {' and '.join(f'{printable(name)}/' for name in meant)} "
+            f"are named like splits; rename {remedy} (the splits are {', '.join(SPLITS)})"
+        )
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -16,7 +16,7 @@ from dml.data.archives import index_tar, read_member
 from dml.data.layout import Layout
 from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
-from dml.data.splits import complete_splits, number_classes
+from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -28,7 +28,6 @@ LAYOUT = Layout(
     tree="*.tar, each image beside a file of the same name with its class, such as 0001.jpg and 0001.cls",
     page="docs/own_data.md",
 )
-SPLIT_NAMES = {name: name for name in SPLITS} | {"training": "train", "valid": "val", "validation": "val"}
 
 Members = dict[str, str]
 """The members with the same name by their endings: {"jpg": "a/0001.jpg", "cls": "a/0001.cls"}."""
