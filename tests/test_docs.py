@@ -9,6 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NAME = re.compile(r"`(dml(?:\.\w+)+)`")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+ANCHOR_LINK = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -16,6 +19,19 @@ LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 def test_links_lead_to_files(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    for target, anchor in ANCHOR_LINK.findall(page.read_text(encoding="utf-8")):
+        if target.endswith(".md") or not target:
+            assert anchor in list_anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
+def list_anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = HEADING.findall(CODE.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -31,7 +31,10 @@ def export_model(arguments: Sequence[str]) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
     parser.add_argument("--output", required=True, metavar="FILE", help="file to write: .onnx or .pt2")
     parser.add_argument(
-        "--heads", nargs="+", metavar="HEAD", help="heads whose embeddings are concatenated (default: all)"
+        "--heads",
+        nargs="+",
+        metavar="HEAD",
+        help="heads whose embeddings are concatenated (default: those that the training chose, or all)",
     )
     parser.add_argument(
         "--probe", metavar="IMAGES", help="folder or .csv file of images to compare on (default: the run's test)"

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,12 @@ def test_every_loss_of_one_proxy_a_class_begins_at_the_means(loss: tuple[str, nn
         torch.testing.assert_close(proxies.norm(dim=1), lengths)
     if sets:  # it is the loss's own proxies that were turned, not copies of them
         assert module(rows, LABELS).item() < before
+
+
+def test_the_page_of_the_options_lists_them() -> None:
+    page = (ROOT / "docs" / "training_options.md").read_text(encoding="utf-8")
+    listed = page.partition("works for all losses with one proxy for each class:")[2].partition(", also at")[0]
+    assert {*re.findall(r"`(\w+)`", listed)} == WITH_PROXIES
 
 
 def test_a_coarser_level_has_the_means_of_its_own_classes() -> None:
