@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.ops.errors import InputError
+from dml.run.config_folders import quote
 
 WITHIN = timedelta(seconds=120)
 KEY = "dml/folder"
@@ -52,7 +53,7 @@ def follow(arguments: Sequence[str]) -> list[str]:
         raise InputError(f"process {rank}: process 0 named no run folder within {WITHIN.seconds} s") from error
     folder = _store.get(KEY).decode()
     # as Lightning does: the folder is the first process's, which writes .hydra/; the log is its own
-    return [*arguments, f'hydra.run.dir="{folder}"', FOLLOWS, f"hydra.job.name=process_{rank}"]
+    return [*arguments, f"hydra.run.dir={quote(folder)}", FOLLOWS, f"hydra.job.name=process_{rank}"]
 
 
 def is_follower(hydra_overrides: Sequence[str]) -> bool:

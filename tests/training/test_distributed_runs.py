@@ -97,7 +97,7 @@ def follow(environment: dict[str, str], numbered: list[str], arguments: list[str
     rank = dist.get_rank()
     os.environ |= environment | {name: str(rank) for name in numbered}
     followed = follower_processes.follow(arguments)
-    follower_processes.announce_folder(Path(f"outputs/of process {rank}"))
+    follower_processes.announce_folder(Path(f'outputs/of "process" {rank}'))
     dist.barrier()  # the first process keeps what the others ask
     return followed
 
@@ -119,7 +119,7 @@ def test_the_first_process_names_the_folder(
     assert first == [argument]
     assert second == [
         argument,
-        'hydra.run.dir="outputs/of process 0"',
+        "hydra.run.dir='outputs/of \"process\" 0'",
         "hydra.output_subdir=null",
         "hydra.job.name=process_1",
     ]
