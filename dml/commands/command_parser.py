@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dml.commands.working_folder import import_from_working_folder
 from dml.ops.errors import nearest
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -70,6 +71,8 @@ class CommandParser(argparse.ArgumentParser):
             option = unknown[0].partition("=")[0]
             advice = nearest(option, self._option_string_actions) if option.startswith("-") else ""
             self.error(f"{unknown[0]}: no such argument{advice}")
+        if getattr(options, "trust", False):
+            import_from_working_folder()
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -91,6 +94,12 @@ def add_embedding_options(parser: CommandParser) -> None:
         default="raise",
         help="whether an unreadable image ends the command or is left out with a warning (default: raise)",
     )
+    add_trust(parser)
+
+
+def add_trust(parser: CommandParser) -> None:
+    """Add the option of the commands that open a trained model, which may be built of a user's own classes."""
+    parser.add_argument("--trust", action="store_true", help="run code of the model's file that dml doesn't know")
 
 
 def embedding_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -109,6 +109,5 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: compression.json in the model's folder)"
     )
-    parser.add_argument("--trust", action="store_true", help="run code of the model's file that dml doesn't know")
     add_embedding_options(parser)
     return parser

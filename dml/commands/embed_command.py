@@ -79,7 +79,7 @@ def _prepare(options: argparse.Namespace, output: Path) -> "tuple[ImageEmbedder,
     from dml.inference.index_items import list_source
 
     paths, labels = list_source(options.images)
-    model = load_for_many_images(options.model, options.device)
+    model = load_for_many_images(options.model, options.device, trust=options.trust)
     facts = {"fingerprint": model.fingerprint, "geometry": model.geometry}
     return model, EmbeddingParts(output, paths, labels, facts, options.batch_size or model.settings.batch_size)
 
@@ -95,7 +95,8 @@ def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "Embeddin
     if missing and options.ray:
         from dml.inference.bulk.ray_embedding import embed_parts_on_ray
 
-        embed_parts_on_ray(options.model, options.device, parts, missing, embedding_options(options))
+        load_arguments = {"device": options.device, "trust": options.trust}
+        embed_parts_on_ray(options.model, load_arguments, parts, missing, embedding_options(options))
     elif missing:
         embed_parts(model, parts, missing, embedding_options(options))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser
+from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.escaping import printable
 
@@ -41,6 +41,7 @@ def export_model(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--quantize", choices=("int8",), help="write a second file, with weights of 8 bits")
     parser.add_number("--batch-size", 32, "images at a time")
+    add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference import exporting, load  # after --help: it takes seconds
@@ -50,8 +51,8 @@ def export_model(arguments: Sequence[str]) -> None:
         exporting.check_export(options.output, options.quantize)
         if options.probe:
             list_source(options.probe)  # before the model is loaded: mistakes are told at once
-        model = load(options.model, heads=options.heads, device="cpu")
-        probe = list_probe(model, options.probe) if options.probe else read_test(model)
+        model = load(options.model, heads=options.heads, device="cpu", trust=options.trust)
+        probe = list_probe(model, options.probe) if options.probe else read_test(model, trust=options.trust)
         report = exporting.export_model(
             model, options.output, probe, quantize=options.quantize, batch_size=options.batch_size
         )

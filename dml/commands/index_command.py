@@ -71,30 +71,34 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
 
 def _write_index(options: argparse.Namespace) -> None:
     from dml.inference import Index  # after --help: it takes seconds
-    from dml.inference.image_index import is_index
+    from dml.inference.index_folder import hold_folder, is_index
     from dml.inference.index_items import list_source
     from dml.ops.freed_memory import keep_freed_memory
     from dml.retrieval.vector_index import EXACT
 
     embedding = embedding_options(options) | {"progress": True}
-    if is_index(options.model):
-        index = Index.load(options.model, device=options.device)
-        keep_freed_memory(index.model.device)
-        count = index.upsert(options.images, **embedding)
-    else:
-        if options.output is None:
-            raise InputError("--output FOLDER: the folder of the index is missing")
-        list_source(options.images)  # before the model is loaded: mistakes are told at once
-        index = Index.build(
-            load_for_many_images(options.model, options.device),
-            options.images,
-            factory=options.factory or EXACT,
-            parameters=options.parameters or "",
-            **embedding,
-        )
-        count = len(index)
+    is_extended = is_index(options.model)
+    if is_extended:
+        _refuse(options, ("factory", "parameters"), "not for an index to extend, which keeps its own; build a new one")
+    elif options.output is None:
+        raise InputError("--output FOLDER: the folder of the index is missing")
+    list_source(options.images)  # before the model is loaded: mistakes are told at once
     folder = options.output or options.model
-    index.save(folder)
+    with hold_folder(folder) as path:
+        if is_extended:
+            index = Index.load(options.model, device=options.device, trust=options.trust)
+            keep_freed_memory(index.model.device)
+            count = index.upsert(options.images, **embedding)
+        else:
+            index = Index.build(
+                load_for_many_images(options.model, options.device, trust=options.trust),
+                options.images,
+                factory=options.factory or EXACT,
+                parameters=options.parameters or "",
+                **embedding,
+            )
+            count = len(index)
+        index.write(path)
     say(f"{printable(folder)}: {count:,} images embedded, {len(index):,} in the index")
 
 
@@ -107,7 +111,7 @@ def _upload(options: argparse.Namespace) -> None:
     check_name(options.collection)
     from dml.inference.vector_stores.store_upload import Upload
 
-    model = load_for_many_images(options.model, options.device)
+    model = load_for_many_images(options.model, options.device, trust=options.trust)
     upload = Upload(model, address, options.collection, replace=bool(options.replace))
     report = upload.run(options.images, options.root, **embedding_options(options))
     note = ""

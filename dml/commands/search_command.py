@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dml.commands.command_parser import CommandParser, positive_number
+from dml.commands.command_parser import CommandParser, add_trust, positive_number
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
-cosine similarity, at most 1. An image that is in the index finds itself
-first. If the model has a threshold, "same" or "other" tells whether an image
-is judged to be of the query's class."""
+cosine similarity, at most 1; of a model that was trained in a Poincare ball,
+it is the negative distance, at most 0. An image that is in the index finds
+itself first. If the model has a threshold, "same" or "other" tells whether an
+image is judged to be of the query's class."""
 
 EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
@@ -38,30 +39,31 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="file to draw the neighbours to, a PNG")
     parser.add_argument("--html", type=Path, metavar="FILE", help="file to write a page of the neighbours to")
+    add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference import Index  # after --help: it takes seconds
 
-        index = Index.load(options.index)
+        index = Index.load(options.index, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
         results = [
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
+        say(json.dumps(results, indent=1, ensure_ascii=False) if options.json else _format(results))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
             _write_page(index, Path(options.index).absolute().name, results, options.html)
-        say(json.dumps(results, indent=1, ensure_ascii=False) if options.json else _format(results))
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
     """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked.
 
-    ``same`` tells whether the score is at least the model's threshold, ``probability`` how probable it is that the
-    image is of the query's class; they are missing if the model has none.
+    ``same`` tells whether the score is at least the index's threshold, ``probability`` how probable it is that the
+    image is of the query's class; they are missing if the index has none.
     """
-    threshold, calibration = index.model.threshold, index.calibration
+    threshold, calibration = index.threshold, index.calibration
     return [
         {"score": score, "path": index.items.paths[position], "label": index.items.labels[position]}
         | ({} if threshold is None else {"same": score >= threshold})
@@ -90,16 +92,17 @@ def _judge(neighbor: dict[str, Any]) -> str:
 
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw each query and its neighbours in a row."""
-    from dml.evaluation.pictures import draw_contact_sheet
+    """Draw each query and its neighbours in a row; a sheet of many neighbours is wider than others."""
+    from dml.evaluation.pictures import MARGIN, SMALLEST_TILE, SPACE, draw_contact_sheet
     from dml.ops.files import replacing
 
     rows = [
         (str(result["query"]), [_read(index, image) for image in (result["query"], *_paths(result))])
         for result in results
     ]
+    smallest_width = 2 * MARGIN - SPACE + max(len(pictures) for _, pictures in rows) * (SMALLEST_TILE + SPACE)
     with replacing(path) as partial:
-        draw_contact_sheet(rows, partial)
+        draw_contact_sheet(rows, partial, width=max(800, smallest_width))
 
 
 def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -119,7 +122,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         index=name,
         size=len(index),
         score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
-        threshold=index.model.threshold,
+        threshold=index.threshold,
         prior=calibration.prior if (calibration := index.calibration) else None,
         found=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from ipaddress import ip_address
 
-from dml.commands.command_parser import CommandParser
+from dml.commands.command_parser import CommandParser, add_trust
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -48,6 +48,7 @@ def serve_index(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="auto", help="device that embeds (default: a GPU if there is one)")
     parser.add_number("--max-megabytes", 20, "largest upload")
     parser.add_number("--max-megapixels", 64, "largest image")
+    add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
         check_installed("fastapi", "uvicorn", extra="serve")
@@ -60,8 +61,8 @@ def serve_index(arguments: Sequence[str]) -> None:
         hosts = _list_hosts(options.host, options.allow_host)
         listener = open_listener(options.host, options.port)  # before the model is loaded: mistakes are told at once
         with listener:
-            model = options.model and load(options.model, device=options.device)
-            index = Index.load(options.index, model, device=options.device)
+            model = options.model and load(options.model, device=options.device, trust=options.trust)
+            index = Index.load(options.index, model, device=options.device, trust=options.trust)
             limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
             app = create_app(ImageSearch(index, limits), hosts)
             with running_server(app, listener) as server:

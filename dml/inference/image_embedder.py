@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
+REMEDY = ' (on_corrupt="skip" leaves it out)'
+"""The end of the error line for an unreadable image, which names an argument of `ImageEmbedder.embed`."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -92,6 +95,11 @@ class ImageEmbedder:
         return sum(self.model.embed_dims[head] for head in self.heads)
 
     @property
+    def has_chosen_heads(self) -> bool:
+        """Whether the model is used with the heads that its training chose, which its metrics are of."""
+        return self.heads == self.model.chosen_heads
+
+    @property
     def threshold(self) -> float | None:
         """The similarity from which on two images are judged to be of one class, see ``evaluation.threshold``.
 
@@ -107,7 +115,7 @@ class ImageEmbedder:
 
         The values of the `calibration`, and its errors, are among them.
         """
-        if self.heads != self.model.chosen_heads:
+        if not self.has_chosen_heads:
             return {}
         metrics = self.settings.metrics.items()
         return {
@@ -337,7 +345,7 @@ def _collate(items: Sequence[tuple[int, Tensor | None, str]]) -> tuple[list[int]
 def _treat_errors(errors: Sequence[str], on_corrupt: str) -> None:
     """Raise the first error of unreadable images, or warn of each."""
     if errors and on_corrupt == "raise":
-        raise UnreadableImageError(errors[0])
+        raise UnreadableImageError(f"{errors[0]}{REMEDY}")
     for error in errors:
         logger.warning("skipped: %s", error)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,11 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from dml.inference.image_embedder import ImageEmbedder
+from dml.data.images import UnreadableImageError
+from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.inference.image_embedder import REMEDY, ImageEmbedder
+from dml.inference.image_inputs import check_readable
+from dml.inference.index_folder import DESCRIPTION, FORMAT, hold_folder, read_description, remove_old_versions
 from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
 from dml.metrics.pair_calibration import Calibration
@@ -23,11 +26,6 @@ from dml.ops.files import replacing, write_text
 from dml.ops.paths import expand_home
 from dml.ops.poincare import product_distances, ranking_vectors
 from dml.retrieval.vector_index import EXACT, VectorIndex
-
-FORMAT = 1
-"""The version of the files, which changes when older versions of dml can't read them."""
-
-DESCRIPTION, MODEL = "index.json", "model"
 
 MOST_TRAINING_VECTORS = 100_000
 """The largest number of vectors that an approximate index is trained with."""
@@ -71,34 +69,48 @@ class Index:
         Raises:
             InputError: if there is no image, or an argument can't be used.
         """
-        paths, labels = list_source(source)
-        vectors = VectorIndex(model.dimension + (2 if model.ball else 0), factory)
+        items = _list_items(source)
+        dimension = model.dimension + (2 if model.ball else 0)
+        VectorIndex.check(dimension, factory, parameters)
+        vectors = VectorIndex(dimension, factory)
         vectors.set_parameters(parameters)
-        items, searched = _embed_items(model, IndexItems.number(paths, labels), options)
+        items, searched = _embed_items(model, items, options)
         if vectors.needs_training:
             chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
             vectors.train(searched[np.sort(chosen)])
         vectors.add(searched, items.ids)
+        vectors.search(searched[:1], k=1)  # codes of 8 bits weren't tried before
         return cls(model, vectors, items)
 
     def __len__(self) -> int:
         return len(self.items)
 
     @property
+    def threshold(self) -> float | None:
+        """The model's threshold; None if it has none, or if the index searches vectors after a PCA.
+
+        A PCA subtracts the mean of the vectors, so the scores are no cosine similarities.
+        """
+        return self.model.threshold if self.vectors.scores_are_products else None
+
+    @property
     def calibration(self) -> Calibration | None:
         """The model's function that turns a similarity into a probability, for pairs of this index.
 
         Its prior is the share of pairs of one class by the labels of the index, or the model's if they don't tell.
-        None if the model has no such function.
+        None if the model has no such function, or scores aren't similarities, see `threshold`.
         """
         calibration, share = self.model.calibration, self.items.same_share
+        if not self.vectors.scores_are_products:
+            return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
     def search(self, images: Any, k: int = 10) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.
 
-        A score is the cosine similarity, or the negative distance in the model's Poincare ball. An image that is itself
-        in the index finds itself first. Where an approximate index finds fewer than k, the path is an empty string and
+        A score is the cosine similarity, or the negative distance in the model's Poincare ball; in an index with a PCA,
+        such as "PCA64,Flat", it is the product of vectors whose mean was subtracted. An image that is itself in the
+        index finds itself first. Where an approximate index finds fewer than k, the path is an empty string and
         the score -inf.
 
         Args:
@@ -106,7 +118,9 @@ class Index:
             k: number of neighbours.
 
         Raises:
-            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size.
+            InputError: if ``k`` is not between 1 and the number of images, or vectors have another size or are outside
+                the model's Poincare ball.
+            UnreadableImageError: if a query can't be read.
         """
         scores, positions = self.search_positions(images, k)
         return scores, np.where(positions < 0, "", self.items.paths[positions]).astype(np.str_)
@@ -116,16 +130,25 @@ class Index:
         if not 1 <= k <= len(self):
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
         is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
-        queries = np.atleast_2d(images).astype(np.float32) if is_vectors else self.model.embed(images)
+        queries = np.atleast_2d(images).astype(np.float32) if is_vectors else self._embed_queries(images)
         if queries.ndim != 2 or queries.shape[1] != self.model.dimension:
             raise InputError(
                 f"vectors of shape {queries.shape}: the index has vectors of {self.model.dimension} numbers"
             )
         if not np.isfinite(queries).all():
             raise InputError("vectors: a number in them is NaN or infinite")
+        if self.model.ball:
+            UnitEmbeddings.normalize(queries, "vectors", self.model.ball.curvature)
         scores, ids = self._search(queries, k)
         is_missing = ids < 0
         return np.where(is_missing, -np.inf, scores), np.where(is_missing, -1, self.items.positions(ids))
+
+    def _embed_queries(self, images: Any) -> NDArray[np.float32]:
+        """Embed queries (Q, D); the error line of an unreadable one names no argument, which `search` doesn't take."""
+        try:
+            return self.model.embed(images)
+        except UnreadableImageError as error:
+            raise UnreadableImageError(str(error).removesuffix(REMEDY)) from error
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
@@ -162,17 +185,19 @@ class Index:
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
         first_id = int(self.items.ids[-1]) + 1 if len(self) else 0
-        items = IndexItems.number(*list_source(source), first_id)
+        items = _list_items(source, first_id)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
             raise InputError(
                 f"{printable(items.paths[known][0])}: in the index already, as are {known.sum() - 1} more of these "
                 "images; upsert replaces them"
             )
+        self.vectors.make_changeable()
+        if known.any():
+            self.vectors.check_removal()
         items, searched = _embed_items(self.model, items, options)
         if known.any():
-            self.remove(items.paths[self.items.holds(items.paths)].tolist())
-        self.vectors.make_changeable()
+            self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
         self.vectors.add(searched, items.ids)
         self.items = self.items.join(items)
         return len(items)
@@ -183,13 +208,13 @@ class Index:
         Raises:
             InputError: if a path isn't in the index, or this kind of index can't remove vectors.
         """
-        unknown = sorted(set(paths) - set(self.items.paths.tolist()))
+        removed = {os.path.abspath(path) for path in paths}
+        is_removed = np.array([path in removed for path in self.items.absolute_paths()], dtype=bool)
+        unknown = sorted(removed - set(self.items.take(is_removed).absolute_paths()))
         if unknown:
             raise InputError(
                 f"{printable(unknown[0])}: not in the index, as are {len(unknown) - 1} more of these paths"
             )
-        removed = set(paths)
-        is_removed = np.array([path in removed for path in self.items.paths], dtype=bool)
         self.vectors.make_changeable()
         self.vectors.remove(self.items.ids[is_removed])
         self.items = self.items.take(~is_removed)
@@ -199,15 +224,22 @@ class Index:
         """Save the index and its model to a folder, which `load` opens anywhere, and return the folder's path.
 
         The files of a new version are written beside those of the old one, and ``index.json``, which names them, is
-        replaced last: whatever interrupts it, the folder holds the old version or the new one.
+        replaced last: whatever interrupts it, the folder holds the old version or the new one. While another process
+        writes the folder, this one waits.
 
         Raises:
             InputError: if the folder holds something else.
         """
-        path = expand_home(folder).absolute()
-        if path.exists() and not (path / DESCRIPTION).is_file() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of an index")
-        path.mkdir(parents=True, exist_ok=True)
+        with hold_folder(folder, wait=True) as path:
+            self.write(path)
+        return path
+
+    def write(self, path: Path) -> None:
+        """Do the work of `save` in a folder that `dml.inference.index_folder.hold_folder` keeps other processes from.
+
+        Args:
+            path: absolute path of the folder.
+        """
         version = secrets.token_hex(4)
         names = {
             "vectors": f"vectors-{version}.faiss",
@@ -231,8 +263,7 @@ class Index:
             "bytes": {kind: (path / names[kind]).stat().st_size for kind in ("vectors", "items")},
         }
         write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n")
-        _remove_old_versions(path, keep=set(names.values()))
-        return path
+        remove_old_versions(path, keep=set(names.values()))
 
     @classmethod
     def load(
@@ -250,7 +281,7 @@ class Index:
             InputError: if there is no index, a file is missing or damaged, or the vectors are of another model.
         """
         path = expand_home(folder)
-        description = _read_description(path)
+        description = read_description(path)
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
         if model.fingerprint != description["fingerprint"]:
             raise InputError(
@@ -276,47 +307,26 @@ class Index:
         return cls(model, vectors, items)
 
 
+def _list_items(source: Source, first_id: int = 0) -> IndexItems:
+    """List images by their absolute paths, which are the same in every working folder."""
+    paths, labels = list_source(source)
+    return IndexItems.number(map(os.path.abspath, paths), labels, first_id)
+
+
 def _embed_items(
     model: ImageEmbedder, items: IndexItems, options: dict[str, Any]
 ) -> tuple[IndexItems, NDArray[np.float32]]:
     """Embed images -> the readable ones, and their vectors for the search by inner product.
 
     These are the embeddings (N, D) themselves, or vectors (N, D + 2) for the points of a Poincare ball.
+
+    Raises:
+        InputError: if not one image can be read.
     """
     embedded = model.embed(items.paths.tolist(), **options)
     is_read = ~np.isnan(embedded[:, 0])
+    check_readable(int(is_read.sum()), len(items))
     items, embedded = items.take(is_read), embedded[is_read]
     if model.ball is None:
         return items, embedded
     return items, ranking_vectors(torch.from_numpy(embedded), model.ball.curvature)[1].numpy()
-
-
-def is_index(folder: str | Path) -> bool:
-    """Return whether a folder holds an index."""
-    return (expand_home(folder) / DESCRIPTION).is_file()
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    """Read and check index.json of an index's folder."""
-    file = path / DESCRIPTION
-    if not file.is_file():
-        raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
-    try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-        version = description["format"]
-        names = [description["files"][kind] for kind in ("vectors", "items", "model")]
-        keys = [description[key] for key in ("fingerprint", "factory", "parameters", "bytes")]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
-    if version != FORMAT:
-        raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    if any(os.path.basename(name) != name for name in names) or not all(isinstance(key, str) for key in keys[:3]):
-        raise InputError(f"{printable(file)}: damaged (its files are outside of the folder); build the index again")
-    return dict(description)
-
-
-def _remove_old_versions(path: Path, keep: set[str]) -> None:
-    """Delete the files of other versions than the one to keep, also those that a killed process left."""
-    for entry in path.iterdir():
-        if entry.name.startswith(("vectors-", "items-", "model-")) and entry.name not in keep:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -51,6 +51,20 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     return listed
 
 
+def check_readable(readable: int, images: int) -> None:
+    """Make sure that some images could be read where unreadable ones are left out.
+
+    Args:
+        readable: number of images that could be read.
+        images: number of all images.
+
+    Raises:
+        InputError: if there are images and not one could be read.
+    """
+    if images and not readable:
+        raise InputError(f"images: not one of {images:,} could be read; give readable ones")
+
+
 class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
     """A data set of the images that a user hands over, each with its position and its error.
 
@@ -73,7 +87,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
         try:
             return index, self.transform(read_pixels(self.images[index], self.limits, f"images[{index}]")), ""
         except UnreadableImageError as error:
-            return index, None, f'{without_remedy(error)} (on_corrupt="skip" leaves it out)'
+            return index, None, without_remedy(error)
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:

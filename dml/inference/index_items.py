@@ -66,9 +66,13 @@ class IndexItems:
         return np.searchsorted(self.ids, ids)
 
     def holds(self, paths: Iterable[str]) -> NDArray[np.bool_]:
-        """Return for each path whether it is among those of the items."""
-        known = set(self.paths.tolist())
+        """Return for each absolute path whether it is among those of the items."""
+        known = set(self.absolute_paths())
         return np.array([path in known for path in paths], dtype=bool)
+
+    def absolute_paths(self) -> list[str]:
+        """Return the absolute paths; those that an older version of dml stored are relative to the working folder."""
+        return [os.path.abspath(path) for path in self.paths.tolist()]
 
     def take(self, keep: NDArray[np.bool_]) -> "IndexItems":
         """Return the items at which a mask (N,) is true."""

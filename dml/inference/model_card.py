@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
-from dml.evaluation.metric_names import RERANKED
+from dml.evaluation.metric_names import HEADS, RERANKED, set_name
 from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text_tables import markdown_table
@@ -39,8 +39,9 @@ def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
         license_id: identifier of the licence of the weights; None if none was stated.
     """
     settings = embedder.settings
+    has_picture = settings.picture is not None and embedder.has_chosen_heads
     dataset = str(settings.config["dataset"]["name"])
-    shown = select_shown(settings.metrics)
+    shown = select_shown(_select_metrics(embedder))
     facts = ModelCardData(
         library_name="dml",
         license=license_id,
@@ -53,21 +54,30 @@ def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
         f"---\n{facts.to_yaml()}\n---\n",
         f"# {settings.name}, trained on {dataset}\n",
         "A network that turns an image into a vector; similar images have similar vectors.\n",
-        "![Queries of the test and their nearest neighbours](retrieval.png)\n" if settings.picture else "",
+        "![Queries of the test and their nearest neighbours](retrieval.png)\n" if has_picture else "",
         "## Use\n",
         USE.format(dimension=embedder.dimension),
         "## Facts\n",
         markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
         "\n## Results\n",
-        *_describe_results(settings, shown),
+        *_describe_results(embedder, shown),
         *_describe_threshold(embedder.threshold_errors),
         *_describe_calibration(embedder.threshold_errors),
     ]
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
+def _select_metrics(embedder: "ImageEmbedder") -> Mapping[str, Any]:
+    """Return the metrics of the heads that the model is used with; of heads that the test left out there are none."""
+    metrics = embedder.settings.metrics
+    if embedder.has_chosen_heads:
+        return metrics
+    prefix = f"{HEADS}/{set_name(embedder.heads)}/"
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+
+
 def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of all heads together that the card shows, by name."""
+    """Return the metrics that the card shows, by name, of those of the chosen heads together."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -116,9 +126,12 @@ def _describe_selection(settings: ModelSettings) -> str:
     return texts.get(str(selection), "unknown: the run wasn't tested at this step")
 
 
-def _describe_results(settings: ModelSettings, shown: Mapping[str, float]) -> Iterable[str]:
+def _describe_results(embedder: "ImageEmbedder", shown: Mapping[str, float]) -> Iterable[str]:
+    settings = embedder.settings
     if not shown:
-        yield "The run of this model wasn't tested at this step.\n"
+        is_tested = settings.metrics and not embedder.has_chosen_heads
+        reason = "has no metrics of these heads alone" if is_tested else "wasn't tested at this step"
+        yield f"The run of this model {reason}.\n"
         return
     split = "classes that it wasn't trained on" if settings.metrics.get("split") == "test" else "the validation classes"
     yield f"In percent, on {split}; each query is searched among the others, and never finds itself. One run.\n"

@@ -127,7 +127,8 @@ class ModelSettings:
         if unknown and not trust:
             described = ", ".join(f"{path}={value}" for path, value in unknown)
             raise InputError(
-                f"{place}: {described} is not known and could run any code; trust=True if you trust these files"
+                f"{place}: {described} is not known and could run any code; trust=True, or --trust of a command, "
+                "if you trust these files"
             )
 
     def _compose(self, **parts: Any) -> DictConfig:

@@ -103,7 +103,7 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
         state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
         (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
         (partial / CONFIG).write_text(yaml.safe_dump(dict(settings.config), sort_keys=False), encoding="utf-8")
-        if settings.picture is not None:
+        if settings.picture is not None and embedder.has_chosen_heads:
             shutil.copyfile(settings.picture, partial / PICTURE)
         (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
         (partial / DESCRIPTION).write_text(json.dumps(describe(embedder), indent=1) + "\n", encoding="utf-8")
@@ -111,6 +111,8 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
             path.rename(old)
         partial.rename(path)
     finally:
+        if old.exists() and not path.exists():  # interrupted between the two renamings
+            old.rename(path)
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
     return path

@@ -1,5 +1,9 @@
 """An index of vectors that can be changed, saved and opened again: FAISS with ids of one's choice."""
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,9 @@ EXACT = "Flat"
 
 QUERIES_PER_BLOCK = 4096
 """Number of queries that are searched at a time."""
+
+TRIAL_VECTORS = 39
+"""Number of vectors on which a kind of index is tried: FAISS asks for 39 to train one cell."""
 
 
 class VectorIndex:
@@ -50,6 +57,29 @@ class VectorIndex:
         self._index: Any = faiss.IndexIDMap2(inner)
         self._is_mapped = False
 
+    @classmethod
+    def check(cls, dimension: int, factory: str, parameters: str) -> None:
+        """Make sure, on a few random vectors, that an index of this kind takes vectors and finds them.
+
+        It is tried with one cell. Codes that need more vectors to be trained, such as those of 8 bits, are not tried.
+
+        Raises:
+            InputError: if FAISS can't make such an index, add vectors to it or search it.
+        """
+        cls(dimension, factory)
+        trial = cls(dimension, re.sub(r"\bIVF\d+", "IVF1", factory))
+        trial.factory = factory  # for error lines
+        trial.set_parameters(parameters)
+        vectors = np.random.default_rng(0).normal(size=(TRIAL_VECTORS, dimension)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        try:
+            with _hidden_warnings():
+                trial.train(vectors)
+        except InputError:
+            return
+        trial.add(vectors, np.arange(TRIAL_VECTORS))
+        trial.search(vectors[:1], k=1)
+
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
@@ -62,6 +92,14 @@ class VectorIndex:
     def needs_training(self) -> bool:
         """Whether the index has to see vectors by `train` before it takes some."""
         return not self._index.is_trained
+
+    @property
+    def scores_are_products(self) -> bool:
+        """Whether the scores of a search are the inner products of the vectors themselves, perhaps rounded.
+
+        PCA and ITQ subtract the mean of the vectors.
+        """
+        return re.search("PCA|ITQ", self.factory) is None
 
     def set_parameters(self, parameters: str) -> None:
         """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own.
@@ -88,12 +126,30 @@ class VectorIndex:
         try:
             self._index.train(_contiguous(vectors))
         except RuntimeError as error:
-            line = str(error).rpartition("Error: ")[2].strip()
-            raise InputError(f"factory={self.factory}: {len(vectors)} vectors can't train it ({line})") from error
+            raise InputError(
+                f"factory={self.factory}: {len(vectors)} vectors can't train it ({_reason(error)})"
+            ) from error
 
     def add(self, vectors: Floats, ids: Integers) -> None:
-        """Add vectors (N, D) with ids (N,), which the index must not hold yet."""
-        self._index.add_with_ids(_contiguous(vectors), np.ascontiguousarray(ids, np.int64))
+        """Add vectors (N, D) with ids (N,), which the index must not hold yet.
+
+        Raises:
+            InputError: if this kind of index can't take vectors with ids.
+        """
+        try:
+            self._index.add_with_ids(_contiguous(vectors), np.ascontiguousarray(ids, np.int64))
+        except RuntimeError as error:
+            raise InputError(
+                f"factory={self.factory}: FAISS can't add vectors to such an index ({_reason(error)}); {EXACT} would do"
+            ) from error
+
+    def check_removal(self) -> None:
+        """Make sure that vectors can be removed.
+
+        Raises:
+            InputError: if this kind of index can't remove vectors.
+        """
+        self.remove(np.empty(0, np.int64))
 
     def remove(self, ids: Integers) -> int:
         """Remove the vectors with these ids (N,), and return how many there were.
@@ -116,12 +172,22 @@ class VectorIndex:
         Args:
             queries: vectors (Q, D).
             k: number of neighbours, at most the number of vectors.
+
+        Raises:
+            InputError: if FAISS can't search an index of this kind, or with these parameters.
         """
-        with multiplying_few_queries(self.dimension):
-            blocks = [
-                self._index.search(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
-                for start in range(0, len(queries), QUERIES_PER_BLOCK)
-            ]
+        try:
+            with multiplying_few_queries(self.dimension):
+                blocks = [
+                    self._index.search(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
+                    for start in range(0, len(queries), QUERIES_PER_BLOCK)
+                ]
+        except RuntimeError as error:
+            parameters = f", parameters={self.parameters}" if self.parameters else ""
+            raise InputError(
+                f"factory={self.factory}{parameters}: FAISS can't search such an index ({_reason(error)}); build it "
+                f"with others, {EXACT} would do"
+            ) from error
         if not blocks:
             return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
         return np.concatenate([scores for scores, _ in blocks]), np.concatenate([ids for _, ids in blocks])
@@ -153,6 +219,24 @@ class VectorIndex:
         """Read an index that stays on the disk into memory, so that it can be changed."""
         if self._is_mapped:
             self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return what FAISS says is wrong, without the C++ function and line."""
+    return " ".join(re.split(r":\d+: (?:Error: )?", str(error))[-1].split())
+
+
+@contextmanager
+def _hidden_warnings() -> Iterator[None]:
+    """Hide that there are few training vectors, which FAISS writes to the file descriptor of stderr."""
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _contiguous(vectors: Floats) -> Floats:

@@ -203,9 +203,37 @@ def test_two_commands_do_not_share_a_shard(
 
     output = tmp_path / "vectors.npz"
     embed(model, photos, output, "--shard", "1/2")
+    with FileLock(tmp_path / "vectors.npz.parts" / ".lock-1-of-1").hold():  # the command without --shard
+        assert "is at work on it; wait for it" in refusal(capsys, model, photos, output, "--shard", "1/2")
     with FileLock(tmp_path / "vectors.npz.parts" / ".lock-2-of-2").hold():
         embed(model, photos, output, "--shard", "1/2")
         assert "is at work on it; wait for it" in refusal(capsys, model, photos, output, "--shard", "2/2")
         assert "is at work on it; wait for it" in refusal(capsys, model, photos, output)
     embed(model, photos, output)
     assert len(stored_arrays(output)["paths"]) == 18
+
+
+def test_a_command_that_is_killed_while_it_deletes_its_parts_goes_on(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "vectors.npz"
+    unlink, kept = Path.unlink, "000003.parquet"
+
+    def stop(self: Path, missing_ok: bool = False) -> None:
+        if self.name == kept:
+            raise KeyboardInterrupt
+        unlink(self, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", stop)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            embed(model, photos, output)
+    expected = stored_arrays(output)["vectors"]
+    assert {path.name for path in (tmp_path / "vectors.npz.parts").glob("[!.]*")} == {
+        "plan.json",
+        kept,
+        "000004.parquet",
+    }
+    embed(model, photos, output)
+    np.testing.assert_array_equal(stored_arrays(output)["vectors"], expected)
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]

@@ -56,7 +56,7 @@ def test_what_a_machine_of_the_cluster_refuses_comes_back_as_a_line(tmp_path: Pa
         (str(model), "ab12", f"{model}: a machine of the cluster has another model there, {fingerprint}"),
         (str(tmp_path / "gone"), fingerprint, "on a machine of the cluster: "),
     ]:
-        result = PartEmbedder(path, "cpu", expected, {"num_workers": 0})(batch)
+        result = PartEmbedder(path, {"device": "cpu"}, expected, {"num_workers": 0})(batch)
         assert (result["part"], result["vectors"]) == ([3], [b""])
         assert result["error"][0].startswith(line)
 

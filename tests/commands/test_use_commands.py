@@ -4,12 +4,14 @@ import json
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 from small_embedders import make_model, write_photos
 from stored_arrays import stored_arrays
@@ -17,6 +19,7 @@ from stored_arrays import stored_arrays
 import dml
 from dml.__main__ import dispatch
 from dml.evaluation.report import FoundImage, ImageSearches, search_report
+from dml.inference.index_folder import hold_folder
 from dml.ops.errors import InputError
 
 
@@ -56,6 +59,103 @@ def test_unreadable_images_are_left_out(model: Path, photos: Path, tmp_path: Pat
     assert not output.exists()
     dispatch(["embed", str(model), str(folder), "--output", str(output), "--workers", "0", "--on-corrupt", "skip"])
     assert stored_arrays(output)["paths"].tolist() == [str(folder / "whole.png")]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        dispatch([*map(str, arguments)])
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_result_without_one_readable_image_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for name in ("a.png", "b.png"):
+        (folder / name).write_bytes(b"none")
+    options = ("--workers", "0", "--on-corrupt", "skip")
+    for command, name in [("embed", "vectors.npz"), ("embed", "vectors.parquet"), ("index", "index")]:
+        line = refusal(capsys, command, model, folder, "--output", tmp_path / name, *options)
+        assert line == "error: images: not one of 2 could be read; give readable ones"
+        assert not (tmp_path / name).exists()
+
+
+def test_the_folder_of_an_index_is_held_while_it_is_written(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = dml.Index.build(dml.load(model), photos / "cats").save(tmp_path / "index")
+    with hold_folder(index):
+        line = refusal(capsys, "index", index, photos)
+        assert re.fullmatch(rf"error: {index}: process \d+ on .* is at work on it; wait for it", line)
+        dispatch(["search", str(index), str(photos / "cats" / "00.png"), "-k", "1"])
+    (tmp_path / "notes.txt").write_text("")
+    line = refusal(capsys, "index", model, photos, "--output", tmp_path)
+    assert line == f"error: {tmp_path}: holds something else; give a new folder, or one of an index"
+
+
+def test_an_index_to_extend_keeps_its_kind(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = dml.Index.build(dml.load(model), photos / "cats").save(tmp_path / "index")
+    for option, value in [("--factory", "HNSW32"), ("--parameters", "nprobe=4")]:
+        line = refusal(capsys, "index", index, photos, option, value)
+        assert line == f"error: {option}: not for an index to extend, which keeps its own; build a new one"
+
+
+def test_a_network_of_ones_own_is_trusted_on_request(
+    model: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the working folder is added to it
+    monkeypatch.chdir(tmp_path)
+    embedder = make_model()
+    config = {**embedder.settings.config, "transform": {"test": {"_target_": "own_code_of_tests.resize"}}}
+    Path("own_code_of_tests.py").write_text(
+        "from dml.data.transforms import Resize\ndef resize():\n    return Resize(mode='warp', size=28)\n"
+    )
+    saved = shutil.copytree(model, tmp_path / "saved")
+    (saved / "config.yaml").write_text(yaml.safe_dump(config))
+    image = photos / "cats" / "00.png"
+    advice = "is not known and could run any code; trust=True, or --trust of a command, if you trust these files"
+    assert refusal(capsys, "index", saved, photos, "--output", "index").endswith(advice)
+    fingerprint = json.loads((saved / "model.json").read_text())["fingerprint"]
+    line = refusal(capsys, "index", saved, photos, "--output", "index", "--trust")
+    own = re.search(r"fingerprint (\w+),", line)
+    assert own is not None, line
+    (saved / "model.json").write_text((saved / "model.json").read_text().replace(fingerprint, own[1]))
+    dispatch(["index", "saved", str(photos), "--output", "index", "--trust", "--workers", "0"])
+    dispatch(["embed", "saved", str(photos), "--output", "vectors.npz", "--trust", "--workers", "0"])
+    assert refusal(capsys, "search", "index", image).endswith(advice)
+    dispatch(["search", "index", str(image), "-k", "1", "--trust"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"   1.000  cats  {image}"
+    for command in (["serve", "index", "--port", "0"], ["export", "saved", "--output", "model.pt2", "--probe", image]):
+        assert refusal(capsys, *command).endswith(advice)
+
+
+def test_what_was_found_is_printed_whatever_a_picture_takes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos").mkdir()
+    photos, picture = write_photos(tmp_path / "photos", 26), tmp_path / "found.png"
+    index = dml.Index.build(dml.load(model), photos).save(tmp_path / "index")
+    query = str(photos / "cats" / "00.png")
+    dispatch(["search", str(index), query, "-k", "26", "--picture", str(picture)])
+    assert len(capsys.readouterr().out.splitlines()) == 27
+    with Image.open(picture) as drawn:
+        assert drawn.size[0] == 30 + 27 * 42  # tiles of 32 pixels, the smallest
+    Path(query).unlink()
+    line = refusal(capsys, "search", index, query)
+    assert line == f"error: image {query}: no such file"
+    query = str(photos / "cats" / "01.png")
+    with pytest.raises(SystemExit):
+        dispatch(["search", str(index), query, "-k", "26", "--picture", str(picture)])
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 27
+    assert "the search alone works without --picture" in printed.err
 
 
 def test_an_index_is_made_extended_and_searched(

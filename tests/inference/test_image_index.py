@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,13 @@ import torch
 from small_embedders import SETTINGS, make_model, write_photos
 
 import dml
+from dml.data.images import UnreadableImageError
 from dml.data.table import ImageTable
+from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.index_folder import hold_folder
 from dml.inference.index_items import IndexItems
+from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import VectorIndex
@@ -142,6 +148,87 @@ def test_an_interrupted_save_leaves_the_old_version(
     assert len(list((tmp_path / "index").iterdir())) == 4
 
 
+def test_saves_at_the_same_time_wait_for_each_other(
+    index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = index.save(tmp_path / "index")
+    remove_old_versions = image_index.remove_old_versions
+
+    def remove_late(path: Path, keep: set[str]) -> None:
+        time.sleep(0.3)
+        remove_old_versions(path, keep)
+
+    monkeypatch.setattr(image_index, "remove_old_versions", remove_late)
+    with ThreadPoolExecutor(2) as threads:
+        for saved in [threads.submit(index.save, folder) for _ in range(2)]:
+            saved.result()
+        with hold_folder(folder):
+            waiting = threads.submit(index.save, folder)
+            with pytest.raises(InputError, match=r"index: process \d+ on .* is at work on it; wait for it"):
+                hold_folder(folder).__enter__()
+            assert not waiting.done()
+        waiting.result()
+    assert len(dml.Index.load(folder)) == 12
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_what_killed_saves_left_is_removed(index: dml.Index, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in ("vectors-0123abcd.faiss", ".items-0123abcd.parquet.7-ab.partial", ".index.json.7-ab.partial", ".lock"):
+        (folder / name).write_bytes(b"x")
+    for name in ("model-0123abcd", ".model-0123abcd.partial-7", ".model-0123abcd.old-7"):
+        (folder / name).mkdir()
+    index.save(folder)
+    assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == [
+        "index.json",
+        "items",
+        "model",
+        "vectors",
+    ]
+    (folder / "model-notes").mkdir()
+    index.save(folder)
+    assert (folder / "model-notes").is_dir()
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("new", "old"):
+        with pytest.raises(KeyError), hold_folder(tmp_path / name):
+            raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert not list((tmp_path / "old").iterdir())
+
+
+def test_paths_are_absolute(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    monkeypatch.chdir(photos)
+    index = dml.Index.build(model, "cats")
+    assert index.items.paths.tolist() == paths[:6]
+    monkeypatch.chdir(tmp_path)
+    assert index.upsert(photos) == 12
+    assert len(index) == 12
+    with pytest.raises(InputError, match="given 2 times"):
+        dml.Index.build(model, [paths[0], os.path.relpath(paths[0])])
+    monkeypatch.chdir(photos)
+    assert index.remove(["cats/00.png"]) == 1
+
+
+def test_relative_paths_of_older_versions_are_known(
+    model: ImageEmbedder, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    index = dml.Index.build(model, "cats")
+    index.items.paths[:] = [os.path.relpath(path) for path in index.items.paths]
+    with pytest.raises(InputError, match=r"00.png: in the index already"):
+        index.add("cats/00.png")
+    assert index.remove(["cats/00.png", str(photos / "cats" / "01.png")]) == 2
+    assert index.upsert("cats/02.png") == 1
+    assert len(index) == 4
+
+
 def test_vectors_of_another_model_are_refused(index: dml.Index, tmp_path: Path) -> None:
     folder = index.save(tmp_path / "index")
     other = make_model(seed=1)
@@ -195,6 +282,57 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         dml.Index.build(model, photos, parameters="nprobe=4")
     with pytest.raises(InputError, match=r"factory=IVF64,Flat: 12 vectors can't train it"):
         dml.Index.build(model, photos, factory="IVF64,Flat")
+    with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
+        dml.Index.build(model, tmp_path / "gone.png", on_corrupt="skip")
+    with pytest.raises(UnreadableImageError, match=r"gone.png: no such file$"):
+        index.search(tmp_path / "gone.png", k=1)
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters", "line"),
+    [
+        ("IVF2,Flat", "nprobe=0", "factory=IVF2,Flat, parameters=nprobe=0: FAISS can't search such an index ('cur_np"),
+        ("PQ4x2", "", "factory=PQ4x2: FAISS can't search such an index ('ksub % 8 == 0' failed); build it with others"),
+        ("IDMap,Flat", "", "factory=IDMap,Flat: FAISS can't add vectors to such an index (add does not make sense"),
+    ],
+)
+def test_a_kind_of_index_is_tried_before_images_are_embedded(
+    model: ImageEmbedder,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    factory: str,
+    parameters: str,
+    line: str,
+) -> None:
+    monkeypatch.setattr(ImageEmbedder, "embed", None)
+    with pytest.raises(InputError) as refused:
+        dml.Index.build(model, photos, factory=factory, parameters=parameters)
+    assert str(refused.value).startswith(line)
+    assert not capfd.readouterr().err  # FAISS warns of few training vectors
+
+
+def test_an_index_that_cannot_remove_says_so_before_images_are_embedded(
+    model: ImageEmbedder, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    index = dml.Index.build(model, paths[:6], factory="HNSW8")
+    assert index.upsert(paths[6:]) == 6
+    monkeypatch.setattr(ImageEmbedder, "embed", None)
+    with pytest.raises(InputError, match="factory=HNSW8: an index of this kind can't remove or replace vectors"):
+        index.upsert(paths[:3])
+
+
+def test_an_index_with_a_pca_judges_nothing(model: ImageEmbedder, photos: Path) -> None:
+    calibration = {"calibration_slope": 10.0, "calibration_intercept": -5.0, "calibration_prior": 0.1}
+    metrics = {f"threshold/{name}": value for name, value in {"similarity": 0.5, **calibration}.items()}
+    calibrated = ImageEmbedder(model.model, replace(SETTINGS, metrics=metrics))
+    for factory, is_judged in [("Flat", True), ("PCA4,Flat", False), ("PCAR8,Flat", False), ("RR8,Flat", True)]:
+        index = dml.Index.build(calibrated, photos, factory=factory)
+        assert (index.threshold == 0.5) is is_judged
+        assert (index.calibration is not None) is is_judged
+        neighbor = ImageSearch(index).find_similar_to_item(0, k=1)[0]
+        assert (neighbor.same is not None) is (neighbor.probability is not None) is is_judged
 
 
 def test_names_that_are_not_utf8_are_refused(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
@@ -242,6 +380,8 @@ def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: P
     np.testing.assert_array_equal(positions, distances.argsort(dim=1).numpy())
     np.testing.assert_allclose(-scores, distances.sort(dim=1).values.numpy(), atol=0.01)
     assert (model.embed(photos) ** 2).sum(axis=1).max() < 1 / 0.1
+    with pytest.raises(InputError, match=r"vectors: 1 of 2 points are outside the Poincare ball of curvature 0\.1"):
+        index.search(np.stack([np.zeros(8), np.full(8, 2.0)]), k=1)
 
 
 @pytest.mark.parametrize(

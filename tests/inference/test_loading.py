@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,22 @@ def test_a_saved_model_keeps_its_heads(run: Path, paths: list[Path], tmp_path: P
     assert dml.load(tmp_path / "saved", heads=["L", "H"]).fingerprint == dml.load(run).fingerprint
 
 
+def test_the_card_of_some_heads_has_their_metrics(run: Path, tmp_path: Path) -> None:
+    high = dml.load(run, heads=["H"])
+    folder = high.save_pretrained(tmp_path / "saved")
+    assert not (folder / "retrieval.png").exists()
+    text = (folder / "README.md").read_text()
+    assert "retrieval.png" not in text
+    results = yaml.safe_load(text.split("---\n", 2)[1])["model-index"][0]["results"][0]["metrics"]
+    recall = {entry["type"]: entry["value"] for entry in results}["level0/recall@1"]
+    assert recall == round(metrics(run)["heads/H/level0/recall@1"], 4)
+    joint = {name: value for name, value in high.settings.metrics.items() if not name.startswith("heads/")}
+    high.settings = replace(high.settings, metrics=joint)
+    text = (high.save_pretrained(tmp_path / "saved") / "README.md").read_text()
+    assert "The run of this model has no metrics of these heads alone." in text
+    assert "recall@" not in text
+
+
 def test_the_card_states_what_a_user_needs(model: dml.ImageEmbedder, run: Path, tmp_path: Path) -> None:
     text = (model.save_pretrained(tmp_path / "saved", license="mit") / "README.md").read_text()
     _, facts, body = text.split("---\n", 2)
@@ -243,6 +260,25 @@ def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     with pytest.raises(InputError, match="holds something else"):
         model.save_pretrained(tmp_path)
+
+
+def test_an_interrupted_renaming_leaves_the_old_one(
+    model: dml.ImageEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (model.save_pretrained(tmp_path / "saved") / "model.json").read_bytes()
+    rename = Path.rename
+
+    def interrupt(self: Path, target: Path) -> Path:
+        if ".partial-" in self.name:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "model.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_a_failed_save_leaves_the_old_one(

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.inference.image_inputs import check_readable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.files import replacing
@@ -46,7 +47,7 @@ def make_table(
     return pa.table(columns).replace_schema_metadata(dict(facts))
 
 
-def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str, str]) -> None:
+def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str, str], images: int) -> None:
     """Write tables that `make_table` made to one file.
 
     Args:
@@ -55,27 +56,33 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
             fact.
         tables: tables of the images, in their order.
         facts: facts such as the model's fingerprint and geometry.
+        images: number of all images, those that could not be read among them.
 
     Raises:
-        InputError: if the file's name ends otherwise.
+        InputError: if the file's name ends otherwise, or not one image could be read.
     """
     check_output(file)
     if file.suffix == ".npz":
         whole = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+        check_readable(len(whole), images)
         with replacing(file) as partial, partial.open("wb") as opened:
             np.savez(opened, allow_pickle=False, **_as_arrays(whole), **{key: np.array(facts[key]) for key in facts})
         return
     described = (table.replace_schema_metadata(dict(facts)) for table in tables)
     with replacing(file) as partial:
-        _write_parquet(partial, described)
+        check_readable(_write_parquet(partial, described), images)
 
 
-def _write_parquet(file: Path, tables: Iterator[pa.Table]) -> None:
+def _write_parquet(file: Path, tables: Iterator[pa.Table]) -> int:
+    """Write tables to a .parquet file, and return the number of their rows."""
     first = next(tables)
+    rows = len(first)
     with pq.ParquetWriter(file, first.schema, write_page_checksum=True) as writer:
         writer.write_table(first)
         for table in tables:
             writer.write_table(table)
+            rows += len(table)
+    return rows
 
 
 def _as_arrays(table: pa.Table) -> dict[str, NDArray[np.generic]]:

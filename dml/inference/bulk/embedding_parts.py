@@ -86,18 +86,18 @@ class EmbeddingParts:
             InputError: if the folder was begun with other images or another model, or another process is at work.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        own = self.folder / f".lock-{shard.number}-of-{shard.count}"
         try:
-            with FileLock(own).hold():
-                if shard == WHOLE:
-                    self._refuse_busy_shards(own)
+            with FileLock(self._lock_path(shard)).hold():
+                self._refuse_busy_shards(shard)
                 self._check_plan()
                 yield
         except BlockingIOError as error:
             raise InputError(f"{printable(self.folder)}: {error.strerror} is at work on it; wait for it") from error
 
-    def _refuse_busy_shards(self, own: Path) -> None:
-        for path in self.folder.glob(".lock-*"):
+    def _refuse_busy_shards(self, shard: Shard) -> None:
+        """Raise an error if a process is at work on a shard that has parts of this one: the whole job has all."""
+        own, whole = self._lock_path(shard), self._lock_path(WHOLE)
+        for path in self.folder.glob(".lock-*") if shard == WHOLE else [whole]:
             if path != own and FileLock(path).is_held():
                 raise BlockingIOError(errno.EWOULDBLOCK, path.read_text().strip() or "another process")
 
@@ -124,8 +124,10 @@ class EmbeddingParts:
             InputError: if a part is damaged or of other images.
         """
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_embeddings(self.output, (self._read(part) for part in range(len(self))), self.facts)
-        shutil.rmtree(self.folder)
+        write_embeddings(self.output, (self._read(part) for part in range(len(self))), self.facts, len(self.paths))
+        for part in range(len(self)):
+            self._file(part).unlink()
+        shutil.rmtree(self.folder)  # with the plan, without which the parts would be those of something else
 
     def _read(self, part: int) -> pa.Table:
         file = self._file(part)
@@ -138,6 +140,9 @@ class EmbeddingParts:
         if (metadata.get(b"plan"), metadata.get(b"part")) != (self._plan_hash.encode(), str(part).encode()):
             raise InputError(f"{printable(file)}: of other images; delete it, and the same command goes on")
         return table
+
+    def _lock_path(self, shard: Shard) -> Path:
+        return self.folder / f".lock-{shard.number}-of-{shard.count}"
 
     def _file(self, part: int) -> Path:
         return self.folder / f"{part:06}.parquet"

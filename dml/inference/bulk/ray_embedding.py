@@ -22,16 +22,16 @@ class PartEmbedder:
 
     Args:
         model: path of the model, on a disk that each machine of the cluster sees.
-        device: device that embeds.
+        load_arguments: further arguments of `dml.load`, such as the device.
         fingerprint: fingerprint that the model must have.
         options: further arguments of `dml.inference.ImageEmbedder.embed`.
     """
 
-    def __init__(self, model: str, device: str, fingerprint: str, options: dict[str, Any]) -> None:
+    def __init__(self, model: str, load_arguments: dict[str, Any], fingerprint: str, options: dict[str, Any]) -> None:
         self.error = ""
         self.options = options
         try:
-            self.model = load(model, device=device)
+            self.model = load(model, **load_arguments)
             keep_freed_memory(self.model.device)
             if self.model.fingerprint != fingerprint:
                 self.error = f"{model}: a machine of the cluster has another model there, {self.model.fingerprint}"
@@ -50,7 +50,7 @@ class PartEmbedder:
 
 
 def embed_parts_on_ray(
-    model: str, device: str, parts: EmbeddingParts, missing: list[int], options: dict[str, Any]
+    model: str, load_arguments: dict[str, Any], parts: EmbeddingParts, missing: list[int], options: dict[str, Any]
 ) -> None:
     """Embed the images of parts on a cluster, and write each part here as soon as it comes back.
 
@@ -59,7 +59,7 @@ def embed_parts_on_ray(
 
     Args:
         model: path of the model, which each machine of the cluster sees, as it sees the images.
-        device: device that embeds.
+        load_arguments: further arguments of `dml.load`, such as the device.
         parts: folder that the vectors are written to, one file for each part.
         missing: numbers of the parts to embed.
         options: further arguments of `dml.inference.ImageEmbedder.embed`.
@@ -78,7 +78,7 @@ def embed_parts_on_ray(
         results = from_items(rows, override_num_blocks=len(rows)).map_batches(
             PartEmbedder,
             batch_size=1,
-            fn_constructor_args=(path, device, parts.facts["fingerprint"], {**options, "num_workers": workers}),
+            fn_constructor_args=(path, load_arguments, parts.facts["fingerprint"], {**options, "num_workers": workers}),
             num_gpus=1 if gpus else 0,
             num_cpus=1 + workers,
             concurrency=(1, copies),

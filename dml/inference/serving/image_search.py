@@ -67,8 +67,8 @@ class Neighbor(Item):
 
     Args:
         score: similarity to the query, as `dml.Index.search` returns it.
-        same: whether the score is at least the model's threshold; None if the model has none.
-        probability: probability that both are of one class, see `dml.Index.calibration`; None if the model has none.
+        same: whether the score is at least `dml.Index.threshold`; None if the index has none.
+        probability: probability that both are of one class, see `dml.Index.calibration`; None if the index has none.
     """
 
     score: float
@@ -174,7 +174,7 @@ class ImageSearch:
         with self._network_lock:
             vectors = self.index.model.embed_batch(pixels[None])
         scores, positions = self._find_nearest(vectors, k, self._find_code(label))
-        threshold, calibration = self.index.model.threshold, self.index.calibration
+        threshold, calibration = self.index.threshold, self.index.calibration
         return [
             Neighbor(
                 **vars(self._describe(position)),

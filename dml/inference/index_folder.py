@@ -1,0 +1,99 @@
+"""The folder of a saved index, and the lock of the process that writes it.
+
+- ``index.json``: what the index is, and the names of the other files. It is replaced last.
+- ``vectors-VERSION.faiss``, ``items-VERSION.parquet`` and ``model-VERSION``: the vectors, the images and the model.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.locks import FileLock
+from dml.ops.paths import expand_home
+
+FORMAT = 1
+"""The version of the files, which changes when older versions of dml can't read them."""
+
+DESCRIPTION, LOCK = "index.json", ".lock"
+
+VERSIONED = re.compile(r"\.?(vectors|items|model)-[0-9a-f]{8}(\.|$)|\.index\.json\.")
+"""The beginning of the name of a file of one version, complete or partial, and of a partial ``index.json``."""
+
+
+def is_index(folder: str | Path) -> bool:
+    """Return whether a folder holds an index."""
+    return (expand_home(folder) / DESCRIPTION).is_file()
+
+
+@contextmanager
+def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
+    """Keep other processes from writing an index's folder in the ``with`` statement -> its absolute path.
+
+    Args:
+        folder: folder of an index, or a new or empty one, which is made. One that is made and stays empty is removed.
+        wait: whether to wait until another process has written it, instead of raising an error.
+
+    Raises:
+        InputError: if the folder holds something else, or another process is writing it and ``wait`` is false.
+    """
+    path = expand_home(folder).absolute()
+    is_new = not path.exists()
+    if not is_new and not is_index(path) and not _is_unfinished(path):
+        raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of an index")
+    with ExitStack() as stack:
+        if is_new:
+            path.mkdir(parents=True, exist_ok=True)
+            stack.callback(_remove_if_empty, path)
+        lock = FileLock(path / LOCK)
+        try:
+            stack.enter_context(lock.hold(wait=wait))
+        except BlockingIOError as error:
+            raise InputError(f"{printable(folder)}: {error.strerror} is at work on it; wait for it") from error
+        stack.callback(lock.path.unlink, missing_ok=True)
+        yield path
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Return whether a folder without ``index.json`` is empty, or holds only what a killed process left."""
+    return path.is_dir() and all(entry.name == LOCK or VERSIONED.match(entry.name) for entry in path.iterdir())
+
+
+def _remove_if_empty(path: Path) -> None:
+    with suppress(OSError):  # it isn't empty
+        path.rmdir()
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read and check index.json of an index's folder."""
+    file = path / DESCRIPTION
+    if not file.is_file():
+        raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+        version = description["format"]
+        names = [description["files"][kind] for kind in ("vectors", "items", "model")]
+        keys = [description[key] for key in ("fingerprint", "factory", "parameters", "bytes")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
+    if version != FORMAT:
+        raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
+    if any(os.path.basename(name) != name for name in names) or not all(isinstance(key, str) for key in keys[:3]):
+        raise InputError(f"{printable(file)}: damaged (its files are outside of the folder); build the index again")
+    return dict(description)
+
+
+def remove_old_versions(path: Path, keep: set[str]) -> None:
+    """Delete the files of other versions than the one to keep, and the partial files of processes that were killed.
+
+    Only a process that holds the folder may do so.
+    """
+    for entry in path.iterdir():
+        if VERSIONED.match(entry.name) and entry.name not in keep:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
