@@ -9,6 +9,7 @@ from dml.commands.command_parser import CommandParser, add_trust, positive_numbe
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.paths import shorten_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +81,7 @@ def _format(results: Sequence[dict[str, Any]]) -> str:
         lines.append(f"{printable(result['query'])}")
         lines += [
             f"  {neighbor['score']:6.3f}  {_judge(neighbor)}{printable(neighbor['label']):{width}}  "
-            f"{printable(neighbor['path'])}"
+            f"{printable(shorten_path(neighbor['path']))}"
             for neighbor in result["neighbors"]
         ]
     return "\n".join(lines)

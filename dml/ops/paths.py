@@ -14,3 +14,12 @@ def expand_home(path: str | Path) -> Path:
     A shell does so where the path is a word of its own, but not in ``dataset.root=~/images``.
     """
     return Path(os.path.expanduser(path))
+
+
+def shorten_path(path: str) -> str:
+    """Return the path from the working folder for a file below it, and any other path as it is.
+
+    >>> shorten_path(os.path.abspath("photos/1.jpg")), shorten_path("/elsewhere/1.jpg")
+    ('photos/1.jpg', '/elsewhere/1.jpg')
+    """
+    return path.removeprefix(os.path.join(os.getcwd(), ""))

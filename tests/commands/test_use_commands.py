@@ -137,14 +137,17 @@ def test_a_network_of_ones_own_is_trusted_on_request(
 
 
 def test_what_was_found_is_printed_whatever_a_picture_takes(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "photos").mkdir()
     photos, picture = write_photos(tmp_path / "photos", 26), tmp_path / "found.png"
     index = dml.Index.build(dml.load(model), photos).save(tmp_path / "index")
     query = str(photos / "cats" / "00.png")
+    monkeypatch.chdir(photos)
     dispatch(["search", str(index), query, "-k", "26", "--picture", str(picture)])
-    assert len(capsys.readouterr().out.splitlines()) == 27
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [query, "   1.000  cats  cats/00.png"]  # short below the working folder
+    assert len(lines) == 27
     with Image.open(picture) as drawn:
         assert drawn.size[0] == 30 + 27 * 42  # tiles of 32 pixels, the smallest
     Path(query).unlink()
