@@ -73,6 +73,10 @@ class Index:
         dimension = model.dimension + (2 if model.ball else 0)
         VectorIndex.check(dimension, factory, parameters)
         vectors = VectorIndex(dimension, factory)
+        if model.ball and not vectors.scores_are_products:
+            raise InputError(
+                f"factory={factory}: no PCA in it keeps the distances in the model's Poincare ball; {EXACT} does"
+            )
         vectors.set_parameters(parameters)
         items, searched = _embed_items(model, items, options)
         if vectors.needs_training:
