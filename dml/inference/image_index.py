@@ -75,7 +75,7 @@ class Index:
         vectors = VectorIndex(dimension, factory)
         if model.ball and not vectors.scores_are_products:
             raise InputError(
-                f"factory={factory}: no PCA in it keeps the distances in the model's Poincare ball; {EXACT} does"
+                f"factory={factory}: PCA and ITQ don't keep the distances in the model's Poincare ball; {EXACT} does"
             )
         vectors.set_parameters(parameters)
         items, searched = _embed_items(model, items, options)
