@@ -63,7 +63,7 @@ class CSLLoss(nn.Module):
         """
         levels = labels.unsqueeze(1) if labels.ndim == 1 else labels
         self.set_hierarchy(levels)
-        cosines = F.normalize(embeddings, dim=1) @ F.normalize(self.proxies, dim=1).T
+        cosines = F.normalize(embeddings, dim=1) @ F.normalize(self.proxies.to(embeddings.dtype), dim=1).T
         class_cosines = cosines.gather(1, levels[:, :1])
         seen = self.hierarchy[:, 0] >= 0
         total = cosines.new_zeros(())

@@ -8,7 +8,7 @@ import torch
 from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import nn
+from torch import Tensor, nn
 
 from dml.data.cache import CacheFolder
 from dml.data.copies import assign_content_ids
@@ -20,6 +20,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
 from dml.evaluation.metric_names import MetricName
 from dml.evaluation.monitor import make_validation_config
+from dml.losses.compose import AtLevel
 from dml.losses.matryoshka import choose_sizes
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning
@@ -165,14 +166,22 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
         loss_config = config.loss.copy()
         _fill_in(loss_config, num_classes, size)
         built[head] = instantiate(loss_config)
-        for part in built[head].modules():
-            if isinstance(part, UsesHierarchy):
-                part.set_hierarchy(torch.from_numpy(labels))
+        _set_hierarchies(built[head], torch.from_numpy(labels))
     return built
+
+
+def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
+    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone."""
+    if isinstance(loss, UsesHierarchy):
+        loss.set_hierarchy(labels)
+    for part in loss.children():
+        _set_hierarchies(part, labels[:, loss.level, None] if isinstance(loss, AtLevel) else labels)
 
 
 def _fill_in(node: DictConfig, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> None:
     level = node.get("level", level)
+    if level >= len(num_classes):
+        raise InputError(f"loss.level={level}: the data set's labels have levels 0 to {len(num_classes) - 1}")
     if "sizes" in node and OmegaConf.is_dict(node.get("inner")):
         _fill_in_prefixes(node, num_classes, embedding_dim, level)
     known = {"num_classes": num_classes[level], "embedding_dim": embedding_dim}

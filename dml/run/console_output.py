@@ -8,17 +8,19 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.copies import count_queries_in_gallery
 from dml.data.splits import describe_splits
-from dml.models.recurrent import AnyModel
+from dml.losses.memory import CrossBatchMemory
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 from dml.run import builders
 from dml.training.data import DataModule
+from dml.training.module import MetricLearner
 from dml.training.run_length import describe_late_milestones
 
 
 @rank_zero_only
-def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder: Path, stage: str = "") -> None:
+def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, folder: Path, stage: str = "") -> None:
     """Print what is going to be trained, on which images, and the folder of the results."""
+    model = learner.model
     if stage:
         console.print(f"[bold]stage[/]    {in_markup(stage)}")
     if config.quick:
@@ -42,6 +44,9 @@ def print_setup(config: DictConfig, images: DataModule, model: AnyModel, folder:
     pace = builders.build_pace(config, len(images.sampler))
     if late := describe_late_milestones(config.scheduler.schedule or {}, pace, config.trainer.max_steps):
         console.print(f"[bold red]schedule[/] {in_markup(late)}")
+    starts = [part.start for part in learner.losses.modules() if isinstance(part, CrossBatchMemory)]
+    if starts and starts[0] >= config.trainer.max_steps:
+        console.print(f"[bold red]memory[/]   loss.start={starts[0]}: the run ends before the memory is used")
     console.print(f"[bold]folder[/]   {in_markup(folder)}")
 
 

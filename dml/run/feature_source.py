@@ -105,6 +105,6 @@ def check_frozen(config: DictConfig) -> None:
     """
     if not isinstance(config.frozen, bool):
         raise InputError(f"frozen={config.frozen}: true (the heads alone are trained) or false")
-    for option, off in (("recurrent", "none"), ("compile", "null")):
+    for option, off in (("recurrent", "none"), ("compile", "null"), ("adapter", "none")):
         if config.frozen and config[option]:
             raise InputError(f"frozen=true: {option} needs the whole network in each step; {option}={off}")

@@ -26,7 +26,8 @@ from dml.training.checkpoints import (
 def load_beginning(config: DictConfig, model: nn.Module, path: Path) -> None:
     """Load the weights that a training begins with from a checkpoint, which may have been trained with another adapter.
 
-    Updates of LoRA go on as they are if the model has the same ones. Otherwise they are added to the weights first.
+    Updates of LoRA go on as they are if the model has the same ones, at the same scale. Otherwise they are added to the
+    weights first.
 
     Args:
         config: configuration of the stage that begins.
@@ -39,23 +40,28 @@ def load_beginning(config: DictConfig, model: nn.Module, path: Path) -> None:
     checkpoint = read_checkpoint(path, lazily=True)
     shapes = {name: value.shape for name, value in checkpoint["state_dict"].items() if ".lora_" in name}
     present = {f"model.{name}": value.shape for name, value in model.state_dict().items() if ".lora_" in name}
-    if not shapes or shapes == present:
+    stage = _read_stage(checkpoint) if shapes else None
+    if stage is None or (shapes == present and stage.adapter.get("alpha") == config.adapter.get("alpha")):
         load_initial_weights(model, path)
         return
-    merged = _build_as_trained(config, checkpoint, path)
+    merged = _build_as_trained(config, stage, path)
     load_model(merged, path)
     merge_updates(merged)
     load_initial_state(model, merged.state_dict(), path)
 
 
-def _build_as_trained(config: DictConfig, checkpoint: dict[str, Any], path: Path) -> AnyModel:
-    """Build the model of a stage with the adapter of a checkpoint.
+def _read_stage(checkpoint: dict[str, Any]) -> DictConfig:
+    """Return the configuration of the stage that a checkpoint was written in."""
+    stored = OmegaConf.create(extract_configuration(checkpoint).config)
+    return find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config
+
+
+def _build_as_trained(config: DictConfig, stage: DictConfig, path: Path) -> AnyModel:
+    """Build the model of a stage that begins with the adapter of the stage of a checkpoint.
 
     Raises:
         InputError: if the adapter isn't one of dml's: it could run any code.
     """
-    stored = OmegaConf.create(extract_configuration(checkpoint).config)
-    stage = find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config
     adapter: Any = OmegaConf.to_container(stage.adapter, resolve=True)
     if unknown := [*unknown_targets(adapter)]:
         raise InputError(f"init={path}: its adapter {unknown[0].value} is not known and could run any code")

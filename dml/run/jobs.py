@@ -94,7 +94,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
         _connect_features(parts)
         if stage is stages[-1] and stage.config.evaluation.fixed_neighbors:
             store_fixed_neighbors(stage.config, parts.learner, parts.images, folder.fixed_neighbors_file)
-        console_output.print_setup(stage.config, parts.images, parts.model, folder.path, stage.name)
+        console_output.print_setup(stage.config, parts.images, parts.learner, folder.path, stage.name)
         trainer = _fit(parts, folder, run, progress)
         progress = TrainingProgress.read(folder.last_checkpoint)
         if is_pruned := _is_run_ended(trainer):
@@ -166,6 +166,8 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     seed_everything(config.seed, verbose=False)
     images = builders.build_data(config, table)
     builders.count_in_steps(config, len(images.sampler))
+    if not len(table.select_evaluated(images.validated_on)):
+        config.trainer.val_check_interval = None
     model = builders.build_model(config)
     frozen = builders.build_frozen_weights(config, model)
     learner = builders.build_learner(config, images, model)

@@ -87,6 +87,12 @@ def test_a_class_counts_from_its_first_image_on() -> None:
     assert loss(embeddings[:2], HIERARCHY[:2]) > before
 
 
+def test_embeddings_may_be_of_another_type_than_the_proxies() -> None:
+    loss, embeddings = CSLLoss(num_classes=6, embedding_dim=4), torch.randn(6, 4, dtype=torch.float64)
+    single = loss(embeddings.float(), HIERARCHY)
+    torch.testing.assert_close(loss(embeddings, HIERARCHY), single.double(), rtol=1e-5, atol=0)
+
+
 def test_labels_of_one_level_are_flat() -> None:
     embeddings = torch.randn(6, 4, dtype=torch.float64)
     assert made()(embeddings, HIERARCHY[:, 0]) == made()(embeddings, HIERARCHY[:, :1])

@@ -100,7 +100,14 @@ def test_frozen_weights_that_changed_are_told(
         dml.load(run, weights=tmp_path / "none.pth")
 
 
-@pytest.mark.parametrize("adapter", ["adapter=lora adapter.rank=3 adapter.dropout=0", "adapter=none"])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        "adapter=lora adapter.rank=3 adapter.dropout=0",
+        "adapter=lora adapter.rank=2 adapter.alpha=64 adapter.dropout=0",
+        "adapter=none",
+    ],
+)
 def test_a_run_begins_with_updates_of_another_one(
     here: Here, arguments: list[str], finished: Path, tmp_path: Path, adapter: str
 ) -> None:

@@ -317,3 +317,19 @@ def test_a_test_shows_how_far_it_is_and_has_no_callbacks_of_the_users(override: 
     callbacks = loop.build_testing_trainer(config).callbacks
     assert any(isinstance(callback, ProgressBar) for callback in callbacks) == is_shown
     assert not any(isinstance(callback, Timer) for callback in callbacks)
+
+
+LEVELS = np.array([[0, 0], [1, 0], [2, 1], [3, 1]])
+
+
+def test_a_level_that_the_data_lacks_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"^loss\.level=1: the data set's labels have levels 0 to 0$"):
+        builders.build_losses(composed("loss=rll_coarse"), {"H": 4}, LEVELS[:, :1])
+
+
+def test_csl_of_a_coarser_level_knows_the_classes_of_that_level() -> None:
+    config = composed("loss=csl")
+    config.loss = {"_target_": "dml.losses.compose.AtLevel", "level": 1, "loss": config.loss}
+    loss = builders.build_losses(config, {"H": 4}, LEVELS)["H"]
+    assert loss.loss.hierarchy.tolist() == [[0], [1]]
+    assert loss(torch.eye(4), torch.from_numpy(LEVELS)).isfinite()

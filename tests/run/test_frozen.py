@@ -158,6 +158,7 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
         ("frozen=maybe", "frozen=maybe: true (the heads alone are trained) or false"),
         ("compile=true", "frozen=true: compile needs the whole network in each step; compile=null"),
         ("recurrent=lstm", "frozen=true: recurrent needs the whole network in each step; recurrent=none"),
+        ("adapter=bitfit", "frozen=true: adapter needs the whole network in each step; adapter=none"),
         ("trainer=ddp", "frozen=true: trains in one process, not in 2; trainer.devices=1"),
     ],
 )

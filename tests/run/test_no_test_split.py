@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from conftest import SMALL, Here, Refused
 from PIL import Image
 
@@ -26,6 +27,14 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     assert "no class is left for a test or a validation" in line
     line = refused(*data, *small, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
     assert "no class is held out for a test" in line
+
+
+@pytest.mark.parametrize("option", ["checkpoints.beginning=true", "frozen=true", "quick=true"])
+def test_a_run_without_validation_classes_tests_its_last_checkpoint(tmp_path: Path, here: Here, option: str):
+    digits = ["dataset=digits", "transform=mnist", "transform.size=8", "model=small_cnn", "trainer.max_steps=2"]
+    here("train", *digits, "sampler.classes_per_batch=10", option, f"hydra.run.dir={tmp_path}")
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (metrics["split"], metrics["selection"]) == ("test", "last")
 
 
 def test_a_training_of_a_search_looks_at_no_test_class(tmp_path: Path, here: Here, refused: Refused):
