@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -54,13 +55,20 @@ def compose(training: Training) -> DictConfig:
     return config
 
 
-def identify(config: DictConfig) -> str:
+def identify(config: DictConfig, root: Path | None = None) -> str:
     """Return a hash of what a configuration trains; configurations that differ in `IGNORED_KEYS` alone share it.
 
     Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
+
+    Args:
+        config: the configuration.
+        root: absolute path of a data set of the user's own, which its name doesn't tell from others; None for a data
+            set that is the same wherever it lies.
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
     values = {key: value for key, value in values.items() if not is_below(key, IGNORED_KEYS)}
+    if root is not None:
+        values["dataset.root"] = str(root)
     values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

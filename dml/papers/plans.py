@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from dml.commands.hydra_command import main
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
+from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder, RunState
 from dml.ops.subprocesses import python_command, python_environment, run_process
 from dml.papers.experiments import compose, identify, shrink
@@ -113,7 +114,7 @@ class Plan:
         """List the runs of a training, one for each seed; trainings of one configuration share their runs."""
         planned = (shrink(training) if self.is_small else training).extended(self.overrides)
         config = compose(planned)
-        folder = self.outputs / str(config.dataset.name) / identify(config)
+        folder = self.outputs / str(config.dataset.name) / identify(config, _find_own_root(config))
         return [PlannedRun(planned, seed, folder / f"seed-{seed}") for seed in range(self.seeds)]
 
     def list_all_runs(self, trainings: Iterable[Training]) -> list[PlannedRun]:
@@ -124,6 +125,13 @@ class Plan:
     def list_table_runs(self, table: Table) -> list[PlannedRun]:
         """List the runs of a table's trainings, see `list_all_runs`."""
         return self.list_all_runs(table.trainings)
+
+
+def _find_own_root(config: DictConfig) -> Path | None:
+    """Return the absolute path of a data set of the user's own; None for one that is the same wherever it lies."""
+    if config.dataset.root is None or config.dataset.name in DATASET_FOLDERS:
+        return None
+    return expand_home(config.dataset.root).absolute()
 
 
 def find_input_paths(config: DictConfig, data: Path) -> dict[str, Path]:

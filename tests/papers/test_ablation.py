@@ -88,6 +88,12 @@ def test_the_page_has_the_differences(tmp_path: Path) -> None:
     assert f"| {mean / 2:.1f} ± " in rows[0]
     assert f"| −{mean / 2:.1f} [−" in rows[0]
     assert "photographs" not in page.split("Numbers are", 1)[1]  # nothing was run there
+    one = {metric: rows[:1] for metric, rows in halved.items()}
+    write_results(tmp_path / "ablation.json", [results[0], replace(results[1], seeds=[0], sums=one)])
+    run_ablation(["--show", "--docs", str(tmp_path)])
+    page = (tmp_path / "ablation.md").read_text(encoding="utf-8")
+    assert "1 to 3 seeds, " in page
+    assert "nan" not in page
 
 
 def test_a_missing_list_of_photographs_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,6 +157,45 @@ def test_results_are_stored_and_replaced(tmp_path: Path) -> None:
         read_results(file)
 
 
+def test_results_of_other_test_classes_are_refused() -> None:
+    line = r"^emoji: the stored results are of other test classes; --docs FOLDER stores these apart$"
+    with pytest.raises(InputError, match=line):
+        merge_results([make_result("rll", 0.5)], [replace(make_result("nra", 0.4), counts=[3] * 30)])
+
+
+def test_a_seed_alone_has_no_deviation(tmp_path: Path) -> None:
+    one = make_result("nra", 0.3, seed=1)
+    one = replace(one, seeds=[0], sums={name: rows[:1] for name, rows in one.sums.items()}, values={"nmi": [0.8]})
+    write_results(tmp_path / "leaderboard.json", [make_result("rll", 0.5), one])
+    run_leaderboard(["--show", "--docs", str(tmp_path)])
+    page = (tmp_path / "leaderboard.md").read_text()
+    assert "1 to 3 seeds, 120 queries of 30 classes." in page
+    (row,) = (line for line in page.splitlines() if line.startswith("| `nra` |"))
+    assert row.split(" | ")[3] == "–"
+
+
+@pytest.mark.parametrize("text", [None, "[]"])
+def test_no_results_leave_the_readme_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{MARKERS[0]}\nold\n{MARKERS[1]}\n")
+    if text is not None:
+        (tmp_path / "leaderboard.json").write_text(text)
+    with pytest.raises(SystemExit):
+        run_leaderboard(["--show", "--docs", str(tmp_path), "--readme", str(readme)])
+    assert "leaderboard.json: holds no results; the command without --show trains" in capsys.readouterr().err
+    assert "old" in readme.read_text()
+    assert not (tmp_path / "leaderboard.md").exists()
+
+
+def test_a_list_of_photographs_may_have_any_name(tmp_path: Path) -> None:
+    photos = tmp_path / "my {photos}, (1)=.csv"
+    photos.write_text("path,label\n")
+    contest, *_ = select_contests(read_leaderboard({"photographs": photos}), ["photographs"], ["rll"])
+    assert compose(contest.training).dataset.root == str(photos)
+
+
 def test_intervals_are_of_resampled_classes() -> None:
     """Against a plain loop; the difference of a result to itself is 0 for sure."""
     result, other = make_result("rll", 0.5), make_result("nra", 0.45, seed=1)
@@ -232,3 +271,8 @@ def test_a_small_leaderboard_is_trained_and_continued(
         assert 0 < value < 1
     run_leaderboard(arguments)
     assert made[3:] == [0, 0, 0]
+    run_leaderboard([*arguments, "--kind", "whole"])  # the record of the search stays
+    assert made[6:] == [0, 0, 2]
+    stored = {result.kind: result for result in read_results(tmp_path / "leaderboard.json")}
+    assert stored["heads"] == ContestResult(**entry)
+    assert (stored["whole"].searched, stored["whole"].overrides) == ({}, entry["overrides"])

@@ -285,6 +285,18 @@ def test_the_same_training_is_recognised() -> None:
     assert base not in {identify(compose(training)) for training in other}
 
 
+def test_ones_own_data_sets_share_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def folder(dataset: str, root: str) -> Path:
+        return Plan(tmp_path, 1).list_runs(Training("rll/VIII/alpha", (f"dataset={dataset}", root)))[0].folder
+
+    mine, other = (folder("csv", f"dataset.root=/{name}/photos.csv") for name in ("mine", "other"))
+    assert mine != other
+    assert folder("csv", f"dataset.root={tmp_path}/photos.csv") == folder("csv", "dataset.root=photos.csv")
+    assert folder("sop", "dataset.root=/mine") == folder("sop", "dataset.root=/other")
+
+
 def test_tables_share_their_runs(tmp_path: Path) -> None:
     plan = Plan(tmp_path, seeds=2)
     whole = {run.folder for table in find_tables("nra") for run in plan.list_table_runs(table)}

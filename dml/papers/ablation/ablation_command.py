@@ -29,19 +29,21 @@ def run_ablation(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     from dml.papers.ablation.ablation_page import write_ablation_page  # after --help: these take seconds
     from dml.papers.ablation.variants import collect_results, read_ablation, train_missing_runs
-    from dml.papers.leaderboard.contest_results import merge_results, read_results, write_results
+    from dml.papers.leaderboard.contest_results import check_results, merge_results, read_results, write_results
     from dml.papers.plans import Plan
 
     has_failed = False
     with one_line_errors():
         roots, datasets = options.photographs, ["emoji", *options.photographs]
         ablation, plan = read_ablation(), Plan(options.outputs, options.seeds)
-        results = read_results(options.docs / "ablation.json")
+        file = options.docs / "ablation.json"
+        results = read_results(file)
         if not options.show:
             kind = ablation.kinds[options.kind]
             has_failed = train_missing_runs(ablation, kind.select(options.only), plan, roots, datasets, options.jobs)
             results = merge_results(results, collect_results(ablation, kind, plan, roots, datasets))
-            write_results(options.docs / "ablation.json", results)
+            write_results(file, results)
+        check_results(file, results)
         write_ablation_page(ablation, results, options.docs)
     if has_failed:
         sys.exit(2)

@@ -8,7 +8,7 @@ from dml.evaluation.measured_facts import join_facts
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table
 from dml.papers.ablation.variants import Ablation, Kind
-from dml.papers.leaderboard.contest_results import ContestResult
+from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
 from dml.papers.leaderboard.leaderboard_page import format_difference
 from dml.papers.tables.paper_tables import Training
 from dml.papers.training_facts import describe_training
@@ -64,12 +64,10 @@ def _render_table(dataset: str, kind: Kind, found: Mapping[str, ContestResult]) 
         cells = [name, " ".join(f"`{override}`" for override in result.overrides)]
         for metric in METRICS:
             interval = mean_interval([100 * mean for mean in result.seed_means(metric)])
-            cells.append(f"{interval.mean:.1f} ± {interval.half_width:.1f}")
+            width = f" ± {interval.half_width:.1f}" if len(result.seeds) > 1 else ""
+            cells.append(f"{interval.mean:.1f}{width}")
             cells.append("" if result is default else format_difference(result, default, metric))
         rows.append(cells)
     header = ["", "changed", *(text for label in METRICS.values() for text in (label, "difference to the default"))]
-    seeds, classes = len(default.seeds), len(default.counts)
-    return (
-        f"## {kind.title}: {dataset}\n\n{seeds} seeds, {sum(default.counts):,} queries of {classes:,} classes.\n\n"
-        f"{markdown_table(header, rows, right=range(2, len(header)))}\n"
-    )
+    tested = f"{describe_seeds([*found.values()])}, {sum(default.counts):,} queries of {len(default.counts):,} classes"
+    return f"## {kind.title}: {dataset}\n\n{tested}.\n\n{markdown_table(header, rows, right=range(2, len(header)))}\n"

@@ -12,6 +12,7 @@ from dml.papers.leaderboard.contest_results import ContestResult, read_result
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import REFERENCE, Training
+from dml.run.config_folders import quote
 
 Overrides = tuple[str, ...]
 
@@ -60,7 +61,7 @@ class Ablation:
         self, dataset: str, kind: Kind, variant: str, plan: Plan, roots: Mapping[str, Path]
     ) -> list[PlannedRun]:
         """List the runs of a variant, one for each seed."""
-        root = (f"dataset.root={roots[dataset]}",) if dataset in roots else ()
+        root = (f"dataset.root={quote(roots[dataset])}",) if dataset in roots else ()
         overrides = (*root, *kind.overrides, *kind.variants[variant][dataset])
         return plan.list_runs(Training(self.experiments[dataset], overrides))
 

@@ -65,8 +65,8 @@ def with_stored_choices(contests: Iterable[Contest], results: Iterable[ContestRe
     return [replace(contest, chosen=chosen.get((contest.dataset, contest.loss))) for contest in contests]
 
 
-def collect_results(contests: Iterable[Contest], search: Search) -> list[ContestResult]:
-    """Collect the results of the contests that are finished, of each kind."""
+def collect_results(contests: Iterable[Contest], search: Search, kind: str) -> list[ContestResult]:
+    """Collect the results of the contests of which all tested runs of a kind are finished."""
     results = []
     for contest in contests:
         overrides = search.choose_overrides(contest)
@@ -76,10 +76,9 @@ def collect_results(contests: Iterable[Contest], search: Search) -> list[Contest
             " ".join(tried): round(score_candidate((tried, run)), DIGITS)
             for tried, run in search.list_candidates(contest)
         }
-        for kind in contest.kinds:
-            runs = search.list_test_runs(contest, kind)
-            if all(run.is_finished for run in runs):
-                results.append(read_result(contest.dataset, kind, contest.loss, list(overrides), searched, runs))
+        runs = search.list_test_runs(contest, kind)
+        if all(run.is_finished for run in runs):
+            results.append(read_result(contest.dataset, kind, contest.loss, list(overrides), searched, runs))
     return results
 
 
@@ -95,9 +94,39 @@ def read_result(
 
 
 def merge_results(old: Iterable[ContestResult], new: Iterable[ContestResult]) -> list[ContestResult]:
-    """Return the results in a fixed order; a new one takes the place of the old one of its loss, data set and kind."""
+    """Return the results in a fixed order; a new one takes the place of the old one of its loss, data set and kind.
+
+    Raises:
+        InputError: if results of one data set are of different test classes, such as those of two lists of photographs.
+    """
     merged = {(result.dataset, result.kind, result.loss): result for result in (*old, *new)}
+    counts: dict[str, list[int]] = {}
+    for result in merged.values():
+        if counts.setdefault(result.dataset, result.counts) != result.counts:
+            raise InputError(
+                f"{result.dataset}: the stored results are of other test classes; --docs FOLDER stores these apart"
+            )
     return [merged[key] for key in sorted(merged)]
+
+
+def check_results(path: Path, results: Sequence[ContestResult]) -> None:
+    """Make sure that there are results to write a page of.
+
+    Args:
+        path: file that they were read from.
+        results: the results.
+
+    Raises:
+        InputError: if there is none.
+    """
+    if not results:
+        raise InputError(f"{path}: holds no results; the command without --show trains, and writes it")
+
+
+def describe_seeds(results: Sequence[ContestResult]) -> str:
+    """Return how many seeds results have: "3 seeds", or "1 to 3 seeds" if they differ."""
+    fewest, most = (limit(len(result.seeds) for result in results) for limit in (min, max))
+    return f"{most} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
 
 
 def read_results(path: Path) -> list[ContestResult]:

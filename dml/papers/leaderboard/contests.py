@@ -10,6 +10,7 @@ import yaml
 from dml.ops.errors import InputError, nearest
 from dml.ops.overrides import key_of
 from dml.papers.tables.paper_tables import REFERENCE, Training
+from dml.run.config_folders import quote
 
 Overrides = tuple[str, ...]
 
@@ -109,7 +110,7 @@ def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leader
     rates = tuple((rate,) for rate in content["rates"])
     contests = []
     for dataset, experiment in content["datasets"].items():
-        root = (f"dataset.root={roots[dataset]}",) if dataset in roots else ()
+        root = (f"dataset.root={quote(roots[dataset])}",) if dataset in roots else ()
         for loss, parameters in content["losses"].items():
             values = tuple((f"{key}={value}",) for key, numbers in parameters.items() for value in numbers)
             training = Training(experiment, (f"loss={loss}", *root))

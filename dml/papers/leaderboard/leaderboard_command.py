@@ -30,6 +30,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
     """
     options = _parser().parse_args(arguments)
     from dml.papers.leaderboard.contest_results import (  # after --help: these take seconds
+        check_results,
         collect_results,
         merge_results,
         read_results,
@@ -45,15 +46,17 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
         board = read_leaderboard(options.photographs)
         require_known("kind", options.kind, board.kinds)
         contests = select_contests(board, ["emoji", *options.photographs], options.losses)
-        results = read_results(options.docs / "leaderboard.json")
+        file = options.docs / "leaderboard.json"
+        results = read_results(file)
         has_failed = False
         if not options.show:
             if options.kind != SEARCHED_KIND:
                 contests = with_stored_choices(contests, results)
             search = Search(Plan(options.outputs, options.seeds))
             has_failed = train_missing_runs(contests, search, options.kind, options.jobs)
-            results = merge_results(results, collect_results(contests, search))
-            write_results(options.docs / "leaderboard.json", results)
+            results = merge_results(results, collect_results(contests, search, options.kind))
+            write_results(file, results)
+        check_results(file, results)
         write_leaderboard_page(results, board, options.docs, options.readme)
     if has_failed:
         sys.exit(2)

@@ -12,7 +12,7 @@ from dml.evaluation.measured_facts import join_facts
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table, replace_between
-from dml.papers.leaderboard.contest_results import ContestResult
+from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
 from dml.papers.leaderboard.contests import Kind, Leaderboard
 from dml.papers.training_facts import describe_training
 
@@ -69,13 +69,12 @@ def write_leaderboard_page(
 def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leaderboard) -> str:
     ordered = sort_results(results)
     best = ordered[0]
-    seeds, classes = len(best.seeds), len(best.counts)
     rows = [
         [
             f"`{result.loss}`",
             " ".join(f"`{override}`" for override in _select_effective(result, board)) or "as configured",
             _format_metric(result, "recall@1"),
-            f"{100 * mean_interval(result.seed_means('recall@1')).deviation:.1f}",
+            _format_deviation(result),
             _format_metric(result, "map@r"),
             "" if result is best else format_difference(result, best, CRITERION),
             f"{100 * float(np.mean(result.values['nmi'])):.1f}",
@@ -86,7 +85,8 @@ def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leade
     table = markdown_table(header, rows, right=range(2, len(header)))
     queries = sum(best.counts)
     facts = join_facts({f"`{result.loss}`": describe_result(result, board) for result in ordered})
-    return f"### {dataset}\n\n{seeds} seeds, {queries:,} queries of {classes:,} classes.\n\n{table}\n\n{facts}\n"
+    tested = f"{describe_seeds(results)}, {queries:,} queries of {len(best.counts):,} classes"
+    return f"### {dataset}\n\n{tested}.\n\n{table}\n\n{facts}\n"
 
 
 def _select_effective(result: ContestResult, board: Leaderboard) -> list[str]:
@@ -125,6 +125,11 @@ def class_interval(result: ContestResult, metric: str, less: ContestResult | Non
 def _format_metric(result: ContestResult, metric: str) -> str:
     low, high = class_interval(result, metric)
     return f"{100 * float(np.mean(result.seed_means(metric))):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _format_deviation(result: ContestResult) -> str:
+    means = result.seed_means("recall@1")
+    return f"{100 * mean_interval(means).deviation:.1f}" if len(means) > 1 else "–"
 
 
 def format_difference(result: ContestResult, other: ContestResult, metric: str) -> str:
