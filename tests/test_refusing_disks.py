@@ -17,8 +17,9 @@ from runs import assert_same_run, last
 
 from dml.commands.error_lines import explain
 from dml.data.dataset import ImageDataset
-from dml.ops.files import replacing
+from dml.ops.files import replacing, write_text
 from dml.ops.run_folder import RunFolder, RunState
+from dml.ops.text_tables import write_csv
 
 QUICK = [*SMALL, "evaluation.raw=false", "evaluation.heads=false", "model.heads=[H]", "scheduler=constant"]
 QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]", "evaluation.clustering=false"]
@@ -127,6 +128,19 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(refused: Refused, small_emo
     assert f"error: {file}: File exists; choose a path" in refused(*arguments, f"hydra.run.dir={file}")
     line = refused(*arguments, f"hydra.run.dir={file / 'run'}")
     assert line.startswith(f"error: {file / 'run'}: Not a directory; choose a path below a folder")
+
+
+@pytest.mark.parametrize("name", ["docs", ".", "/"])
+def test_a_folder_in_the_place_of_a_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for write in (lambda path: write_text(path, "text"), lambda path: write_csv(path, [["a"], [1]])):
+        with pytest.raises(IsADirectoryError) as raised:
+            write(Path(name))
+        assert explain(raised.value) == f"{name}: Is a directory; give the path of a file, not of a folder"
+    assert [path.name for path in tmp_path.rglob("*")] == ["docs"]
 
 
 def test_a_limit_on_the_size_of_files_is_one_line(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly)"
 )
-PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR)
+PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """Errors that are a path's only if they name one: sockets and signals have them, too."""
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.error_lines import one_line_errors
+from dml.ops.errors import InputError
 from dml.ops.new_folders import note_new_folder
 
 
@@ -35,8 +36,11 @@ def list_first_values(hydra: Any) -> list[str]:
 
     Args:
         hydra: the configuration below ``hydra``.
+
+    Raises:
+        InputError: if an override is a glob, which Optuna's sweeper can't search.
     """
-    space = OmegaConf.to_container(hydra.sweeper.params) or {}
+    space = OmegaConf.to_container(hydra.sweeper.params) if hydra.sweeper.params else {}
     searched = [f"{key}={value}" for key, value in dict(space).items()] if isinstance(space, dict) else []
     return [
         _choose_first(override)
@@ -50,5 +54,7 @@ def _choose_first(override: Override) -> str:
     value = override.value()
     if isinstance(value, IntervalSweep):
         return f"{override.get_key_element()}={value.start}"
+    if isinstance(value, Glob):
+        raise InputError(f"{override.input_line}: sweep=optuna takes choice(A,B), and no glob")
     first = next(override.sweep_string_iterator())
     return f"{override.get_key_element()}={first}"

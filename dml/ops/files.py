@@ -22,6 +22,7 @@ DISK_ERRORS = {
     errno.EIO: "check the disk",
     errno.ENOTDIR: "choose a path below a folder, not below a file",
     errno.EEXIST: "choose a path where no file stands",
+    errno.EISDIR: "give the path of a file, not of a folder",
 }
 """What a user can do about an error of the disk, by the number of the error."""
 
@@ -37,6 +38,8 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: if the disk refuses the file. The error names ``path``, even if the library that writes the file raised
             an error without the number or the path.
     """
+    if path.is_dir():  # also "." and "/", which have no name to derive one from
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
     try:  # a signal may raise an exception at any line from here on
         _partial_files.add(partial)

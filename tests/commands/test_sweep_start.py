@@ -21,6 +21,7 @@ TRIED = ["-m", "sweep=optuna", *SMALL, "hydra.sweeper.n_trials=2"]
             "trainer.val_check_interval=null validates never, and the search optimises",
         ),
         ("dataset.root=/nowhere", "dataset.root=/nowhere: "),
+        ("loss=glob(*)", "loss=glob(*): sweep=optuna takes choice(A,B), and no glob"),
     ],
 )
 def test_a_search_is_checked_before_its_first_run(
@@ -46,3 +47,5 @@ def test_a_search_is_checked_at_its_first_point() -> None:
         "b=x",
         "~c",
     ]
+    hydra.sweeper.params = None
+    assert list_first_values(hydra)[0] == "loss=rll"

@@ -19,6 +19,7 @@ from dml.papers.protocol.cross_validation_results import (
     MethodResult,
     ProtocolResult,
     TriedConfiguration,
+    check_setting,
     read_results,
     write_results,
 )
@@ -206,8 +207,6 @@ def test_results_are_stored_merged_and_shown(tmp_path: Path) -> None:
     new = replace(result, methods=[replace(result.methods[0], seconds=99.0)])
     assert [method.seconds for method in new.merge_into(result).methods] == [99.0, 12.5, 12.5]
     assert replace(result, methods=result.methods[::-1]).merge_into(None) == result
-    other = replace(new, setting=replace(new.setting, trials=3))
-    assert other.merge_into(result) == other  # results of another budget aren't compared
     run_protocol(["show", "--docs", str(tmp_path)])
     page = (tmp_path / "protocol.md").read_text()
     assert "dml protocol losses=nra,rll,triplet dataset=emoji folds=2 trials=2 \\\n    --set frozen=true\n" in page
@@ -219,6 +218,33 @@ def test_results_are_stored_merged_and_shown(tmp_path: Path) -> None:
     file.write_text('{"setting": {}}')
     with pytest.raises(InputError, match="no results of dml protocol"):
         read_results(file)
+
+
+def test_stored_results_of_another_setting_are_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, stored = tmp_path / "protocol.json", make_result()
+    setting = replace(stored.setting, overrides=("frozen=true", "trainer.max_steps=9"))
+    stored = replace(stored, setting=setting)
+    check_setting(setting, None, file)
+    check_setting(replace(setting, overrides=setting.overrides[::-1]), stored, file)
+    write_results(file, stored)
+    before = file.read_bytes()
+    folders = [f"outputs={tmp_path / 'runs'}", f"docs={tmp_path}"]
+    with pytest.raises(SystemExit) as stopped:
+        run_protocol(["losses=circle", "folds=2", "trials=3", "--set", "frozen=true", *folders])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"error: {file}: its results have trials=2, --set frozen=true --set trainer.max_steps=9, not trials=3, "
+        "--set frozen=true, and one page compares one setting; another --docs FOLDER takes the new results"
+    )
+    assert file.read_bytes() == before
+    assert not (tmp_path / "runs").exists()
+    for change, text in {"seeds": (2, "seeds=1, not seeds=2"), "overrides": ((), "not no --set")}.items():
+        value, part = text
+        with pytest.raises(InputError, match=part):
+            check_setting(replace(setting, **{change: value}), stored, file)
 
 
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:

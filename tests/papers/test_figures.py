@@ -108,7 +108,7 @@ def test_the_papers_settings(data: Path) -> None:
     own = point(figure("nra_4", data), 0, "NRA")
     assert (own["dataset"], own["steps"]) == ("mnist", 20000)  # "exactly 20 000 iterations"
     (run, *_) = figure("nra_4", data).list_runs(Plan(Path("outputs"), seeds=1))
-    assert f"dataset.root={data / 'mnist'}" in run.train_arguments(data)
+    assert f"dataset.root='{data / 'mnist'}'" in run.train_arguments(data)
     for other in (figure("nra_3", data), figure("happier_4", data)):
         check_data(other.name, other.list_runs(Plan(Path("outputs"), seeds=1)), data)
 
@@ -134,6 +134,12 @@ def test_the_four_losses_of_the_map_are_of_embeddings_as_they_are(data: Path) ->
     for config in configs:  # nothing else tells them apart
         config.loss = None
     assert all(config == configs[0] for config in configs)
+
+
+def test_a_folder_of_data_may_have_signs_of_hydras_grammar(tmp_path: Path) -> None:
+    folder = tmp_path / "a (copy), {x}=1"
+    (folder / "mnist").mkdir(parents=True)
+    assert compose(next(iter(figure("nra_4", folder).plots[0].points.values()))).dataset.root == str(folder / "mnist")
 
 
 def test_what_is_missing_is_one_line(tmp_path: Path, data: Path) -> None:

@@ -14,7 +14,13 @@ from dml.papers.experiments import compose
 from dml.papers.leaderboard import contest_runs
 from dml.papers.leaderboard.contest_results import ContestResult, read_results, write_results
 from dml.papers.plans import Plan, PlannedRun
-from dml.papers.robustness.conditions import collect_results, read_conditions, select_clean_results, train_missing_runs
+from dml.papers.robustness.conditions import (
+    check_seeds,
+    collect_results,
+    read_conditions,
+    select_clean_results,
+    train_missing_runs,
+)
 from dml.papers.robustness.robustness_command import run_robustness
 from dml.papers.robustness.robustness_page import compute_difference
 
@@ -88,6 +94,33 @@ def test_the_repositorys_page_is_that_of_its_results(tmp_path: Path) -> None:
         shutil.copy(ROOT / "docs" / name, tmp_path)
     run_robustness(["--show", "--docs", str(tmp_path)])
     assert (tmp_path / "robustness.md").read_text() == (ROOT / "docs" / "robustness.md").read_text()
+
+
+def test_a_result_of_a_loss_that_the_leaderboard_lacks_is_left_out(tmp_path: Path) -> None:
+    write_results(tmp_path / "leaderboard.json", CLEAN[:1])
+    write_results(tmp_path / "robustness.json", [worse(result, "noise_10", 0.9) for result in CLEAN])
+    run_robustness(["--show", "--docs", str(tmp_path)])
+    page = (tmp_path / "robustness.md").read_text(encoding="utf-8")
+    assert "| `rll` |" in page
+    assert "`circle`" not in page
+    assert len(read_results(tmp_path / "robustness.json")) == 2
+
+
+def test_other_seeds_than_the_leaderboards_are_refused_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(tmp_path / "leaderboard.json", CLEAN)
+    write_results(tmp_path / "robustness.json", [worse(CLEAN[0], "noise_10", 0.9)])
+    before = (tmp_path / "robustness.json").read_bytes()
+    with pytest.raises(SystemExit) as stopped:
+        run_robustness(["--seeds", "1", "--outputs", str(tmp_path / "runs"), "--docs", str(tmp_path)])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --seeds 1: leaderboard.json has 3 seeds of rll, ")
+    assert line.endswith("--losses rll --seeds 3 fits")
+    assert (tmp_path / "robustness.json").read_bytes() == before
+    assert not (tmp_path / "runs").exists()
+    check_seeds(CLEAN, Plan(tmp_path, 3))
 
 
 def test_a_training_refuses_what_it_cannot_plant(refused: Refused) -> None:

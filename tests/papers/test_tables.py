@@ -259,6 +259,34 @@ def test_hours_are_those_of_the_images_that_pass() -> None:
     assert estimate_gpu_hours(config) == pytest.approx(images * 2.0 / 4700 / 3600)
 
 
+@pytest.mark.parametrize("override", ["model=small_cnn", "dataset=csv", "dataset=folder", "dataset.counts=null"])
+def test_hours_that_cannot_be_estimated_are_a_dash(printed: "Printed", tmp_path: Path, override: str) -> None:
+    line = printed("rll-I", "--list", "--set", override, "--outputs", str(tmp_path)).splitlines()[1]
+    assert line.split() == ["table-rll-I", "18", "9", "0", "–"]
+
+
+def test_images_that_nobody_has_counted_give_no_epochs() -> None:
+    config = compose(Training("rll/I/rll_simpler", ("dataset=csv", "trainer.max_epochs=2", "trainer.max_steps=null")))
+    config.sampler.batches_per_epoch = None
+    with pytest.raises(InputError, match=r"^dataset=csv: dataset.counts lacks the number of images"):
+        count_steps(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("trainer.max_steps=abc", "error: trainer.max_steps=abc: must be a whole number"),
+        ("trainer.max_steps=null", "error: trainer.max_steps=None: a number of steps, or auto, or trainer.max_epochs"),
+        ("transform.size=big", "error: transform.size=big: must be a whole number"),
+    ],
+)
+def test_a_length_that_is_no_number_is_one_line(capfd: pytest.CaptureFixture[str], override: str, line: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run_tables(["rll-I", "--list", "--set", override])
+    assert stopped.value.code == 2
+    assert capfd.readouterr().err == f"{line}\n"
+
+
 SOME = [
     Training("rll/I/rll_simpler", ("model.embed_dim=64", "model.heads=[L,H]")),
     Training("nra/I/nra_sop", ("model.embed_dim=512", "loss=rll", "optimizer.lr=1e-3")),

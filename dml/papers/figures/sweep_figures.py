@@ -11,6 +11,7 @@ import yaml
 from dml.ops.errors import InputError, nearest
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import REFERENCE, Training
+from dml.run.config_folders import quote
 
 PLANE_MAP = "plane/ap"
 """The mAP of two-dimensional embeddings that aren't normalized; `dml.papers.figures.drawings` computes it."""
@@ -151,5 +152,5 @@ def _find_setting(folders: Sequence[str] | None, data: Path | None) -> tuple[str
         return "paper", ()
     for folder in folders:
         if (data / folder).is_dir():
-            return "paper", (f"dataset.root={data / folder}",)
+            return "paper", (f"dataset.root={quote(data / folder)}",)
     return "small", ()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from dml.evaluation.class_sums import ClassSums, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
+from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.papers.protocol.cross_validation import CrossValidation, Method
 from dml.papers.protocol.cross_validation_runs import Searches, measure_seconds
@@ -77,9 +78,8 @@ class ProtocolResult:
     methods: list[MethodResult]
 
     def merge_into(self, old: "ProtocolResult | None") -> "ProtocolResult":
-        """Return these results by loss, with old ones of other losses if there are any of the same setting."""
-        kept = old.methods if old and old.setting == self.setting else []
-        merged = {method.loss: method for method in (*kept, *self.methods)}
+        """Return these results by loss, with the old ones of other losses, which `check_setting` has let pass."""
+        merged = {method.loss: method for method in (*(old.methods if old else ()), *self.methods)}
         return ProtocolResult(self.setting, [merged[loss] for loss in sorted(merged)])
 
 
@@ -124,6 +124,40 @@ def read_results(path: Path) -> ProtocolResult | None:
         return ProtocolResult(CrossValidation(**setting), [_parse_method(method) for method in content["methods"]])
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path}: no results of dml protocol ({error}); delete it, or take it from git") from error
+
+
+def check_setting(setting: CrossValidation, old: ProtocolResult | None, path: Path) -> None:
+    """Make sure that results of a setting can be written beside the stored ones, which are compared with them.
+
+    Args:
+        setting: setting of the new results.
+        old: stored results; None if there are none.
+        path: file of the stored results.
+
+    Raises:
+        InputError: if the stored results have another setting, which the new ones would replace.
+    """
+    if old is None:
+        return
+    stored, wanted = _describe_setting(old.setting), _describe_setting(setting)
+    differing = [name for name in wanted if stored[name] != wanted[name]]
+    if differing:
+        stored_values, wanted_values = (", ".join(values[name] for name in differing) for values in (stored, wanted))
+        raise InputError(
+            f"{path}: its results have {stored_values}, not {wanted_values}, and one page compares one setting; "
+            "another --docs FOLDER takes the new results"
+        )
+
+
+def _describe_setting(setting: CrossValidation) -> dict[str, str]:
+    """Return {name of a field: its arguments}; overrides of different keys may stand in any order."""
+    values = {field.name: getattr(setting, field.name) for field in fields(setting)}
+    overrides = sorted(values.pop("overrides"), key=key_of)
+    low, high = values.pop("rates")
+    described = {name: f"{name}={value}" for name, value in values.items()}
+    described["rates"] = f"rates={low},{high}"
+    described["overrides"] = " ".join(f"--set {override}" for override in overrides) or "no --set"
+    return described
 
 
 def _parse_method(content: dict[str, Any]) -> MethodResult:

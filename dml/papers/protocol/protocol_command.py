@@ -49,7 +49,7 @@ def run_protocol(arguments: Sequence[str]) -> None:
         if options.show:
             result = old
         else:
-            new, has_failed = _train(options)
+            new, has_failed = _train(options, old)
             result = new.merge_into(old) if new.methods else old
             if new.methods and result:
                 write_results(results, result)
@@ -62,11 +62,16 @@ def run_protocol(arguments: Sequence[str]) -> None:
         sys.exit(2)
 
 
-def _train(options: argparse.Namespace) -> "tuple[ProtocolResult, bool]":
-    """Train what is missing -> the results so far, and whether a run failed."""
+def _train(options: argparse.Namespace, old: "ProtocolResult | None") -> "tuple[ProtocolResult, bool]":
+    """Train what is missing -> the results so far, and whether a run failed.
+
+    Args:
+        options: options of the command.
+        old: stored results; None if there are none.
+    """
     from dml.papers.plans import Plan
     from dml.papers.protocol.cross_validation import CrossValidation, Method, check_cross_validation
-    from dml.papers.protocol.cross_validation_results import collect_results
+    from dml.papers.protocol.cross_validation_results import check_setting, collect_results
     from dml.papers.protocol.cross_validation_runs import (
         Searches,
         TrainingLauncher,
@@ -84,6 +89,7 @@ def _train(options: argparse.Namespace) -> "tuple[ProtocolResult, bool]":
     trained = tuple(override for override in options.set if not override.startswith(HYDRA))
     launched = tuple(override for override in options.set if override.startswith(HYDRA))
     setting = CrossValidation(options.dataset, options.folds, options.trials, options.seeds, rates, trained)
+    check_setting(setting, old, options.docs / "protocol.json")
     check_cross_validation(setting, methods, options.data)
     searches = Searches(setting, Plan(options.outputs, options.seeds))
     launcher = TrainingLauncher(options.data or Path(), options.jobs, options.launcher, launched)

@@ -79,6 +79,24 @@ def select_clean_results(
     return [clean[loss] for loss in losses or clean]
 
 
+def check_seeds(clean: Iterable[ContestResult], plan: Plan) -> None:
+    """Make sure, before any training, that the runs have the seeds of the results that they are compared with.
+
+    Args:
+        clean: results of the losses without faults.
+        plan: plan of the runs.
+
+    Raises:
+        InputError: if a loss has other seeds on the leaderboard.
+    """
+    for result in clean:
+        if result.seeds != list(range(plan.seeds)):
+            raise InputError(
+                f"--seeds {plan.seeds}: leaderboard.json has {len(result.seeds)} seeds of {result.loss}, and the page "
+                f"compares runs of the same seeds; --losses {result.loss} --seeds {len(result.seeds)} fits"
+            )
+
+
 def train_missing_runs(conditions: Conditions, clean: Sequence[ContestResult], plan: Plan, jobs: int) -> bool:
     """Train what is missing, condition after condition -> whether a run failed.
 

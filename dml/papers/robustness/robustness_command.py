@@ -34,6 +34,7 @@ def run_robustness(arguments: Sequence[str]) -> None:
     )
     from dml.papers.plans import Plan
     from dml.papers.robustness.conditions import (
+        check_seeds,
         collect_results,
         read_conditions,
         select_clean_results,
@@ -49,6 +50,7 @@ def run_robustness(arguments: Sequence[str]) -> None:
         clean = select_clean_results(contests, conditions, options.losses)
         results = read_results(options.docs / "robustness.json")
         if not options.show:
+            check_seeds(clean, plan)
             has_failed = train_missing_runs(conditions, clean, plan, options.jobs)
             results = merge_results(results, collect_results(conditions, clean, plan))
             write_results(options.docs / "robustness.json", results)

@@ -69,7 +69,7 @@ def write_robustness_page(
     Args:
         conditions: faults of the training images, such as wrong labels, and the experiment that is trained.
         clean: results of the losses without faults.
-        results: results with faults; a loss may lack some.
+        results: results with faults; a loss may lack some, and those of losses without a clean result are left out.
         docs: folder of the page.
     """
     ordered = sort_results(clean)
@@ -78,7 +78,7 @@ def write_robustness_page(
         condition.name: {
             result.loss: result
             for result in results
-            if result.kind == condition.name and _is_comparable(result, clean_by_loss[result.loss])
+            if result.kind == condition.name and _is_comparable(result, clean_by_loss.get(result.loss))
         }
         for condition in conditions.conditions
     }
@@ -100,9 +100,9 @@ def write_robustness_page(
     write_text(docs / "robustness.md", page)
 
 
-def _is_comparable(faulty: ContestResult, clean: ContestResult) -> bool:
+def _is_comparable(faulty: ContestResult, clean: ContestResult | None) -> bool:
     """Return whether two results are of the same settings and seeds: the search may have chosen others since."""
-    return (faulty.overrides, faulty.seeds) == (clean.overrides, clean.seeds)
+    return clean is not None and (faulty.overrides, faulty.seeds) == (clean.overrides, clean.seeds)
 
 
 def _format_loss(faulty: ContestResult | None, clean: ContestResult) -> str:
