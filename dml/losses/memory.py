@@ -31,7 +31,8 @@ class CrossBatchMemory(nn.Module):
         loss: a pair loss that takes ``gallery`` and ``gallery_labels``, such as ``dml.losses.baselines.PairLoss``.
         embedding_dim: size of an embedding, D.
         size: number of embeddings that the memory holds, M; the paper's memory is about as large as the training set.
-        start: number of training steps before the memory is used, because embeddings change fast at first.
+        start: number of training steps before the memory is used, because embeddings change fast at first; the paper
+            has 1,000, in trainings of tens of thousands of steps.
     """
 
     embeddings: Tensor
@@ -39,7 +40,7 @@ class CrossBatchMemory(nn.Module):
     steps: Tensor
     queued: Tensor
 
-    def __init__(self, loss: nn.Module, embedding_dim: int, size: int = 8192, start: int = 1000) -> None:
+    def __init__(self, loss: nn.Module, embedding_dim: int, size: int = 8192, start: int = 100) -> None:
         super().__init__()
         if size < 1:
             raise InputError(f"loss.size={size}: the memory must hold at least 1 embedding")

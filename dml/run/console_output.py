@@ -46,7 +46,8 @@ def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, 
         console.print(f"[bold red]schedule[/] {in_markup(late)}")
     starts = [part.start for part in learner.losses.modules() if isinstance(part, CrossBatchMemory)]
     if starts and starts[0] >= config.trainer.max_steps:
-        console.print(f"[bold red]memory[/]   loss.start={starts[0]}: the run ends before the memory is used")
+        line = f"loss.start={starts[0]}: the run ends before the memory is used"
+        console.print(f"[bold red]memory[/]   {in_markup(line)}")
     console.print(f"[bold]folder[/]   {in_markup(folder)}")
 
 
