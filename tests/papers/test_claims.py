@@ -88,7 +88,7 @@ def test_all_ten_claims_are_there_and_can_be_judged() -> None:
 def test_quick_claims_are_the_same_with_fewer_steps() -> None:
     quick, _ = read_claims(shortened=8).on_datasets
     whole, short = (compose(claims.arms["rll"].training) for claims in (CLAIMS, quick))
-    assert (whole.trainer.max_steps, short.trainer.max_steps) == (320, 40)
+    assert (whole.trainer.max_steps, short.trainer.max_steps) == (560, 70)
     whole, short = (compose(claims.arms["rnn"].training) for claims in (CLAIMS, quick))
     assert [stage.trainer.max_steps for stage in whole.stages.values()] == [320, 160, 160]
     assert [stage.trainer.max_steps for stage in short.stages.values()] == [40, 20, 20]
@@ -322,8 +322,8 @@ def test_the_whole_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     ]
     # T_n = 0: 2, 2.5, 3, 3.5, 4 points worse, sd 0.79, half the interval 2.776 x 0.79 / 5^0.5
     assert "| rll – t_n_0, recall@1 | +1.0 | +3.0 ± 1.0 | 5 | **confirmed** |" in page
-    assert "| t_n_0 | `rll loss.negative_temperature=0` | 320 | as rll | 49.0 ± " in page
-    assert "| rll | `rll` | 320 | `optimizer.lr=5e-4` (70.0 on val) |" in page
+    assert "| t_n_0 | `rll loss.negative_temperature=0` | 560 | as rll | 49.0 ± " in page
+    assert "| rll | `rll` | 560 | `optimizer.lr=5e-4` (70.0 on val) |" in page
     assert "| rnn | `stages.rnn.recurrent.recurrent.order=farthest_first` | map@r | 70.0 |  |" in page
     results = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
     assert results.startswith("# x\n<!-- claims -->\n|")
