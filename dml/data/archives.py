@@ -87,10 +87,9 @@ def list_members(archive: str) -> Set[str]:
         RefusedFileError: if it isn't a regular file.
         one of `DAMAGES`: if it is damaged.
     """
-    stamp = _check_stamp(archive)
     if archive.endswith(".tar"):
-        return _index_tar(archive, stamp).keys()
-    return _open_zip(archive, stamp, os.getpid()).NameToInfo.keys()
+        return index_tar(archive).keys()
+    return _open_zip(archive, _check_stamp(archive), os.getpid()).NameToInfo.keys()
 
 
 def index_tar(archive: str) -> dict[str, TarEntry]:

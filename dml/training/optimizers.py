@@ -64,10 +64,9 @@ def optimizer_by_role(
         made = optimizer(groups, lr=lr, **settings)
     except (ValueError, TypeError) as error:  # The constructors check their arguments.
         raise InputError(f"optimizer: {error}") from error
-    for name in sorted(set(loss or {}) - made.defaults.keys()):  # PyTorch ignores them
-        raise InputError(
-            f"optimizer.loss.{name}: no setting of {type(made).__name__}{nearest(name, made.defaults.keys())}"
-        )
+    if unknown := sorted(set(loss or {}) - made.defaults.keys()):  # PyTorch ignores them
+        name, known = unknown[0], made.defaults.keys()
+        raise InputError(f"optimizer.loss.{name}: no setting of {type(made).__name__}{nearest(name, known)}")
     return made
 
 
