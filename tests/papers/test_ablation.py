@@ -1,7 +1,7 @@
 """The parts of the default training: the variants, their runs, and the page of the stored results."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from dml.papers.ablation.variants import Kind, collect_results, read_ablation, t
 from dml.papers.experiments import compose
 from dml.papers.leaderboard import contest_runs
 from dml.papers.leaderboard.contest_results import read_results, write_results
+from dml.papers.leaderboard.leaderboard_command import run_leaderboard
 from dml.papers.plans import Plan, PlannedRun
 from dml.run.stored_configuration import plain_config
 
@@ -100,6 +101,21 @@ def test_a_missing_list_of_photographs_is_one_line(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit):
         run_ablation(["--photographs", str(tmp_path / "none.csv"), "--docs", str(tmp_path)])
     assert "none.csv: no such file; give a CSV file with a column path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", [run_ablation, run_leaderboard])
+def test_where_all_runs_fail_nothing_else_is_said(
+    run: Callable[[Sequence[str]], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(contest_runs, "train_runs", lambda *arguments: True)
+    with pytest.raises(SystemExit) as ended:
+        run(["--outputs", str(tmp_path / "runs"), "--docs", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "--show" not in "".join(capsys.readouterr())
+    assert not list(tmp_path.glob("*.md"))
 
 
 def test_the_repositorys_page_is_that_of_its_results(tmp_path: Path) -> None:

@@ -24,6 +24,18 @@ def test_the_threshold_of_faiss_is_lowered_meanwhile(monkeypatch: pytest.MonkeyP
         assert SETTINGS.distance_compute_blas_threshold == before
 
 
+def test_searches_of_two_threads_leave_the_threshold_as_it_was() -> None:
+    before = SETTINGS.distance_compute_blas_threshold
+    first, second = multiplying_few_queries(16), multiplying_few_queries(8)
+    first.__enter__()
+    second.__enter__()
+    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if few_queries.COUNTS_COMPONENTS else before)
+    first.__exit__(None, None, None)
+    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if few_queries.COUNTS_COMPONENTS else before)
+    second.__exit__(None, None, None)
+    assert SETTINGS.distance_compute_blas_threshold == before
+
+
 @pytest.mark.parametrize("queries", [1, FEWEST - 1, FEWEST, 50])
 def test_few_queries_find_what_a_matrix_product_finds(queries: int) -> None:
     rng = np.random.default_rng(0)

@@ -38,13 +38,15 @@ def run_ablation(arguments: Sequence[str]) -> None:
         ablation, plan = read_ablation(), Plan(options.outputs, options.seeds)
         file = options.docs / "ablation.json"
         results = read_results(file)
-        if not options.show:
+        if options.show:
+            check_results(file, results)
+        else:
             kind = ablation.kinds[options.kind]
             has_failed = train_missing_runs(ablation, kind.select(options.only), plan, roots, datasets, options.jobs)
             results = merge_results(results, collect_results(ablation, kind, plan, roots, datasets))
             write_results(file, results)
-        check_results(file, results)
-        write_ablation_page(ablation, results, options.docs)
+        if results:  # none are there if the first runs failed, which have said why
+            write_ablation_page(ablation, results, options.docs)
     if has_failed:
         sys.exit(2)
 

@@ -49,15 +49,17 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
         file = options.docs / "leaderboard.json"
         results = read_results(file)
         has_failed = False
-        if not options.show:
+        if options.show:
+            check_results(file, results)
+        else:
             if options.kind != SEARCHED_KIND:
                 contests = with_stored_choices(contests, results)
             search = Search(Plan(options.outputs, options.seeds))
             has_failed = train_missing_runs(contests, search, options.kind, options.jobs)
             results = merge_results(results, collect_results(contests, search, options.kind))
             write_results(file, results)
-        check_results(file, results)
-        write_leaderboard_page(results, board, options.docs, options.readme)
+        if results:  # none are there if the first runs failed, which have said why
+            write_leaderboard_page(results, board, options.docs, options.readme)
     if has_failed:
         sys.exit(2)
 
