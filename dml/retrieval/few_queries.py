@@ -17,35 +17,35 @@ COUNTS_COMPONENTS = _settings.distance_compute_blas_threshold > 1000
 
 
 class _ProcessThreshold:
-    """FAISS's threshold, one for the whole process, as threads that search at the same time need it: the lowest asked.
+    """FAISS's threshold, one for the whole process: the lowest that the searches under way request.
 
-    A thread that put back what it had found would put back the value of another, and leave it for good.
+    A search that restored the value which it had read would restore that of another thread, and leave it for good.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._asked: list[int] = []
-        self._own = 0  # FAISS's, while a thread asks for another
+        self._requests: list[int] = []
+        self._original = 0  # FAISS's threshold before the first of the requests
 
-    def ask(self, threshold: int) -> None:
-        """Lower the threshold, until `release`."""
+    def lower(self, threshold: int) -> None:
+        """Lower the threshold until `restore` is called with the same number."""
         with self._lock:
-            if not self._asked:
-                self._own = _settings.distance_compute_blas_threshold
-            self._asked.append(threshold)
-            self._set()
+            if not self._requests:
+                self._original = _settings.distance_compute_blas_threshold
+            self._requests.append(threshold)
+            self._apply()
 
-    def release(self, threshold: int) -> None:
-        """Take back what `ask` was given."""
+    def restore(self, threshold: int) -> None:
+        """End what `lower` began."""
         with self._lock:
-            self._asked.remove(threshold)
-            self._set()
+            self._requests.remove(threshold)
+            self._apply()
 
-    def _set(self) -> None:
-        _settings.distance_compute_blas_threshold = min([self._own, *self._asked])
+    def _apply(self) -> None:
+        _settings.distance_compute_blas_threshold = min([self._original, *self._requests])
 
 
-_threshold = _ProcessThreshold()
+_process_threshold = _ProcessThreshold()
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def multiplying_few_queries(dimension: int) -> Iterator[None]:
     if not COUNTS_COMPONENTS:
         yield
         return
-    _threshold.ask(FEWEST * dimension)
+    _process_threshold.lower(FEWEST * dimension)
     try:
         yield
     finally:
-        _threshold.release(FEWEST * dimension)
+        _process_threshold.restore(FEWEST * dimension)
