@@ -40,8 +40,8 @@ def split_member(path: str) -> tuple[str, str]:
     >>> split_member("photos.zip/cats/1.jpg"), split_member("photos/1.jpg")
     (('photos.zip', 'cats/1.jpg'), ('photos/1.jpg', ''))
     """
-    found = MEMBER.search(path)
-    return (path[: found.end()], path[found.end() + 1 :]) if found else (path, "")
+    match = MEMBER.search(path)
+    return (path[: match.end()], path[match.end() + 1 :]) if match else (path, "")
 
 
 def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes:
