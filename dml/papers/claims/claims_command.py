@@ -19,7 +19,7 @@ EXAMPLES = {
     "dml claims": "trains what is missing on emoji, writes docs/claims.md and claims.json",
     "dml claims --data /data": "on the photographs too, if /data has grocery/grocery.csv",
     "dml claims --only 1,2": "the same for the claims 1 and 2",
-    "dml claims --quick": "an eighth of the steps, in an hour; writes outputs/claims-quick/",
+    "dml claims --quick": "an eighth of the steps, in an hour or two; writes outputs/claims-quick/",
     "dml claims --commands": "prints the commands that are next: alternatives to choose from first",
     "dml claims --show": "writes the page of claims.json and of finished runs, trains nothing",
 }
