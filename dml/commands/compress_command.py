@@ -49,8 +49,9 @@ def compress_vectors(arguments: Sequence[str]) -> None:
         described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
         values = described | ({} if step is None else {"step": step}) | make_values(rows)
         path = options.output or RunFolder(_choose_folder(expand_home(options.model))).compression_file
-        write_values(path, values, {})
         say(format_rows(rows))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_values(path, values, {})
         say(f"{printable(path)}")
 
 
@@ -81,7 +82,7 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
 
 def _choose_folder(place: Path) -> Path:
     """Return the folder of a run or of a saved model; that of the run, for a checkpoint."""
-    return place if os.path.isdir(place) else place.absolute().parents[1]
+    return place if os.path.isdir(place) else place.absolute().parent.parent
 
 
 def _count_threads() -> int:

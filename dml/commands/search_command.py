@@ -1,6 +1,7 @@
 """The command ``dml search``."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,11 @@ from dml.ops.paths import shorten_path
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dml.evaluation.pictures import Pixels
     from dml.inference import Index
+
+LARGEST_TILE = 512
+"""Pixels to which the images of a picture are scaled down before they are drawn together."""
 
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
@@ -51,7 +56,7 @@ def search_images(arguments: Sequence[str]) -> None:
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
-        say(json.dumps(results, indent=1, ensure_ascii=False) if options.json else _format(results))
+        say(_to_json(results) if options.json else _format(results))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
@@ -72,6 +77,12 @@ def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -
         for score, position in zip(scores, positions, strict=True)
         if position >= 0
     ]
+
+
+def _to_json(results: Sequence[dict[str, Any]]) -> str:
+    """Return the results as JSON, in which the bytes of names that aren't UTF-8 are escaped."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    return re.sub("[\ud800-\udfff]", lambda byte: f"\\u{ord(byte[0]):04x}", text)
 
 
 def _format(results: Sequence[dict[str, Any]]) -> str:
@@ -98,10 +109,11 @@ def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None
     from dml.ops.files import replacing
 
     rows = [
-        (str(result["query"]), [_read(index, image) for image in (result["query"], *_paths(result))])
+        (str(result["query"]), [_shrink(_read(index, image)) for image in (result["query"], *_paths(result))])
         for result in results
     ]
     smallest_width = 2 * MARGIN - SPACE + max(len(pictures) for _, pictures in rows) * (SMALLEST_TILE + SPACE)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         draw_contact_sheet(rows, partial, width=max(800, smallest_width))
 
@@ -141,6 +153,16 @@ def _read(index: "Index", path: str) -> "Tensor":
         return read_image(path, index.model.settings.limits)
     except UnreadableImageError as error:
         raise InputError(f"{without_remedy(error)}; the search alone works without --picture and --html") from error
+
+
+def _shrink(pixels: "Tensor") -> "Pixels":
+    """Scale an image down to what a sheet shows, since large photographs would fill the memory. -> (h, w, 3) uint8"""
+    import numpy as np
+    from PIL import Image
+
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    picture.thumbnail((LARGEST_TILE, LARGEST_TILE))
+    return np.asarray(picture)
 
 
 def _paths(result: dict[str, Any]) -> list[str]:

@@ -54,19 +54,22 @@ def serve_index(arguments: Sequence[str]) -> None:
         check_installed("fastapi", "uvicorn", extra="serve")
         from dml.data.limits import ImageLimits  # after --help: these take seconds
         from dml.inference import Index, load
-        from dml.inference.serving.http_server import format_address, open_listener, running_server
+        from dml.inference.serving.http_server import open_listener, running_server
         from dml.inference.serving.image_search import ImageSearch
         from dml.inference.serving.web_api import create_app
 
         hosts = _list_hosts(options.host, options.allow_host)
         listener = open_listener(options.host, options.port)  # before the model is loaded: mistakes are told at once
         with listener:
+            address, port = listener.getsockname()[:2]
             model = options.model and load(options.model, device=options.device, trust=options.trust)
             index = Index.load(options.index, model, device=options.device, trust=options.trust)
             limits = ImageLimits(options.max_megabytes << 20, options.max_megapixels * 1_000_000)
-            app = create_app(ImageSearch(index, limits), hosts)
+            page_hosts = _list_page_hosts(address, options.allow_host)
+            app = create_app(ImageSearch(index, limits), [*hosts, *page_hosts])  # --host may name another address
             with running_server(app, listener) as server:
-                say(f"{printable(options.index)}: {len(index):,} images at {format_address(listener)}; Ctrl-C ends it")
+                pages = " and ".join(f"http://{name}:{port}" for name in page_hosts)
+                say(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
                 server.result()
 
 
@@ -88,6 +91,18 @@ def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
             )
         return [*OWN_HOSTS, *map(_bracket, allowed)]
     return [*dict.fromkeys([*OWN_HOSTS, _bracket(host), *map(_bracket, allowed)])]
+
+
+def _list_page_hosts(address: str, allowed: Sequence[str]) -> list[str]:
+    """List the names by which the page is opened; no browser opens that of all addresses, such as 0.0.0.0.
+
+    Args:
+        address: address that the server listens at.
+        allowed: names by which others call this machine.
+    """
+    if not _is_any_address(address):
+        return [_bracket(address)]
+    return ["[::1]" if ":" in address else "127.0.0.1", *map(_bracket, allowed)]
 
 
 def _is_any_address(host: str) -> bool:

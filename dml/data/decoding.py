@@ -159,18 +159,21 @@ def decode_with_pillow(content: bytes, check_size: Callable[[int, int], None], w
         return decode_opened(image, warn)
 
 
-def decode_opened(image: Image.Image, warn: Callable[[str], None]) -> Pixels:
-    """Decode an image that Pillow has opened, and turn it upright, in place. -> (H, W, 3)
+def decode_opened(image: Image.Image, warn: Callable[[str], None], *, in_place: bool = True) -> Pixels:
+    """Decode an image that Pillow has opened, and turn it upright. -> (H, W, 3)
 
     Args:
         image: image of any of Pillow's modes.
         warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
+        in_place: whether the image itself may be turned, which saves a copy.
 
     Raises:
         PixelValueError: if it isn't clear which of the values is black and which is white.
     """
     is_wide = ";16" in str(getattr(image, "tile", ""))  # of the two bytes a channel, Pillow keeps the upper one
     stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
+    if not in_place:
+        image = image.copy()  # which lacks what the lines above read
     upright: Any = image
     image.load()
     _read_exif(image, warn)  # Pillow keeps it for the next line, which doesn't warn again

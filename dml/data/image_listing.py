@@ -8,14 +8,17 @@ from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffi
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
+MODEL_FILES = {"model.json", "model.safetensors"}
+"""Files that the folder of a saved model has; the picture beside them is none of the user's."""
+
 logger = logging.getLogger(__name__)
 
 
 def list_images(folder: Path) -> list[str]:
     """List the image files in a folder and in the folders below it, sorted by path.
 
-    Hidden files and folders are passed over; a warning counts the images of kinds that aren't read. Links to folders
-    are followed; a folder that several paths lead to is read once.
+    Hidden files and folders, and the folders of saved models, are passed over; a warning counts the images of kinds
+    that aren't read. Links to folders are followed; a folder that several paths lead to is read once.
 
     Args:
         folder: path of the folder.
@@ -31,6 +34,9 @@ def list_images(folder: Path) -> list[str]:
             folders.clear()
             continue
         visited.add(real_path)
+        if set(files) >= MODEL_FILES:
+            folders.clear()
+            continue
         visible = [name for name in folders if not name.startswith((".", "__MACOSX"))]
         folders[:] = sorted(visible, key=lambda name: (os.path.islink(os.path.join(parent, name)), name))
         paths = [os.path.join(parent, name) for name in files if not name.startswith(".")]

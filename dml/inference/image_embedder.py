@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dml.data.images import ImageFile, UnreadableImageError
-from dml.data.limits import ImageLimits
 from dml.data.transforms import stack
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
@@ -152,7 +151,7 @@ class ImageEmbedder:
             UnreadableImageError: if the image can't be read.
             InputError: if it is something else.
         """
-        file = image if isinstance(image, ImageFile) else read_pixels(image, ImageLimits())
+        file = image if isinstance(image, ImageFile) else read_pixels(image, self.settings.limits)
         return self._transform(file)
 
     def embed(

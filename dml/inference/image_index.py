@@ -1,7 +1,6 @@
 """An index of images, which finds the images that are most similar to others."""
 
 import json
-import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from dml.metrics.pair_calibration import Calibration
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.files import replacing, write_text
-from dml.ops.paths import expand_home
+from dml.ops.paths import absolute_path, expand_home
 from dml.ops.poincare import product_distances, ranking_vectors
 from dml.retrieval.vector_index import EXACT, VectorIndex
 
@@ -178,6 +177,8 @@ class Index:
     def upsert(self, source: Source, **options: Any) -> int:
         """Embed images and add them; those that are in the index already, by their paths, are replaced.
 
+        An image that comes without a label, such as one that is given by its path, keeps the one that it has.
+
         Args:
             source: images, as `build` takes them.
             **options: further arguments of `ImageEmbedder.embed`.
@@ -199,6 +200,7 @@ class Index:
         self.vectors.make_changeable()
         if known.any():
             self.vectors.check_removal()
+            items = items.take_labels(self.items)
         items, searched = _embed_items(self.model, items, options)
         if known.any():
             self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
@@ -212,7 +214,7 @@ class Index:
         Raises:
             InputError: if a path isn't in the index, or this kind of index can't remove vectors.
         """
-        removed = {os.path.abspath(path) for path in paths}
+        removed = {*map(absolute_path, paths)}
         is_removed = np.array([path in removed for path in self.items.absolute_paths()], dtype=bool)
         unknown = sorted(removed - set(self.items.take(is_removed).absolute_paths()))
         if unknown:
@@ -286,6 +288,20 @@ class Index:
         """
         path = expand_home(folder)
         description = read_description(path)
+        while True:
+            try:
+                return cls._open(path, description, model, device=device, trust=trust)
+            except (InputError, OSError):
+                newer = read_description(path)
+                if newer["files"] == description["files"]:
+                    raise
+                description = newer  # meanwhile another process saved it and deleted the old files
+
+    @classmethod
+    def _open(
+        cls, path: Path, description: dict[str, Any], model: ImageEmbedder | None, *, device: str, trust: bool
+    ) -> "Index":
+        """Open the version of an index that a description names; see `load`."""
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
         if model.fingerprint != description["fingerprint"]:
             raise InputError(
@@ -314,7 +330,7 @@ class Index:
 def _list_items(source: Source, first_id: int = 0) -> IndexItems:
     """List images by their absolute paths, which are the same in every working folder."""
     paths, labels = list_source(source)
-    return IndexItems.number(map(os.path.abspath, paths), labels, first_id)
+    return IndexItems.number(map(absolute_path, paths), labels, first_id)
 
 
 def _embed_items(

@@ -106,7 +106,7 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
         return ImageFile(str(expand_home(image)), limits)
     if isinstance(image, Image.Image):
         try:
-            return torch.from_numpy(decode_opened(image.copy(), logger.warning)).permute(2, 0, 1)
+            return torch.from_numpy(decode_opened(image, logger.warning, in_place=False)).permute(2, 0, 1)
         except (OSError, PixelValueError) as error:  # Pillow decodes a file when its pixels are needed
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
     if isinstance(image, Tensor):

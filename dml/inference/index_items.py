@@ -18,7 +18,7 @@ from dml.data.readers import csv
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
+from dml.ops.paths import absolute_path, expand_home
 
 Source = str | Path | Sequence[str | Path] | ImageTable
 """A folder of images, a .csv file, paths, or a table."""
@@ -72,11 +72,17 @@ class IndexItems:
 
     def absolute_paths(self) -> list[str]:
         """Return the absolute paths; those that an older version of dml stored are relative to the working folder."""
-        return [os.path.abspath(path) for path in self.paths.tolist()]
+        return [*map(absolute_path, self.paths.tolist())]
 
     def take(self, keep: NDArray[np.bool_]) -> "IndexItems":
         """Return the items at which a mask (N,) is true."""
         return IndexItems(self.ids[keep], self.paths[keep], self.labels[keep])
+
+    def take_labels(self, earlier: "IndexItems") -> "IndexItems":
+        """Return these items, of which those without a label have that of the same path in earlier items."""
+        labels = dict(zip(earlier.absolute_paths(), earlier.labels.tolist(), strict=True))
+        own = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
+        return IndexItems(self.ids, self.paths, _as_objects(label or labels.get(path, "") for path, label in own))
 
     def join(self, later: "IndexItems") -> "IndexItems":
         """Return these items followed by items with larger ids."""

@@ -152,7 +152,7 @@ def read_settings(path: Path) -> ModelSettings:
             "embed images alone; dml evaluate tests it"
         )
     training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}
-    folder = RunFolder(path.absolute().parents[1])
+    folder = RunFolder(path.absolute().parent.parent)
     metrics = folder.metrics() if folder.metrics_file.exists() else {}
     is_tested = metrics.get("step") == training["step"]
     splits = folder.splits() or {}
@@ -162,7 +162,7 @@ def read_settings(path: Path) -> ModelSettings:
         training,
         metrics if is_tested else {},
         tuple(sorted(splits.get("train", {}))),
-        folder.picture_file if is_tested and folder.picture_file.exists() else None,
+        folder.picture_file.read_bytes() if is_tested and folder.picture_file.exists() else None,
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -47,7 +46,8 @@ class ModelSettings:
         training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
         metrics: the metrics of the run's test, by name; empty if it wasn't tested.
         class_names: names of the classes that the model was trained on; empty if they aren't known.
-        picture: picture of some test queries with their nearest neighbours; None if there is none.
+        picture: PNG file of some test queries with their nearest neighbours; None if there is none. It is in memory
+            because the file may be gone when the model is saved: saving an index replaces that of its old version.
     """
 
     config: Mapping[str, Any]
@@ -55,7 +55,7 @@ class ModelSettings:
     training: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    picture: Path | None = None
+    picture: bytes | None = field(default=None, repr=False)
 
     @property
     def limits(self) -> ImageLimits:

@@ -81,7 +81,7 @@ def read_folder(path: Path) -> SavedModel:
         ) from error
     if version != FORMAT:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    picture = path / PICTURE if (path / PICTURE).is_file() else None
+    picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
     settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
     return SavedModel(path, settings, tuple(map(str, heads)), tuple(map(str, chosen_heads)), str(fingerprint))
 
@@ -94,6 +94,8 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
     from dml.inference.model_card import write_card
 
     path = expand_home(folder).absolute()
+    if path.is_symlink():
+        path = path.resolve()  # the folder that it leads to is replaced, not the link
     if path.exists() and not is_saved_folder(path) and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of a saved model")
     partial, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
@@ -104,7 +106,7 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
         (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
         (partial / CONFIG).write_text(yaml.safe_dump(dict(settings.config), sort_keys=False), encoding="utf-8")
         if settings.picture is not None and embedder.has_chosen_heads:
-            shutil.copyfile(settings.picture, partial / PICTURE)
+            (partial / PICTURE).write_bytes(settings.picture)
         (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
         (partial / DESCRIPTION).write_text(json.dumps(describe(embedder), indent=1) + "\n", encoding="utf-8")
         if path.exists():

@@ -16,6 +16,18 @@ def expand_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def absolute_path(path: str | Path) -> str:
+    """Return the absolute path of a file, without ``..``.
+
+    ``link/../1.jpg`` lies beside the folder that the link leads to, where `os.path.abspath` doesn't look.
+    """
+    text = os.fspath(path)
+    absolute = os.path.abspath(text)
+    if os.pardir in text.split(os.sep) and (real := os.path.realpath(text)) != os.path.realpath(absolute):
+        return real
+    return absolute
+
+
 def shorten_path(path: str) -> str:
     """Return the path from the working folder for a file below it, and any other path as it is.
 

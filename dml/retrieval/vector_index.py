@@ -42,7 +42,7 @@ class VectorIndex:
             as "IVF1024,Flat" or "HNSW32", are faster and may miss neighbours.
 
     Raises:
-        InputError: if FAISS can't make an index of this description.
+        InputError: if FAISS can't make an index of this description, or one that doesn't search by inner product.
     """
 
     def __init__(self, dimension: int, factory: str = EXACT) -> None:
@@ -54,6 +54,7 @@ class VectorIndex:
             raise InputError(
                 f"factory={factory}: FAISS can't make an index of {dimension} numbers by it; {EXACT} would do"
             ) from error
+        _check_metric(inner, factory)
         self._index: Any = faiss.IndexIDMap2(inner)
         self._is_mapped = False
 
@@ -205,12 +206,13 @@ class VectorIndex:
             factory: description with which the index was made.
 
         Raises:
-            InputError: if the file can't be read.
+            InputError: if the file can't be read, or its index doesn't search by inner product.
         """
         try:
             index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
         except RuntimeError as error:
             raise InputError(f"{path}: no index that can be read; build it again") from error
+        _check_metric(index, factory)
         opened = cls.__new__(cls)
         opened.factory, opened.parameters, opened._index, opened._is_mapped = factory, "", index, True
         return opened
@@ -219,6 +221,14 @@ class VectorIndex:
         """Read an index that stays on the disk into memory, so that it can be changed."""
         if self._is_mapped:
             self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
+
+
+def _check_metric(index: Any, factory: str) -> None:
+    """Refuse an index that compares by distance although FAISS was asked for inner products, such as HNSW32,PQ16."""
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(
+            f"factory={factory}: FAISS searches such an index by distance, not by inner product; {EXACT} would do"
+        )
 
 
 def _reason(error: RuntimeError) -> str:

@@ -48,8 +48,10 @@ def test_a_run_and_its_saved_model_have_the_digits_of_the_test(
     assert "<h2>Smaller vectors</h2>" in page
     assert "binary+rescore" in page
     saved = dml.load(run).save_pretrained(tmp_path / "saved")
-    dispatch(["compress", str(saved), "--prefixes", "4", "--workers", "0", "--output", str(tmp_path / "small.json")])
-    again = json.loads((tmp_path / "small.json").read_text())
+    dispatch(
+        ["compress", str(saved), "--prefixes", "4", "--workers", "0", "--output", str(tmp_path / "new" / "small.json")]
+    )
+    again = json.loads((tmp_path / "new" / "small.json").read_text())
     assert {key for key in again if key.endswith("map@r")} == {key for key in values if key.endswith("map@r")}
     assert all(again[key] == values[key] for key in values if key.endswith(("map@r", "recall@1", "bytes")))
     assert not (saved / "compression.json").exists()

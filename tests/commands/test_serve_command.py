@@ -33,14 +33,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return line
 
 
-def start(index: str) -> tuple[ForkedScript, int]:
-    """Start a server, and wait until it answers -> the process and the port."""
+def start(index: str, *options: str, host: str = "127.0.0.1") -> tuple[ForkedScript, int]:
+    """Start a server, and wait until it answers at an address -> the process and the port."""
     port = free_port()
-    script = ForkedScript("dml/__main__.py", "serve", index, "--port", str(port), "--device", "cpu")
+    script = ForkedScript("dml/__main__.py", "serve", index, "--port", str(port), "--device", "cpu", *options)
     end = time.monotonic() + 60
     while True:
         try:
-            with urlopen(f"http://127.0.0.1:{port}/api/index", timeout=60) as answer:
+            with urlopen(f"http://{host}:{port}/api/index", timeout=60) as answer:
                 assert json.load(answer)["images"] == 4
         except OSError:
             assert script.poll() is None, script.finish()
@@ -60,6 +60,23 @@ def test_it_serves_until_a_signal(index: str, signum: int, code: int) -> None:
     assert done.stdout == f"{index}: 4 images at http://127.0.0.1:{port}; Ctrl-C ends it\n"
     assert done.stderr == f"stopped by {signal.Signals(signum).name}\n"
     assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        (["--host", "127.0.257"], ["127.0.1.1"]),  # a name of the address
+        (["--host", "0.0.0.0", "--allow-host", "localhost"], ["127.0.0.1", "localhost"]),
+    ],
+)
+def test_the_addresses_that_it_names_answer(index: str, options: list[str], hosts: list[str]) -> None:
+    script, port = start(index, *options, host=hosts[0])
+    for host in hosts:
+        with urlopen(f"http://{host}:{port}/api/index", timeout=60) as answer:
+            assert json.load(answer)["images"] == 4
+    os.kill(script.pid, signal.SIGTERM)
+    addresses = " and ".join(f"http://{host}:{port}" for host in hosts)
+    assert script.finish(timeout=15).stdout == f"{index}: 4 images at {addresses}; Ctrl-C ends it\n"
 
 
 def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None:

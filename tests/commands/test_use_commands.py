@@ -140,7 +140,7 @@ def test_what_was_found_is_printed_whatever_a_picture_takes(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "photos").mkdir()
-    photos, picture = write_photos(tmp_path / "photos", 26), tmp_path / "found.png"
+    photos, picture = write_photos(tmp_path / "photos", 26), tmp_path / "new" / "found.png"
     index = dml.Index.build(dml.load(model), photos).save(tmp_path / "index")
     query = str(photos / "cats" / "00.png")
     monkeypatch.chdir(photos)
@@ -213,6 +213,8 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     queries, page = [*(str(folder / name) for name in HOSTILE[1:]), str(odd)], tmp_path / "new" / "found.html"
     dispatch(["search", str(index), *queries, "-k", "3", "--html", str(page)])
     assert "same" in capsys.readouterr().out
+    dispatch(["search", str(index), str(odd), "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["query"] == str(odd)
     text = page.read_text(encoding="utf-8")
     assert text.count('<li class="query-result">') == len(queries)
     assert text.count('<figure class="picture same"') == len(queries)  # each finds itself

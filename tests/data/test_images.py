@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from dml.data.decoding import PixelValueError, decode_opened
 from dml.data.images import Box, ImageFile, MissingImageError, read_image
 from dml.ops.errors import InputError
 
@@ -157,6 +158,8 @@ def test_sixteen_bits_a_colour(tmp_path: Path) -> None:
     assert read(tmp_path, tiff((16, 16, 16), colours.tobytes()))[:, 0].T.tolist() == [[0, 100, 255], [16, 0, 0]]
     (tmp_path / "dark.tif").write_bytes(tiff((16, 16, 16), (colours % 4096).tobytes()))
     fails(f"{tmp_path}/dark.tif", "colours of 16 bits, all below 4096, would become black")
+    with Image.open(tmp_path / "dark.tif") as opened, pytest.raises(PixelValueError, match="would become black"):
+        decode_opened(opened, print, in_place=False)
 
 
 def test_a_jpeg_of_twelve_bits_is_refused(tmp_path: Path) -> None:

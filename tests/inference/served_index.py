@@ -14,7 +14,7 @@ from small_embedders import make_model, write_photos
 from dml.data.limits import ImageLimits
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_index import Index
-from dml.inference.serving.http_server import format_address, open_listener, running_server
+from dml.inference.serving.http_server import open_listener, running_server
 from dml.inference.serving.image_search import ImageSearch
 from dml.inference.serving.web_api import create_app
 from dml.metrics.pair_calibration import Calibration
@@ -39,7 +39,7 @@ def build_index(folder: Path, count: int) -> Index:
 def served(search: ImageSearch) -> Iterator[str]:
     """Serve an index in the ``with`` body -> the address."""
     with open_listener("127.0.0.1", 0) as listener, running_server(create_app(search, HOSTS), listener):
-        yield format_address(listener)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

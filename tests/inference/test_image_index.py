@@ -96,6 +96,36 @@ def test_images_are_added_replaced_and_removed(model: ImageEmbedder, photos: Pat
         index.remove([paths[5]])
 
 
+def test_an_image_without_a_label_keeps_the_one_that_it_has(model: ImageEmbedder, photos: Path) -> None:
+    index = dml.Index.build(model, photos)
+    assert index.upsert(photos / "cats") == 6  # in this folder they have no label
+    assert index.upsert([min(photos.rglob("*.png"))]) == 1
+    assert sorted(index.items.labels.tolist()) == ["cats"] * 6 + ["dogs"] * 6
+
+
+def test_the_pictures_of_saved_models_are_no_images(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    pictured = ImageEmbedder(model.model, replace(SETTINGS, picture=min(photos.rglob("*.png")).read_bytes()))
+    index = dml.Index.build(pictured, tmp_path / "photos")
+    index.save(tmp_path / "photos" / "my_index")
+    pictured.save_pretrained(tmp_path / "photos" / "my_model")
+    assert index.upsert(tmp_path / "photos") == 12
+    assert len(index) == 12
+
+
+def test_a_path_through_a_link_leads_where_the_system_leads_it(
+    model: ImageEmbedder, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "lists").mkdir(parents=True)
+    shutil.copytree(photos, tmp_path / "data" / "photos")
+    (tmp_path / "linked").symlink_to(tmp_path / "data" / "lists")
+    paths = [str(tmp_path / "linked" / ".." / photo.relative_to(photos.parent)) for photo in photos.rglob("*.png")]
+    paths = [path.replace(photos.name, "photos") for path in paths]
+    index = dml.Index.build(model, paths)
+    assert all(Path(path).is_file() for path in index.items.paths)
+    assert index.remove(paths[:2]) == 2
+
+
 def test_unreadable_images_are_left_out(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     paths = sorted(map(str, photos.rglob("*.png")))[:3]
     broken = tmp_path / "broken.png"
@@ -170,6 +200,36 @@ def test_saves_at_the_same_time_wait_for_each_other(
         waiting.result()
     assert len(dml.Index.load(folder)) == 12
     assert len(list(folder.iterdir())) == 4
+
+
+def test_an_opened_index_is_saved_again_and_again(photos: Path, tmp_path: Path) -> None:
+    embedder = make_model()
+    pictured = ImageEmbedder(embedder.model, replace(SETTINGS, picture=b"a picture"))
+    folder = dml.Index.build(pictured, photos).save(tmp_path / "index")
+    opened = dml.Index.load(folder)
+    for _ in range(2):
+        opened.save(folder)  # which deletes the files that it was opened from
+    assert next(folder.glob("model-*/retrieval.png")).read_bytes() == b"a picture"
+
+
+@pytest.mark.parametrize("step", ["dml.inference.image_index.load", "dml.inference.image_index.IndexItems.read"])
+def test_an_index_that_is_saved_while_it_is_opened_is_opened_anew(
+    index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    folder = index.save(tmp_path / "index")
+    module, _, name = step.rpartition(".")
+    original = getattr(image_index, name) if name == "load" else IndexItems.read
+
+    def save_and_go_on(*arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as restored:
+            restored.setattr(step, original)
+            if len(index) == 12:
+                index.remove([str(min(photos.rglob("*.png")))])
+                index.save(folder)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(f"{module}.{name}", save_and_go_on)
+    assert len(dml.Index.load(folder)) == 11
 
 
 def test_what_killed_saves_left_is_removed(index: dml.Index, tmp_path: Path) -> None:
@@ -293,6 +353,11 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
     [
         ("IVF2,Flat", "nprobe=0", "factory=IVF2,Flat, parameters=nprobe=0: FAISS can't search such an index ('cur_np"),
         ("PQ4x2", "", "factory=PQ4x2: FAISS can't search such an index ('ksub % 8 == 0' failed); build it with others"),
+        (
+            "HNSW8,PQ4",
+            "",
+            "factory=HNSW8,PQ4: FAISS searches such an index by distance, not by inner product; Flat would",
+        ),
         ("IDMap,Flat", "", "factory=IDMap,Flat: FAISS can't add vectors to such an index (add does not make sense"),
     ],
 )

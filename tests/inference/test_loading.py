@@ -260,6 +260,13 @@ def test_saving_replaces_a_saved_model_and_nothing_else(model: dml.ImageEmbedder
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     with pytest.raises(InputError, match="holds something else"):
         model.save_pretrained(tmp_path)
+    (tmp_path / "link").symlink_to(folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    model.save_pretrained(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (folder / "model.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "saved"]
 
 
 def test_an_interrupted_renaming_leaves_the_old_one(

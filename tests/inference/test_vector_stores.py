@@ -219,6 +219,25 @@ def test_unreadable_images_are_left_out(
     assert (report.uploaded, report.unchanged, report.total) == (3, 0, 3)
 
 
+def test_members_of_archives_are_uploaded_once(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path
+) -> None:
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", photos)
+    members = [f"{archive}/{photo.relative_to(photos).as_posix()}" for photo in sorted(photos.rglob("*.png"))]
+    assert upload(model, address, members[:4]).uploaded == 4
+    report = upload(model, address, members)
+    assert (report.uploaded, report.unchanged, report.total) == (8, 4, 12)
+
+
+def test_a_collection_is_not_replaced_by_an_empty_one(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path
+) -> None:
+    upload(model, address, photos)
+    with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
+        upload(make_model(seed=1), address, [tmp_path / "gone.png"], replace=True, on_corrupt="skip")
+    assert upload(model, address, photos).unchanged == 12
+
+
 def test_a_collection_of_others_is_left_alone(model: ImageEmbedder, photos: Path, address: StoreAddress) -> None:
     if address.kind == "qdrant":
         client = QdrantClient(path=address.place)

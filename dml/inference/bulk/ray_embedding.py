@@ -15,6 +15,7 @@ from dml.inference.loading import load
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.freed_memory import keep_freed_memory
+from dml.ops.paths import absolute_path
 
 
 class PartEmbedder:
@@ -73,7 +74,7 @@ def embed_parts_on_ray(
         workers = options["num_workers"] if gpus else 0
         copies = min(gpus or int(resources.get("CPU", 1)), len(missing))
         rows = [
-            {"part": part, "paths": [os.path.abspath(parts.paths[row]) for row in parts.rows(part)]} for part in missing
+            {"part": part, "paths": [absolute_path(parts.paths[row]) for row in parts.rows(part)]} for part in missing
         ]
         results = from_items(rows, override_num_blocks=len(rows)).map_batches(
             PartEmbedder,

@@ -47,12 +47,6 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def format_address(listener: socket.socket) -> str:
-    """Return the address of the page of a server, such as "http://127.0.0.1:8000"."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 @contextmanager
 def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[None]]:
     """Serve an application in the ``with`` body; after it, the server ends when the requests under way are answered.

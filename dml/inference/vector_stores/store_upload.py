@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from dml.inference.bulk.embedding_parts import check_names
 from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.image_inputs import check_readable
 from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.vector_stores.retries import Retries, StoreError
 from dml.inference.vector_stores.store_address import StoreAddress, check_name
 from dml.inference.vector_stores.store_protocol import CollectionFacts, VectorStore
-from dml.inference.vector_stores.stored_images import StoredImages, relative_names
+from dml.inference.vector_stores.stored_images import UNREADABLE, StoredImages, relative_names
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -80,7 +81,7 @@ class Upload:
 
         Raises:
             StoreError: if the data base can't be reached, or refuses something.
-            InputError: if the collection holds vectors of another model, or images can't be used.
+            InputError: if the collection holds vectors of another model, or not one image can be used.
         """
         paths, labels = list_source(source)
         names = relative_names(paths, root)
@@ -99,6 +100,7 @@ class Upload:
         collection = self._choose_collection(store, retries, live)
         rows = _find_missing(store, retries, collection, images)
         uploaded = self._upload(store, retries, collection, images, rows, options)
+        check_readable(len(images) - len(rows) + uploaded, len(images))
         is_new = collection != live
         if is_new:
             retries.call(store.switch, self.name, collection)
@@ -200,5 +202,5 @@ def _is_unchanged(images: StoredImages, row: int, stored: str | None) -> bool:
         return False
     try:
         return images.content(row) == stored
-    except OSError:  # the embedding tells what is wrong with the file, or leaves it out
+    except UNREADABLE:  # the embedding tells what is wrong with the file, or leaves it out
         return False

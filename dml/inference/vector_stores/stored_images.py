@@ -10,10 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.archives import DAMAGES
+from dml.data.contents import read_content
 from dml.inference.vector_stores.store_protocol import Points
-from dml.ops.checksums import file_checksum
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.paths import absolute_path
+from dml.ops.regular_files import RefusedFileError
+
+UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
+"""The errors of `dml.data.contents.read_content`."""
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
 
@@ -40,12 +46,12 @@ class StoredImages:
         return hash_to_uuid(self.names[row])
 
     def content(self, row: int) -> str:
-        """Return a hash of an image's file and label.
+        """Return a hash of an image's file, or of its member of an archive, and of its label.
 
         Raises:
-            OSError: if the file can't be read.
+            one of `UNREADABLE`: if the file can't be read.
         """
-        return sha256(f"{file_checksum(Path(self.paths[row]))} {self.labels[row]}".encode()).hexdigest()
+        return sha256(f"{sha256(read_content(self.paths[row])).hexdigest()} {self.labels[row]}".encode()).hexdigest()
 
     def points(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> Points:
         """Return the images at some rows with their vectors (n, D), without those that could not be read."""
@@ -80,7 +86,7 @@ def relative_names(paths: Sequence[str], root: str | Path | None) -> list[str]:
     folder = os.path.abspath(os.path.expanduser(root))
     names = []
     for path in paths:
-        name = os.path.relpath(os.path.abspath(path), folder)
+        name = os.path.relpath(absolute_path(path), folder)
         if name == os.pardir or name.startswith(os.pardir + os.sep):
             raise InputError(f"--root {printable(root)}: {printable(path)} isn't in this folder")
         names.append(Path(name).as_posix())
