@@ -1,4 +1,4 @@
-"""The checks of strategy, optimizer, schedule, adapter and loggers, before data is read or a model is built."""
+"""The checks of strategy, optimizer, schedule, adapter, folds and loggers, before data is read or a model is built."""
 
 import warnings
 from functools import partial
@@ -27,7 +27,7 @@ LOGGER_PACKAGES = ("tensorboard", "wandb")
 
 
 def check_job(command: str, config: DictConfig) -> None:
-    """Make sure that a training's strategy, optimizer, schedule, adapter and loggers can be made; warn of small crops.
+    """Make sure that a training's strategy, optimizer, schedule, adapter, fold and loggers fit; warn of small crops.
 
     Args:
         command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
@@ -38,6 +38,7 @@ def check_job(command: str, config: DictConfig) -> None:
     """
     if command == "train":
         check_loggers(config)
+        check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage in stages:
         warn_of_small_crops(stage.config.transform)
@@ -59,6 +60,16 @@ def check_loggers(config: DictConfig) -> None:
     for name in config.logger.loggers:
         if name in LOGGER_PACKAGES and find_spec(name) is None:
             raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
+
+
+def check_fold(dataset: DictConfig) -> None:
+    """Make sure that a data set without folds isn't asked for one: a sweep over folds would train on one split.
+
+    Raises:
+        InputError: if it is.
+    """
+    if dataset.get("fold") and not dataset.get("folds"):
+        raise InputError(f"dataset.fold={dataset.fold}: it needs dataset.folds=5, which divides the training classes")
 
 
 def check_strategy(strategy: Any) -> None:

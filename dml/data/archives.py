@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Set
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dml.ops.regular_files import FLAGS, check_regular, check_size
 
@@ -79,6 +79,13 @@ def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, optio
         return file.read(entry.file_size)  # without a number, a member that understates its size is unpacked as a whole
 
 
+def measure_member(archive: str, member: str) -> int:
+    """Return the size of a member in bytes, unpacked; the errors are those of `read_member`."""
+    if archive.endswith(".tar"):
+        return index_tar(archive)[member].size
+    return _open_zip(archive, _check_stamp(archive), os.getpid()).getinfo(member).file_size
+
+
 def list_members(archive: str) -> Set[str]:
     """Return the names of an archive's members.
 
@@ -127,7 +134,22 @@ def _index_tar(archive: str, _: Stamp) -> dict[str, TarEntry]:
             file.members = []  # type: ignore[attr-defined]  # they would take a kilobyte each
             if member.isreg() and not member.issparse():
                 entries[posixpath.normpath(member.name)] = TarEntry(member.offset_data, member.size)
+        _check_tar_end(file)
     return entries
+
+
+def _check_tar_end(file: tarfile.TarFile) -> None:
+    """Make sure that a tar file that was read to its last member ends there as tar files do: with zeros.
+
+    Behind its first member, `tarfile` takes a header that is damaged or cut off for the end.
+    """
+    stream: Any = file.fileobj
+    stream.seek(file.offset)
+    zeros = 0
+    while (rest := stream.read(2**20)) and not any(rest):
+        zeros += len(rest)
+    if rest or zeros < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"it is damaged or cut off at byte {file.offset}, behind its last member")
 
 
 class _OpenFile:

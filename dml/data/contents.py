@@ -7,8 +7,8 @@ from errno import ENOENT
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.archives import read_member, split_member
-from dml.ops.regular_files import read_regular
+from dml.data.archives import DAMAGES, measure_member, read_member, split_member
+from dml.ops.regular_files import RefusedFileError, read_regular
 
 MISSING = (-1, -1)
 """The stamp of a file that doesn't exist."""
@@ -58,6 +58,19 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
             stamp = archive_stamps[archive] = archive_stamps.get(archive) or _read_stamp(archive)
         stamps.append(stamp)
     return np.array(stamps, dtype=np.int64).reshape(-1, 2)
+
+
+def read_sizes(paths: Iterable[str]) -> list[int]:
+    """Return the size in bytes of each file, or unpacked member of an archive; -1 for one that can't be read."""
+    return [_read_size(path) for path in paths]
+
+
+def _read_size(path: str) -> int:
+    archive, member = split_member(path)
+    try:
+        return measure_member(archive, member) if member and not os.path.exists(path) else os.stat(path).st_size
+    except (OSError, KeyError, RefusedFileError, *DAMAGES):
+        return MISSING[0]
 
 
 def _read_stamp(path: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dml.data.archives import DAMAGES
 from dml.data.cache import CacheFolder
-from dml.data.contents import MISSING, read_content, read_stamps
+from dml.data.contents import MISSING, read_content, read_sizes, read_stamps
 from dml.data.images import LIMITS
 from dml.data.limits import ImageLimits
 from dml.data.prepared_files import UnfitFileError, delete_file, read_parquet, refuse_links, write_parquet
@@ -56,8 +56,9 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
     paths = table.paths[rows].tolist()
     stamps = [(size, time) for size, time in read_stamps(paths).tolist()]
     is_query = table.split[rows] == "query"
-    query_sizes = {size for (size, _), query in zip(stamps, is_query, strict=True) if query} - {MISSING[0]}
-    candidates = [i for i, (size, _) in enumerate(stamps) if size in query_sizes]
+    sizes = read_sizes(paths)
+    query_sizes = {size for size, query in zip(sizes, is_query, strict=True) if query} - {MISSING[0]}
+    candidates = [i for i, size in enumerate(sizes) if size in query_sizes]
     hashes = _find_hashes(
         [paths[i] for i in candidates], [stamps[i] for i in candidates], folder, limits.max_image_bytes
     )

@@ -21,6 +21,7 @@ from dml.ops.paths import expand_home
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
 SEPARATORS = ",;\t"
+PATH_COLUMNS = ("path", "other_path")
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,14 @@ def iterate_rows(
             if any(cell.strip() for cell in row):
                 if len(row) != len(header):
                     raise InputError(f"{path}, line {reader.line_num}: {len(row)} cells, the header has {len(header)}")
-                yield f"{path}, line {reader.line_num}", dict(zip(header, (cell.strip() for cell in row), strict=True))
+                yield f"{path}, line {reader.line_num}", dict(zip(header, map(_strip, header, row), strict=True))
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _strip(column: str, cell: str) -> str:
+    """Return a cell without spaces around it, unless they may belong to the name of a file."""
+    return cell if column in PATH_COLUMNS and cell.strip() else cell.strip()
 
 
 def _parse(cells: Mapping[str, str], place: str) -> Correction:
@@ -175,9 +181,10 @@ class _ImageNames:
                 self.rows_by_path.setdefault(key, []).append(row)
 
     def find(self, correction: Correction) -> list[int]:
-        if correction.path not in self.rows_by_path:
-            raise InputError(f"{correction.place}: the data set has no image {printable(correction.path)!r}")
-        return self.rows_by_path[correction.path]
+        for path in (correction.path, correction.path.strip()):  # somebody may have written a space behind the comma
+            if path in self.rows_by_path:
+                return self.rows_by_path[path]
+        raise InputError(f"{correction.place}: the data set has no image {printable(correction.path)!r}")
 
 
 class _ClassNames:

@@ -40,6 +40,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["scheduler.warmup_steps=-4"], "scheduler.warmup_steps=-4: expected 0 or more"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
         (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalisations that conv"),
+        (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
     ],
 )

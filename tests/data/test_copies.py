@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trees.shards import pack
 
 from dml.data import copies
 from dml.data.cache import CacheFolder
@@ -78,6 +79,31 @@ def test_queries_are_found_by_the_content_of_their_files(table: ImageTable, fold
 def test_files_of_another_size_are_not_read(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
     assign_content_ids(table, folder)
     assert sorted(read) == ["0.jpg", "1.jpg", "2.jpg", "w.jpg", "x.jpg", "y.jpg", "z.jpg"]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_queries_are_found_in_another_archive(tmp_path: Path, kind: str) -> None:
+    splits = {"query": [b"one", b"two"], "gallery": [b"two", b"owt", b"longer than any query"]}
+    paths = []
+    for split, contents in splits.items():
+        archive = tmp_path / f"{split}.{kind}"
+        files = {f"{number}.jpg": content for number, content in enumerate(contents)}
+        if kind == "tar":
+            pack(archive, files)
+        else:
+            with zipfile.ZipFile(archive, "w") as packed:
+                for name, content in files.items():
+                    packed.writestr(name, content)
+        paths += [f"{archive}/{name}" for name in files]
+    table = ImageTable(
+        paths=np.array(paths),
+        labels=np.zeros((5, 1), dtype=np.int64),
+        split=np.array(["query"] * 2 + ["gallery"] * 3),
+        levels=("class",),
+    )
+    found = assign_content_ids(table, None)
+    assert count_queries_in_gallery(found) == (1, 2)
+    assert found.content[1] == found.content[2] != found.content[3]
 
 
 @pytest.mark.parametrize("fault", ["checksum", "stream", "encrypted", "method", "name"])

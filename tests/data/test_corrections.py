@@ -58,6 +58,13 @@ def test_a_new_label_brings_the_coarser_class_and_the_split_of_the_class() -> No
     assert apply(suggested)["0"] == ("wren", "birds", "train")
 
 
+def test_spaces_around_a_path_are_of_its_name_or_were_typed() -> None:
+    table = make_table()
+    table.paths[0] = "/data/mine/0.jpg "
+    dropped = (Correction("drop", "/data/mine/0.jpg "), Correction("drop", " /data/mine/1.jpg"))
+    assert list_classes(make_table()).keys() - apply(*dropped, table=table).keys() == {"0", "1"}
+
+
 def test_merged_classes_take_the_name_of_the_first_through_any_chain() -> None:
     merged = [
         Correction("same_class", label="robin", other_label="wren"),
@@ -133,6 +140,8 @@ def test_a_file_is_read_with_any_separator_and_its_faults_are_one_line(tmp_path:
         assert read_corrections(file) == [
             Correction("relabel", "a.jpg", new_label="wren", place=f"{file}, line 3"),
         ]
+    file.write_text('path,action\n" lynx/0.jpg",drop\n')
+    assert read_corrections(file)[0].path == " lynx/0.jpg"  # the folder's name begins with a space
     for text, message in (
         ("path,action\na.jpg,remove\n", "line 2: unknown action 'remove'; the actions are keep, drop, relabel"),
         ("path,new_label\na.jpg,x\n", "line 1: no column 'action'"),

@@ -100,7 +100,7 @@ def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_other_columns_are_passed_over(tmp_path: Path) -> None:
-    assert len(read(written(tmp_path, "path,weight,label,labels,Id", "1.jpg,,a,,", "2.jpg,3,b,x,y"))) == 2
+    assert len(read(written(tmp_path, "path,weight,label,labels,Id,,", "1.jpg,,a,,,,", "2.jpg,3,b,x,y,,"))) == 2
 
 
 @pytest.mark.parametrize(

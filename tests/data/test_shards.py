@@ -164,6 +164,24 @@ def test_a_shard_that_ends_early_is_an_error(tmp_path: Path) -> None:
     assert read_member(str(path), "1.jpg", 10_000, "") == IMAGE
 
 
+@pytest.mark.parametrize("damage", ["a bit", "zeros", "cut off before", "cut off within"])
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "set.tar"
+    pack(path, {f"{number}.jpg": IMAGE for number in range(6)})
+    with tarfile.open(path) as archive:
+        start = archive.getmembers()[3].offset
+    content = bytearray(path.read_bytes())
+    if damage == "a bit":
+        content[start + 5] ^= 1
+    elif damage == "zeros":
+        content[start : start + 512] = bytes(512)
+    else:
+        del content[start + (100 if damage == "cut off within" else 0) :]
+    path.write_bytes(content)
+    with pytest.raises(tarfile.TarError, match=f"damaged or cut off at byte {start}, behind its last member"):
+        index_tar(str(path))
+
+
 def test_a_header_that_leads_back_ends(tmp_path: Path) -> None:
     """A negative size would otherwise be read again and again."""
     path = tmp_path / "set.tar"

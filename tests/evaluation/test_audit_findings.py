@@ -55,6 +55,16 @@ def test_of_copies_all_but_one_are_proposed_and_the_test_keeps_its_image() -> No
     assert any("the test flatters the training" in finding.remark for finding in across)
 
 
+def test_all_of_many_copies_are_known_to_each() -> None:
+    labels = make_classes()
+    images = make_images(labels, labels, ["train"] * 72)
+    copies = [*range(0, 72, 3)]
+    images.embeddings[copies], images.hashes[copies] = images.embeddings[0].clone(), images.hashes[0].clone()
+    listed = find_duplicate_pairs(images, SETTINGS).list_copies(72, SETTINGS.neighbors)
+    for row in range(72):
+        assert sorted(listed[row]) == ([copy for copy in copies if copy != row] if row in copies else [])
+
+
 def test_class_probabilities_are_those_of_a_loop() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
     images = make_images(labels, labels, ["train"] * len(labels))

@@ -60,6 +60,17 @@ def test_a_metric_of_each_kind(with_rankings: bool) -> None:
     assert values.get("depth", 6) == 4 + 2.0  # four others share both levels
 
 
+def test_a_block_of_queries_without_positives_has_ranks_too() -> None:
+    labels = np.arange(60) // 2
+    labels[-1] = 100
+    for count in (60, 65):  # of 65 queries the last are ranked by themselves
+        alone = np.concatenate([labels, np.arange(200, 200 + count - 60)])
+        embeddings = np.random.default_rng(1).normal(size=(count, 4))
+        values = evaluate(embeddings, alone, metrics=("recall", *CUSTOM))
+        assert values["level0/queries_without_positives"] == 2 + count - 60
+        assert values["level0/first_rank"] >= 1
+
+
 @pytest.mark.parametrize("has_lists", [False, True])
 def test_names_and_labels_are_those_of_the_evaluation(has_lists: bool) -> None:
     table = ImageTable(

@@ -117,6 +117,15 @@ def test_unknown_queries_are_those_of_the_classes_that_the_gallery_lacks(with_ga
     assert 0.5 < metrics["unknown_auroc"] < 1
 
 
+def test_a_query_that_excludes_the_gallery_has_no_neighbour() -> None:
+    rows, _ = make_rows(3)
+    pairs = LabelledPairs(rows[:2], np.array([0, 1]), rows[2:3], np.array([0]), np.array([[-1], [0]]))
+    for seed in range(4):  # the gallery's class is known, or none is
+        nearest = find_nearest_known(pairs, seed)
+        assert np.isfinite(nearest.scores).all()
+        assert reject_unknown(nearest, 0.5) == {}
+
+
 def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
     tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
     metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings())

@@ -179,10 +179,10 @@ def _suggest_columns(header: list[str], missing: list[str]) -> str:
 
 def _find_levels(file: Path, header: list[str]) -> list[str]:
     """Return the names of the columns that hold class names, and check all column names."""
-    repeated = [name for name in header if header.count(name) > 1]
+    level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
+    repeated = [name for name in ("path", "label", *level_columns, "split") if header.count(name) > 1]
     if repeated:
         raise InputError(f"{file}, line 1: the column {repeated[0]} is there twice")
-    level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
     levels = [f"level{i}" for i in range(len(level_columns))] or ["label"]
     missing = [name for name in ("path", *levels, "split") if name not in header]
     for name in header:

@@ -35,12 +35,24 @@ class DuplicatePairs:
         """The means (P,) of the cosine similarity and the correlation of the hashes: 1 for equal images."""
         return (self.cosines + 1 - self.bits / 128) / 2
 
-    def list_copies(self, count: int) -> list[list[int]]:
-        """Return for each of ``count`` images the rows of its copies."""
+    def list_copies(self, count: int, searched: int) -> list[list[int]]:
+        """Return for each image the rows of its copies.
+
+        Args:
+            count: number of images.
+            searched: number of neighbours that each image searched for copies. Where more images than that are copies
+                of each other, all that are linked by pairs are listed.
+        """
         copies: list[list[int]] = [[] for _ in range(count)]
         for first, second in zip(self.first.tolist(), self.second.tolist(), strict=True):
             copies[first].append(second)
             copies[second].append(first)
+        links = coo_matrix((np.ones(len(self.first)), (self.first, self.second)), shape=(count, count))
+        _, groups = connected_components(links, directed=False)
+        for group in np.flatnonzero(np.bincount(groups) > searched + 1).tolist():
+            members = np.flatnonzero(groups == group).tolist()
+            for row in members:
+                copies[row] = [member for member in members if member != row]
         return copies
 
 

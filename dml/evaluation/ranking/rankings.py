@@ -21,7 +21,7 @@ LARGEST_PART = 2**20
 
 
 class Rankings(NamedTuple):
-    """The ranks of the items that metrics need, for Q queries: (Q, P) float64, rising, padded with infinity."""
+    """The ranks of the items that metrics need, for Q queries: (Q, P) float64, rising, padded with infinity; P >= 1."""
 
     by_level: tuple[Tensor, ...]
     """For each level, the ranks of the items with the query's label."""
@@ -70,7 +70,14 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     ]
     levels = torch.stack(same).sum(dim=0)
     shared = [levels == level for level in range(1, len(same) + 1)]
-    return Rankings(tuple(map(positive_ranks, same)), tuple(map(positive_ranks, shared)), order[:, :k])
+    by_level, by_shared_levels = (tuple(map(_find_ranks, selected)) for selected in (same, shared))
+    return Rankings(by_level, by_shared_levels, order[:, :k])
+
+
+def _find_ranks(relevant: Tensor) -> Tensor:
+    """Return the ranks of the relevant items, see `Rankings`. (Q, N) bool -> (Q, P)"""
+    ranks = positive_ranks(relevant)
+    return ranks if ranks.shape[1] else ranks.new_full((len(ranks), 1), torch.inf)
 
 
 class _Ranks(NamedTuple):
@@ -116,8 +123,8 @@ def _split_by_shared_levels(
 
 
 def _pad(rows: Sequence[Floats]) -> Tensor:
-    """Return rows of different lengths as one tensor, padded with infinity."""
-    table = np.empty((len(rows), max(map(len, rows))))
+    """Return rows of different lengths as one tensor, padded with infinity, of at least one column."""
+    table = np.empty((len(rows), max(1, *map(len, rows))))
     for padded_row, row in zip(table, rows, strict=True):
         padded_row[: len(row)] = row
         padded_row[len(row) :] = np.inf

@@ -79,7 +79,9 @@ def find_nearest_known(pairs: LabelledPairs, seed: int) -> NearestItems:
     if not len(gallery):
         queries = queries[:0]
     scores, nearest = _search(pairs, items, queries, gallery, excluded)
-    return NearestItems(scores, is_known[queries], item_labels[gallery][nearest] == labels[queries])
+    has_neighbor = np.isfinite(scores)  # an unknown query may exclude the whole gallery
+    queries, nearest = queries[has_neighbor], nearest[has_neighbor]
+    return NearestItems(scores[has_neighbor], is_known[queries], item_labels[gallery][nearest] == labels[queries])
 
 
 def _count_positives(
