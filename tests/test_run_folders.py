@@ -67,6 +67,28 @@ def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
     assert metrics(folder) == metrics(whole)
 
 
+IMPOSSIBLE = {
+    "optimizer=sgd": "optimizer.optimizer=SGD: the run was trained with ",
+    "optimizer.layer_decay=0.9": "the order of this network's layers is unknown",
+    "loss=proxy_anchor": "resume: the run was trained with another loss, its checkpoint lacks losses.H.loss.proxies",
+    "adapter=bitfit": "resume: the run trained other parameters, ",
+    "optimizer.optimizer._target_=torch.optim.Adamax": "optimizer.optimizer=Adamax: the run was trained with AdamW",
+    "scheduler.loss={attribute:marge,start:1,end:2}": "scheduler.loss.attribute=marge: RankedListLoss has none",
+}
+
+
+@pytest.mark.parametrize("override", IMPOSSIBLE)
+def test_a_run_stays_as_it_is_if_new_values_are_impossible(
+    refused: Refused, small_emoji: Path, here: Here, tmp_path: Path, override: str
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    here("train", *arguments)
+    assert IMPOSSIBLE[override] in refused(f"resume={tmp_path}", override, "trainer.max_steps=2")
+    assert RunFolder(tmp_path).state == RunState.FINISHED
+    here("train", f"resume={tmp_path}", "trainer.max_steps=2")
+    assert metrics(tmp_path)["step"] == 2
+
+
 REPORTED = [*QUICK, "trainer.max_steps=1", "evaluation.report={neighbors:2,map:false,seed:0}"]
 REPORTED += ["evaluation.sheet={queries:2,neighbors:2,seed:0}"]
 

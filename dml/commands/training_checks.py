@@ -36,6 +36,7 @@ def check_job(command: str, config: DictConfig) -> None:
     Raises:
         InputError: if one refuses a setting, isn't installed, or contradicts ``frozen``.
     """
+    check_numbers(config)
     if command == "train":
         check_loggers(config)
         check_fold(config.dataset)
@@ -60,6 +61,18 @@ def check_loggers(config: DictConfig) -> None:
     for name in config.logger.loggers:
         if name in LOGGER_PACKAGES and find_spec(name) is None:
             raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
+
+
+def check_numbers(config: DictConfig) -> None:
+    """Make sure that the seed and the size of batches can be used.
+
+    Raises:
+        InputError: if one is too small.
+    """
+    for key, least in {"seed": 0, "data.eval_batch_size": 1}.items():
+        value = OmegaConf.select(config, key)
+        if isinstance(value, int) and value < least:
+            raise InputError(f"{key}={value}: must be a whole number, {least} or more")
 
 
 def check_fold(dataset: DictConfig) -> None:

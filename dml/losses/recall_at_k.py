@@ -40,7 +40,7 @@ class RecallAtKLoss(nn.Module):
     0.844
 
     Args:
-        recall_at: values of k.
+        recall_at: values of k, or one.
         temperature: divisor of the differences of cosines in the sigmoid of a rank.
         recall_temperature: divisor of k - rank(p) in the sigmoid of recall@k.
         count_query: whether the query counts as one of the items j in the ranks of its own positives.
@@ -53,13 +53,14 @@ class RecallAtKLoss(nn.Module):
 
     def __init__(
         self,
-        recall_at: Sequence[int] = (1, 2, 4, 8, 16),
+        recall_at: Sequence[int] | int = (1, 2, 4, 8, 16),
         temperature: float = 0.01,
         recall_temperature: float = 1.0,
         count_query: bool = True,
         mixup: bool = False,
     ) -> None:
         super().__init__()
+        recall_at = [recall_at] if isinstance(recall_at, int) else recall_at
         if not recall_at or any(k != int(k) or k < 1 for k in recall_at):
             raise InputError(f"loss.recall_at={list(recall_at)}: must be one or more whole numbers from 1 on")
         if temperature <= 0.0:

@@ -57,12 +57,21 @@ class RankedListLoss(nn.Module):
         super().__init__()
         if not 0.0 <= negative_weight <= 1.0:
             raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 must be between 0 and 1")
-        self.alpha = 1.0 + margin / 2.0 if alpha is None else alpha
+        self._alpha = alpha
         self.margin = margin
         self.negative_temperature = negative_temperature
         self.positive_temperature = positive_temperature
         self.negative_weight = negative_weight
         self.detach_gallery = detach_gallery
+
+    @property
+    def alpha(self) -> float:
+        """The distance that negatives are pushed beyond; it follows a margin that `scheduler.loss` changes."""
+        return 1.0 + self.margin / 2.0 if self._alpha is None else self._alpha
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self._alpha = value
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:

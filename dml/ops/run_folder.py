@@ -168,6 +168,12 @@ class RunFolder:
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
             write_text(path, text)
 
+    def read_configuration(self) -> tuple[str, str, str]:
+        """Read the three files of `.hydra/` as `write_configuration` takes them."""
+        files = (self.config_file, self.hydra_file, self.overrides_file)
+        config, hydra, overrides = (file.read_text(encoding="utf-8") if file.exists() else "{}" for file in files)
+        return config, hydra, overrides
+
     @property
     def has_configuration(self) -> bool:
         """Tell whether a run has been started in the folder."""

@@ -45,7 +45,7 @@ def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, 
     if late := describe_late_milestones(config.scheduler.schedule or {}, pace, config.trainer.max_steps):
         console.print(f"[bold red]schedule[/] {in_markup(late)}")
     starts = [part.start for part in learner.losses.modules() if isinstance(part, CrossBatchMemory)]
-    if starts and starts[0] >= config.trainer.max_steps:
+    if starts and starts[0] >= config.trainer.max_steps * config.trainer.accumulate_grad_batches:
         line = f"loss.start={starts[0]}: the run ends before the memory is used"
         console.print(f"[bold red]memory[/]   {in_markup(line)}")
     console.print(f"[bold]folder[/]   {in_markup(folder)}")

@@ -75,7 +75,7 @@ class FeatureSource:
             reading.data.num_workers = os.cpu_count() or 1  # large photographs take longer to decode than to embed
         if [*names] != [RAW]:
             reading.evaluation.crops = 1
-        trainer = build_testing_trainer(self.config, devices=1, num_nodes=1, strategy="auto")
+        trainer = build_testing_trainer(self.config, devices=1, num_nodes=1, strategy="auto", limit_test_batches=1.0)
         embedder = FeatureEmbedder(self.model, names, len(images))
         trainer.test(embedder, build_evaluation_data(reading, images), verbose=False)
         return embedder.embedded.embeddings, embedder.embedded.rows

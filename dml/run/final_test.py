@@ -81,7 +81,8 @@ def run_test(
     metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(config, tested))
     if split == "test":
         metrics |= _compute_test_metrics(config, images.table, embeddings, embedded.rows, neighbors_file)
-    metrics |= _count_special_images(config, table, skipped)
+    is_limited = config.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
+    metrics |= _count_special_images(config, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(config, trainer, embedder, images, embeddings, tested, folder)
     metrics = (
         description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | {"split": split}

@@ -23,6 +23,7 @@ from dml.run.evaluators import check_evaluation, choose_selection, choose_tested
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
+from dml.run.kept_configuration import restoring_configuration
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
@@ -81,24 +82,25 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     parts = _build_parts(stages[0], table)
     progress = _read_progress(stages[-1].config, folder, table)
     rank_zero_only(folder.write_splits)(splits)
-    rank_zero_only(write_configuration)(folder, composed, overrides)
     raw: Metrics = {}
-    if config.evaluation.raw:
-        raw = evaluate_raw_features(parts.stage.config, parts.images, parts.model, folder, parts.source)
     is_pruned = False
     first = [stage.name for stage in stages].index(find_stage(config, progress.stage).name) if progress else 0
-    for stage in stages[first:]:
-        if stage is not stages[0]:
-            parts = _build_parts(stage, table)
-        progress = _load_weights(parts, folder.last_checkpoint, progress)
-        _connect_features(parts)
-        if stage is stages[-1] and stage.config.evaluation.fixed_neighbors:
-            store_fixed_neighbors(stage.config, parts.learner, parts.images, folder.fixed_neighbors_file)
-        console_output.print_setup(stage.config, parts.images, parts.learner, folder.path, stage.name)
-        trainer = _fit(parts, folder, run, progress)
-        progress = TrainingProgress.read(folder.last_checkpoint)
-        if is_pruned := _is_run_ended(trainer):
-            break
+    with restoring_configuration(folder):
+        rank_zero_only(write_configuration)(folder, composed, overrides)
+        if config.evaluation.raw:
+            raw = evaluate_raw_features(parts.stage.config, parts.images, parts.model, folder, parts.source)
+        for stage in stages[first:]:
+            if stage is not stages[0]:
+                parts = _build_parts(stage, table)
+            progress = _load_weights(parts, folder.last_checkpoint, progress)
+            _connect_features(parts)
+            if stage is stages[-1] and stage.config.evaluation.fixed_neighbors:
+                store_fixed_neighbors(stage.config, parts.learner, parts.images, folder.fixed_neighbors_file)
+            console_output.print_setup(stage.config, parts.images, parts.learner, folder.path, stage.name)
+            trainer = _fit(parts, folder, run, progress)
+            progress = TrainingProgress.read(folder.last_checkpoint)
+            if is_pruned := _is_run_ended(trainer):
+                break
     assert progress is not None  # a run has a stage at least
     checkpoint, tested, selection = _choose_checkpoint(parts.stage, folder, table, progress)
     load_model(parts.model, checkpoint)

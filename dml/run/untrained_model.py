@@ -105,7 +105,7 @@ def _embed_training_sample(
         return _keep_readable(source.load_raw(table, with_inputs=True)[torch.from_numpy(rows)])[0]
     sample = builders.build_evaluation_data(config, table.take(rows))
     sample.tested_on = "train"
-    return _embed_raw(loop.build_testing_trainer(config), sample, model)[0]
+    return _embed_raw(loop.build_testing_trainer(config, limit_test_batches=1.0), sample, model)[0]
 
 
 def store_fixed_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:

@@ -95,7 +95,7 @@ def _count_cores(processes: int) -> int:
 
 def _count_processes(devices: Any) -> int:
     """Return the number of GPUs of this machine in ``trainer.devices``; each has its process."""
-    if str(devices) in ("auto", "-1"):
+    if devices is None or str(devices) in ("auto", "-1"):
         return torch.cuda.device_count()
     if isinstance(devices, str) and "," in devices:
         return len([name for name in devices.split(",") if name.strip()])

@@ -18,6 +18,7 @@ from dml.training.embedders import CHOSEN_HEADS, Evaluate, ModelEmbedder, evalua
 from dml.training.gradient_cache import embed_in_chunks
 from dml.training.head_choice import HeadChoice
 from dml.training.optimizers import ParameterGroups, change_settings, list_settings
+from dml.training.resumed_state import check_resumed_state
 from dml.training.schedules import SchedulePace, rebuild_schedule
 
 
@@ -157,13 +158,16 @@ class MetricLearner(ModelEmbedder):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Stop before a checkpoint of weights that were trained by a loss that was not finite."""
         self.divergence.wait_for_all()
+        checkpoint["optimizer_class"] = type(self.optimizers(use_pl_optimizer=False)).__name__
         checkpoint["optimizer_settings"] = self._optimizer_settings
         checkpoint["chosen_heads"] = [*self.model.chosen_heads]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
         take_chosen_heads(self.model, checkpoint)
-        change_settings(checkpoint, self._make_optimizer(), has_schedule=self.schedule is not None)
+        optimizer = self._make_optimizer()
+        check_resumed_state(checkpoint, self, optimizer)
+        change_settings(checkpoint, optimizer, has_schedule=self.schedule is not None)
 
     def on_train_end(self) -> None:
         """Stop if the loss of one of the last steps was not finite."""

@@ -32,10 +32,11 @@ def explain_refusal(argument: str) -> str | None:
 
 
 def check_arguments(arguments: Mapping[Any, Any]) -> None:
-    """Refuse the arguments that dml sets itself, and an interval of the logs that no step ends.
+    """Refuse the arguments that dml sets itself, and numbers of steps or batches with which nothing would happen.
 
     Raises:
-        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`, or log_every_n_steps is below 1.
+        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`, log_every_n_steps or accumulate_grad_batches is
+            below 1, or limit_test_batches is 0.
     """
     for argument in arguments:
         if line := explain_refusal(argument):
@@ -44,3 +45,8 @@ def check_arguments(arguments: Mapping[Any, Any]) -> None:
         raise InputError(
             f"trainer.log_every_n_steps={every}: at least 1; a number beyond trainer.max_steps logs the last step alone"
         )
+    batches = arguments.get("accumulate_grad_batches", 1)
+    if batches is None or batches < 1:
+        raise InputError(f"trainer.accumulate_grad_batches={'null' if batches is None else batches}: at least 1")
+    if arguments.get("limit_test_batches") == 0:
+        raise InputError("trainer.limit_test_batches=0: a run ends with a test; 1 is its first batch alone")

@@ -131,6 +131,10 @@ def test_mixup_refuses_a_wrong_number_of_weights() -> None:
         similarity_mixup(rows(3), torch.tensor([0, 0, 1]), torch.zeros(2))
 
 
+def test_one_k_needs_no_list() -> None:
+    assert RecallAtKLoss(recall_at=5).recall_at == (5,)
+
+
 def test_mixup_draws_new_weights_for_each_batch_and_repeats_them_when_resumed() -> None:
     embeddings, labels = rows(8), torch.arange(8) // 4
     first, resumed = RecallAtKLoss(mixup=True), RecallAtKLoss(mixup=True)

@@ -146,6 +146,14 @@ def test_defaults_are_rll_simpler() -> None:
     assert RankedListLoss(alpha=1.4, margin=0.2).alpha == 1.4
 
 
+def test_alpha_follows_a_margin_that_a_schedule_changes_unless_it_is_given() -> None:
+    for loss, alpha in ((RankedListLoss(), 1.4), (RankedListLoss(alpha=1.2), 1.2)):
+        loss.margin = 0.8
+        assert loss.alpha == alpha
+        loss.alpha = 1.3
+        assert loss.alpha == 1.3
+
+
 def test_uses_the_finest_level() -> None:
     embeddings = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
     fine, coarse = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 0, 0, 1, 1])

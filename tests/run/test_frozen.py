@@ -97,6 +97,15 @@ def test_a_second_run_takes_the_features_of_the_first_and_resumes_bit_for_bit(
     assert_same_run(whole, tmp_path)
 
 
+def test_a_limit_of_the_test_is_none_of_the_training(
+    whole: Path, arguments: list[str], here: Here, tmp_path: Path
+) -> None:
+    limited = ["trainer.limit_test_batches=1", "data.eval_batch_size=8", "data.cache=null"]
+    here("train", *arguments, *limited, f"hydra.run.dir={tmp_path}")
+    assert read_history(tmp_path) == pytest.approx(read_history(whole), abs=LIMIT)
+    assert "images_skipped" not in read_metrics(tmp_path)  # no image of the test is unreadable
+
+
 def test_components_are_of_as_many_images_as_those_of_any_training(
     arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,9 +27,15 @@ class LossSchedule(Callback):
             attribute of a term of the loss.
         start: value of the first step.
         end: value that the step after the last would have.
+
+    Raises:
+        InputError: if a value is no number.
     """
 
     def __init__(self, attribute: str, start: float, end: float) -> None:
+        for name, value in (("start", start), ("end", end)):
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise InputError(f"scheduler.loss.{name}={value}: must be a number")
         self.attribute = attribute
         self.start = start
         self.end = end
@@ -44,7 +50,8 @@ class LossSchedule(Callback):
             try:
                 value = attrgetter(self.attribute)(loss)
             except AttributeError as error:
-                numbers = sorted(name for name, number in vars(loss).items() if isinstance(number, float))
+                names = {*vars(loss), *vars(type(loss))}  # attributes and properties
+                numbers = sorted(name for name in names if name[0] != "_" and isinstance(getattr(loss, name), float))
                 raise InputError(
                     f"scheduler.loss.attribute={self.attribute}: {type(loss).__name__} has none; "
                     f"its numbers are {', '.join(numbers)}"

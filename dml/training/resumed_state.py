@@ -1,0 +1,41 @@
+"""A check that the state in a checkpoint is that of the training which goes on with it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dml.ops.errors import InputError
+
+REMEDY = "init=CHECKPOINT begins a new run with its weights"
+
+
+def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse a checkpoint of other losses, trained parameters or another optimizer, which PyTorch couldn't load.
+
+    Args:
+        checkpoint: contents of the checkpoint.
+        learner: the model with its losses.
+        optimizer: the optimizer as the resumed run makes it.
+
+    Raises:
+        InputError: if the checkpoint is of another training.
+    """
+    state, own = checkpoint["state_dict"], learner.state_dict()
+    if other := sorted(own.keys() ^ state.keys()):
+        verb = "lacks" if other[0] in own else "has"
+        raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {other[0]}; {REMEDY}")
+    if resized := [name for name, value in learner.named_parameters() if value.shape != state[name].shape]:
+        shapes = [tuple(values[resized[0]].shape) for values in (state, own)]
+        raise InputError(f"resume: {resized[0]} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
+    kind = type(optimizer).__name__
+    if (before := checkpoint.get("optimizer_class", kind)) != kind:
+        raise InputError(f"optimizer.optimizer={kind}: the run was trained with {before}; {REMEDY}")
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups)
+    ]
+    if sizes[0] != sizes[1]:
+        before, now = (f"{sum(numbers)} in {len(numbers)} groups" for numbers in sizes)
+        raise InputError(f"resume: the run trained other parameters, {before}, now {now}; {REMEDY}")
