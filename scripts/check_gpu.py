@@ -243,7 +243,7 @@ def main() -> None:
         sys.exit("error: no CUDA GPU; --accelerator cpu --small runs the same checks without one")
     if arguments.steps <= WARM_UP:
         sys.exit(f"error: --steps={arguments.steps}: more than {WARM_UP}, the steps that aren't measured")
-    folder = arguments.output or Path(tempfile.mkdtemp(prefix="check_gpu_"))
+    folder = (arguments.output or Path(tempfile.mkdtemp(prefix="check_gpu_"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     overrides = list(arguments.overrides)
     if arguments.small:
@@ -251,7 +251,7 @@ def main() -> None:
     devices = torch.cuda.device_count() if arguments.accelerator == "cuda" else 2
     console = Console(highlight=False, width=120)
     console.print(describe_machine(arguments.accelerator))
-    rows = Checks(folder.resolve(), arguments.accelerator, devices, arguments.steps, overrides).run_all()
+    rows = Checks(folder, arguments.accelerator, devices, arguments.steps, overrides).run_all()
     (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
     print_table(rows, console)
     console.print(f"all that the runs left: {folder}")

@@ -20,6 +20,9 @@ DYNAMIC = ({0: Dim("batch", min=1)},)
 TRACED_BATCH = 2
 """The number of images with which the network is traced; a tracer takes a batch of one image for a constant."""
 
+INTERPOLATION = "bilinear with antialiasing, horizontal pass first, rounded to uint8 after each pass"
+"""How the transforms of `dml.data.transforms` scale an image."""
+
 TRIED_SIZES = ((480, 640), (640, 480), (200, 200))
 """Heights and widths of images by which it is found out whether the preprocessing gives one size."""
 
@@ -86,6 +89,9 @@ def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tup
         levels: names of the levels of the labels, the finest first; empty if they aren't known.
     """
     test: Any = embedder.settings.config["transform"]["test"]
+    steps = [*test["steps"]] if "steps" in test else [test]
+    resizes = [step["_target_"] for step in steps if "resize" in step["_target_"].lower()]
+    is_own = all(target.startswith("dml.") for target in resizes)  # another library's step states its interpolation
     return {
         "dml_version": version("dml"),
         "name": embedder.settings.name,
@@ -96,6 +102,5 @@ def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tup
         "levels": [*levels],
         "input": {"name": INPUT, "type": "uint8", "shape": ["batch", height, width, 3], "channels": "RGB"},
         "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", embedder.dimension]},
-        "preprocessing": [*test["steps"]] if "steps" in test else [test],
-        "interpolation": "bilinear with antialiasing, horizontal pass first, rounded to uint8 after each pass",
-    }
+        "preprocessing": steps,
+    } | ({"interpolation": INTERPOLATION} if is_own else {})

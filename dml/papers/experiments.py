@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.errors import InputError
 from dml.ops.nested import flat, is_below
 from dml.ops.overrides import key_of
 from dml.papers.cost import count_steps
@@ -46,11 +47,17 @@ SMALL_VALUES = {
 
 
 def compose(training: Training) -> DictConfig:
-    """Compose an experiment with its overrides into the configuration that ``train.py`` would train."""
+    """Compose an experiment with its overrides into the configuration that ``train.py`` would train.
+
+    Raises:
+        InputError: if an override has several values, as those of sweeps do.
+    """
     values = [override for override in training.overrides if _sets_value(override)]
     group_choices = tuple(override for override in training.overrides if not _sets_value(override))
     config = _compose_groups(training.experiment, group_choices).copy()
     for override in OverridesParser.create().parse_overrides(values):
+        if override.is_sweep_override():
+            raise InputError(f"{override.input_line}: several values, and one is needed")
         OmegaConf.update(config, override.key_or_group, override.value())
     return config
 

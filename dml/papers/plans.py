@@ -12,7 +12,7 @@ from functools import cached_property
 from multiprocessing import forkserver
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.hydra_command import main
 from dml.ops import child_processes, signals
@@ -63,6 +63,11 @@ class PlannedRun:
     training: Training
     seed: int
     folder: Path
+
+    @property
+    def configuration(self) -> str:
+        """The hash of what the run trains, whatever its seed (`dml.papers.experiments.identify`)."""
+        return self.folder.parent.name
 
     @property
     def is_finished(self) -> bool:
@@ -139,7 +144,7 @@ def find_input_paths(config: DictConfig, data: Path) -> dict[str, Path]:
     paths = {}
     if folder := DATASET_FOLDERS.get(config.dataset.name):
         paths["dataset.root"] = data / folder
-    if (weights := config.model.backbone.weights) not in LIBRARY_WEIGHTS:
+    if (weights := OmegaConf.select(config, "model.backbone.weights")) not in LIBRARY_WEIGHTS:
         paths["model.backbone.weights"] = data / WEIGHTS_FOLDER / Path(weights).name
     return paths
 

@@ -18,7 +18,7 @@ from small_embedders import SETTINGS, make_model, write_photos
 import dml
 from dml.__main__ import dispatch
 from dml.inference import exporting
-from dml.inference.export_graph import EmbeddingGraph
+from dml.inference.export_graph import EmbeddingGraph, describe_graph
 from dml.inference.exporting import ExportReport
 from dml.inference.graph_comparison import GraphResult, refuse_difference
 from dml.inference.model_settings import ModelSettings
@@ -104,6 +104,16 @@ def test_the_report_compares_the_files(model: dml.ImageEmbedder, photos: Path, e
     assert sorted(path.name for path in exported.file.parent.iterdir()) == [
         *("model.int8.onnx", "model.onnx", "model.onnx.json")
     ]
+
+
+def test_another_librarys_resizing_states_its_own_interpolation(model: dml.ImageEmbedder) -> None:
+    bicubic = {"_target_": "torchvision.transforms.InterpolationMode", "value": "bicubic"}
+    resize = {"_target_": "torchvision.transforms.v2.Resize", "size": [28, 28], "interpolation": bicubic}
+    pipeline = {"_target_": "dml.data.transforms.Pipeline", "steps": [resize]}
+    settings = replace(SETTINGS, config={**SETTINGS.config, "transform": {"test": pipeline}})
+    facts = describe_graph(dml.ImageEmbedder(model.model, settings), 28, 28, ())
+    assert facts["preprocessing"] == [resize]
+    assert "interpolation" not in facts
 
 
 def test_files_hold_facts_and_no_path_of_the_machine(model: dml.ImageEmbedder, exported: ExportReport) -> None:

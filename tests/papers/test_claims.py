@@ -248,6 +248,16 @@ def test_faults_of_a_command_are_one_line(tmp_path: Path) -> None:
         ClaimResults(results.path)
 
 
+def test_stored_results_of_another_configuration_are_not_those_of_a_run(tmp_path: Path) -> None:
+    (run,) = Plan(tmp_path, 1).list_runs(Training("claims/rll"))
+    entry = {"training": "claims/rll", "seed": 0, "split": "test", "configuration": run.configuration}
+    file = tmp_path / "claims.json"
+    file.write_text(json.dumps([entry | {"metrics": {"h_ap": 0.5}}]))
+    assert ClaimResults(file).find_metrics(run, "test") == {"h_ap": 0.5}
+    file.write_text(json.dumps([entry | {"metrics": {"h_ap": 0.5}, "configuration": "0123456789ab"}]))  # other steps
+    assert ClaimResults(file).find_metrics(run, "test") is None
+
+
 class Invented:
     """Stands in for the processes: leaves metrics that are functions of the run, and says what was made."""
 

@@ -347,7 +347,7 @@ def test_a_small_protocol_is_interrupted_and_continued(
 @pytest.mark.pipeline
 def test_other_launchers_begin_a_sweep_of_one_run(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     setting = CrossValidation("emoji", 2, 1, overrides=(*SMALL_SETTINGS, f"dataset.root={small_emoji}"))
-    trial = Searches(setting, Plan(tmp_path, 1)).list_trials(METHODS[0], 1)[0]
+    trial = Searches(setting, Plan(tmp_path / "runs (1, old)", 1)).list_trials(METHODS[0], 1)[0]
     launcher = TrainingLauncher(Path(), launcher="joblib", options=("hydra.launcher.n_jobs=1",))
     _, *arguments = launcher.sweep_arguments(trial.runs[0])
     assert {"launcher=joblib", "hydra.launcher.n_jobs=1"} <= {*arguments}

@@ -518,3 +518,8 @@ def test_the_embedded_data_has_runs_of_its_own(tmp_path: Path) -> None:
         run.folder for run in small.list_table_runs(table)
     )
     check_data(f"table {table}", small.list_table_runs(table), None)  # needs none
+
+
+def test_an_override_with_several_values_is_refused() -> None:
+    with pytest.raises(InputError, match=r"loss.margin=0.1,0.2: several values, and one is needed"):
+        compose(Training("rll/I/rll_simpler", ("loss.margin=0.1,0.2",)))

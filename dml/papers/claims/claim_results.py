@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
@@ -23,6 +24,13 @@ Key = tuple[str, int, str]
 """The training as it is written behind ``experiment=``, the seed, and the split."""
 
 
+class StoredMetrics(NamedTuple):
+    """The metrics of a run, and the hash of its configuration, which changes with the experiment's values."""
+
+    configuration: str
+    metrics: Mapping[str, float]
+
+
 class ClaimResults:
     """The metrics of runs: from their folders where these are finished, else from a file that earlier runs filled.
 
@@ -35,34 +43,42 @@ class ClaimResults:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics: dict[Key, Mapping[str, float]] = {}
+        self._stored: dict[Key, StoredMetrics] = {}
         self._read_folders: set[Key] = set()
         if path.exists():
             try:
                 entries = json.loads(path.read_text(encoding="utf-8"))
-                self._metrics = {
-                    (entry["training"], entry["seed"], entry["split"]): entry["metrics"] for entry in entries
+                self._stored = {
+                    (entry["training"], entry["seed"], entry["split"]): StoredMetrics(
+                        entry["configuration"], entry["metrics"]
+                    )
+                    for entry in entries
                 }
             except (ValueError, TypeError, KeyError) as error:
                 message = f"{path}: no results of the claims ({error!r}); delete it, or take it from git"
                 raise InputError(message) from error
 
     def find_metrics(self, run: PlannedRun, split: str) -> Mapping[str, float] | None:
-        """Return the metrics of a run on the classes of "test" or "val", fractions; None if nobody has them."""
+        """Return the metrics of a run on the classes of "test" or "val", fractions; None if nobody has them.
+
+        Stored metrics of a training whose configuration has changed since are not those of the run.
+        """
         key = (shlex.join([run.training.experiment, *run.training.overrides]), run.seed, split)
         folder = RunFolder(validation_folder(run) if split == "val" else run.folder)
         if key not in self._read_folders and folder.is_finished:
-            self._metrics[key] = {
+            metrics = {
                 name: round(value, DIGITS) for name, value in folder.metrics().items() if name.endswith(KEPT_METRICS)
             }
+            self._stored[key] = StoredMetrics(run.configuration, metrics)
             self._read_folders.add(key)
-        return self._metrics.get(key)
+        stored = self._stored.get(key)
+        return stored.metrics if stored is not None and stored.configuration == run.configuration else None
 
     def write(self) -> None:
         """Write all metrics, each run on a line."""
         lines = [
-            json.dumps({"training": training, "seed": seed, "split": split, "metrics": metrics})
-            for (training, seed, split), metrics in sorted(self._metrics.items())
+            json.dumps({"training": training, "seed": seed, "split": split} | stored._asdict())
+            for (training, seed, split), stored in sorted(self._stored.items())
         ]
         write_text(self.path, "[\n" + ",\n".join(lines) + "\n]\n")
 

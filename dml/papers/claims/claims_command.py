@@ -8,6 +8,7 @@ from pathlib import Path
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
 from dml.ops.extras import check_installed
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Test the papers' claims: train small forms of what the papers compare, on the
@@ -75,7 +76,10 @@ def _parser() -> CommandParser:
         "--only", type=_parse_numbers, metavar="1,2", help="numbers of the claims to test (default: all)"
     )
     parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="folder with grocery/grocery.csv: photographs, the second data set"
+        "--data",
+        type=expand_home,
+        metavar="FOLDER",
+        help="folder with grocery/grocery.csv: photographs, the second data set",
     )
     parser.add_argument(
         "--quick", action="store_true", help=f"divide all steps by {QUICK_DIVISOR}; no claim is decided by so few"

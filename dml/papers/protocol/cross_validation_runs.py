@@ -14,6 +14,7 @@ from dml.papers.plans import Plan, PlannedRun, find_input_paths, run_forks, run_
 from dml.papers.protocol.cross_validation import SEARCHED, TESTED, CrossValidation, Method
 from dml.papers.protocol.search_spaces import ParameterSearch, Proposal
 from dml.papers.tables.paper_tables import Training
+from dml.run.config_folders import quote
 
 CRITERION = "level0/map@r"
 """The metric of the validation classes that the search maximises."""
@@ -117,12 +118,12 @@ class TrainingLauncher:
 
     def sweep_arguments(self, run: PlannedRun) -> list[str]:
         """Return the arguments of a sweep of a single run, which a launcher begins, or resumes, where it pleases."""
-        paths = [f"{key}={path}" for key, path in find_input_paths(compose(run.training), self.data).items()]
+        paths = [f"{key}={quote(path)}" for key, path in find_input_paths(compose(run.training), self.data).items()]
         folder = run.folder.absolute()
         return [
             *("train", "-m", f"experiment={run.training.experiment}", *run.training.overrides),
             *(f"seed={run.seed}", *paths, f"launcher={self.launcher}", *self.options),
-            *(f"hydra.sweep.dir={folder.parent}", f"hydra.sweep.subdir={folder.name}"),
+            *(f"hydra.sweep.dir={quote(folder.parent)}", f"hydra.sweep.subdir={folder.name}"),
         ]
 
 

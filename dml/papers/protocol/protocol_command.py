@@ -10,6 +10,7 @@ from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError, nearest
 from dml.ops.extras import check_installed
+from dml.ops.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.papers.protocol.cross_validation_results import ProtocolResult
@@ -143,7 +144,9 @@ def _make_parser() -> CommandParser:
     parser.add_argument(
         "--launcher", default="basic", metavar="NAME", help="what begins trainings: basic, joblib, submitit or ray"
     )
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder that holds the folders of the data sets")
+    parser.add_argument(
+        "--data", type=expand_home, metavar="FOLDER", help="folder that holds the folders of the data sets"
+    )
     parser.add_folder("--outputs", "outputs/protocol", "folder for the runs")
     parser.add_folder("--docs", "docs", "folder of protocol.json and protocol.md")
     parser.add_argument("--show", action="store_true", help="write the page of protocol.json, and train nothing")
