@@ -25,6 +25,10 @@ from hydra.errors import MissingConfigException
         ("loss.margin=abc", "loss.margin=abc: must be a number"),
         ("trainer.precision=fp16", "trainer.precision=fp16: must be one of"),
         ("model=resnet5", "model=resnet5: no such choice; nearest: resnet"),
+        ("adapter=null", "adapter=null: must be the name of a choice, such as none, bitfit"),
+        ("loss=3", "loss=3: must be the name of a choice, such as angular, arcface"),
+        ("data=null", "data=null: must be "),
+        ("stages=null", "stages=null: must be a mapping; leave it in"),
         ("trainer.logger=false", "trainer.logger: dml sets it itself; logger=csv"),
     ],
 )
@@ -67,6 +71,8 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["+trainer.fast_dev_run=true"], "trainer.fast_dev_run: dml sets it itself; trainer.max_steps=2"),
         (["+trainer.foo=1"], "unexpected keyword argument 'foo'"),
         (["evaluation.recall_at=[0]"], "recall_at"),
+        (["evaluation.sheet.queries=0"], "evaluation.sheet.queries=0: must be a whole number, 1 or more"),
+        (["evaluation.report={neighbors:0,map:false,seed:0}"], "evaluation.report.neighbors=0: must be a whole number"),
     ],
 )
 def test_bad_values_are_refused(

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
-from dml.run.config_folders import quote
+from dml.run.config_folders import CONF, quote
 
 UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
 """Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
@@ -58,6 +58,21 @@ def put_options_first(arguments: Sequence[str]) -> list[str]:
         remedy = f"{key}={value}, without hyphens, sets a value" if equals else "values are given as KEY=VALUE"
         raise InputError(f"{argument}: no such option; {remedy}")
     return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
+
+
+def check_choices(arguments: Sequence[str]) -> None:
+    """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
+
+    Raises:
+        InputError: if it is given something else.
+    """
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in groups and re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
+            choices = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
+            shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
+            raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")
 
 
 def quote_paths(arguments: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from dml.commands import follower_processes, trust
-from dml.commands.arguments import check_encoding, find_path, put_options_first, quote_paths
+from dml.commands.arguments import check_choices, check_encoding, find_path, put_options_first, quote_paths
 from dml.commands.config_types import check_types, select_used_parts
 from dml.commands.error_lines import is_users_mistake, one_line_errors, told_errors
 from dml.commands.group_help import register_group_help
@@ -76,6 +76,7 @@ def main(command: str, *, is_named: bool = False) -> None:
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
         typed = put_options_first(sys.argv[1 + len(prefix) :])
+        check_choices(typed)
         arguments = follower_processes.follow(_with_stored_overrides(typed))
         sys.argv[1:] = arguments
         task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
+from hydra.errors import InstantiationException, MissingConfigException
 from omegaconf import DictConfig
 
 from dml.commands.checked_images import (
@@ -29,7 +28,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric_table import metric_table
 from dml.evaluation.query_check import check_queries
 from dml.evaluation.raw_comparison import Metrics, describe_best, evaluate_projections
-from dml.evaluation.table_pictures import write_contact_sheets
+from dml.evaluation.table_pictures import check_sheet, write_contact_sheets
 from dml.ops.console import console, warn
 from dml.ops.errors import InputError, nearest
 from dml.ops.escaping import in_markup
@@ -55,6 +54,7 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
     model_configs = compose_models(config, overrides)
     if config.components is not None and not (isinstance(config.components, int) and config.components > 0):
         raise InputError(f"components={config.components}: a whole number above 0, or null")
+    check_sheet(config.sheet)
     table, is_whole = read_part(config)
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
@@ -64,7 +64,8 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
         readable = take_readable(table, images)
         if len(readable) < len(table):
             warn("missing and unreadable files are left out below; dml prepare lists them")
-        write_contact_sheets(readable, folder.path, ImageLimits.from_settings(config.data), **config.sheet)
+        if config.sheet:
+            write_contact_sheets(readable, folder.path, ImageLimits.from_settings(config.data), **config.sheet)
         results = _test_backbones(config, readable, folder, model_configs)
     console.print(f"[bold]written[/]  {in_markup(folder.path)}: sheet_*.png, features-*.npz")
     return results
@@ -79,7 +80,6 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
         InputError: if an entry isn't the name of a file in conf/model.
     """
     chosen = HydraConfig.get().runtime.choices.get("model")
-    known = GlobalHydra.instance().config_loader().get_group_options("model")
     other_overrides = [
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
@@ -88,9 +88,10 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
         raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
     model_configs = {}
     for name in map(str, names):
-        if name not in known:
-            raise InputError(f"backbones={name}: no such model{nearest(name, known)}")
-        composed = config if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
+        try:
+            composed = config if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
+        except MissingConfigException as error:
+            raise InputError(f"backbones={name}: no such model{nearest(name, error.options or ())}") from error
         model_configs[name] = composed.model
     return model_configs
 

@@ -13,6 +13,8 @@ from dml.run.stages import TRAINING_ONLY, list_stages
 
 FILLED_IN = ("num_classes", "embedding_dim")
 """The values of a loss that the run fills in."""
+LEAVE = "leave it in"
+"""What to do about a top-level key that holds several values."""
 PREPARED = ("dataset", "data")
 """The parts of train.yaml that ``dml prepare`` needs."""
 
@@ -31,6 +33,8 @@ def check_parts(command: str, config: DictConfig) -> None:
         is_needed = key in PREPARED if command == "prepare" else command == "train" or key not in TRAINING_ONLY
         if is_needed and key not in config:
             raise InputError(f"~{key}: {command} needs {key}; {remedy}")
+        if is_needed and remedy == LEAVE and not OmegaConf.is_dict(config[key]):
+            raise InputError(f"{key}={'null' if config[key] is None else config[key]}: must be a mapping; {remedy}")
 
 
 def _list_defaults() -> dict[str, str]:
@@ -42,7 +46,7 @@ def _list_defaults() -> dict[str, str]:
     remedies = {group: f"give {group}=..., such as the default {group}={choice}" for group, choice in groups.items()}
     for key, value in plain.items():
         shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-        remedies[key] = "leave it in" if isinstance(value, dict) else f"its default is {key}={shown}"
+        remedies[key] = LEAVE if isinstance(value, dict) else f"its default is {key}={shown}"
     return remedies
 
 

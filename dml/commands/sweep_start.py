@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.commands.error_lines import one_line_errors
 from dml.ops.errors import InputError
 from dml.ops.new_folders import note_new_folder
+from dml.run.config_folders import search_path_overrides
 
 
 class SweepStart(Callback):
@@ -28,7 +29,8 @@ class SweepStart(Callback):
             with one_line_errors(bool(config.debug)):
                 from dml.commands.search_check import check_search  # it imports torch
 
-                check_search(compose("train", overrides=list_first_values(config.hydra)))
+                overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
+                check_search(compose("train", overrides=overrides))
 
 
 def list_first_values(hydra: Any) -> list[str]:

@@ -87,15 +87,14 @@ def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[F
             a run whose overrides name a default value is like one that leaves it out; None replaces none.
 
     Raises:
-        InputError: if a folder holds no finished run.
+        InputError: if a folder holds no run, or none is finished.
     """
-    finished = []
-    for folder in folders:
-        runs = [run for run in _list_runs(folder) if run.is_finished]
-        if not runs:
+    listed = {folder: _list_runs(folder) for folder in folders if not folder.is_file()}  # a glob matches files, too
+    finished = [run for runs in listed.values() for run in runs if run.is_finished]
+    for folder, runs in listed.items():
+        if not runs or not finished:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
-        finished += [_read(run, resolve) for run in runs]
-    return finished
+    return [_read(run, resolve) for run in finished]
 
 
 def find_unfinished(folders: Iterable[Path]) -> list[Path]:
@@ -114,12 +113,15 @@ def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
     choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
     overridden = {key_of(override) for override in folder.overrides}
     metrics = folder.metrics()
-    pruned = {"pruned": True} if metrics.get("pruned") else {}
+    added: dict[str, Any] = {"pruned": True} if metrics.get("pruned") else {}
+    if folder.is_evaluation:  # of one run two checkpoints may be tested
+        paths = [text.partition("=")[2].strip("'\"") for text in folder.overrides if key_of(text) == "checkpoint"]
+        added |= {"checkpoint": Path(path).name for path in paths}
     overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
     return FinishedRun(
         folder.path,
-        config=values | pruned,
-        named=choices | overrides | pruned,
+        config=values | added,
+        named=choices | overrides | added,
         metrics={
             name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
         },

@@ -1,7 +1,9 @@
 """Pictures of the images of a table: queries with their neighbours, and some images of each class."""
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ from dml.data.prepared_files import replacing_file
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.evaluation.pictures import choose_queries, draw_contact_sheet, draw_retrieval_sheet
 from dml.evaluation.ranking.queries import PerQuery
+from dml.ops.errors import InputError
 from dml.ops.files import replacing
 
 
@@ -41,6 +44,18 @@ def write_retrieval_sheet(
     ]
     with replacing(path) as partial:
         draw_retrieval_sheet(rows, partial)
+
+
+def check_sheet(sheet: Mapping[str, Any] | None) -> None:
+    """Make sure that `write_contact_sheets` takes its arguments; None draws nothing.
+
+    Raises:
+        InputError: if a number is too small.
+    """
+    for name, least in {"classes": 1, "pictures": 1, "seed": 0}.items():
+        value = least if sheet is None else sheet[name]
+        if not isinstance(value, int) or value < least:
+            raise InputError(f"sheet.{name}={value}: must be a whole number, {least} or more")
 
 
 def write_contact_sheets(

@@ -46,9 +46,14 @@ from dml.training.run_length import count_steps
 from dml.training.schedules import SchedulePace
 
 
-def build_table(config: DictConfig) -> ImageTable:
-    """Read the data set and check its counts; its fold becomes ``val``, and its corrections are applied."""
-    images = read_table(config.dataset, config.data.max_list_bytes)
+def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:
+    """Read the data set and check its counts; its fold becomes ``val``, and its corrections are applied.
+
+    Args:
+        config: configuration of a run, or of one of its stages.
+        needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
+    """
+    images = read_table(config.dataset, config.data.max_list_bytes, needs_fold=needs_fold)
     if config.get("quick"):
         images = take_first_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
     if not compares_contents(config):

@@ -38,14 +38,12 @@ def check_resumed_data(
     _refuse_changes(f"resume={folder.path}", before, table_summary)
 
 
-def check_tested_data(
-    config: DictConfig, stage_config: DictConfig, table: ImageTable, stored: StoredConfiguration
-) -> None:
+def check_tested_data(config: DictConfig, split: str, table: ImageTable, stored: StoredConfiguration) -> None:
     """Make sure that a checkpoint is tested on the data of its run, unless the command line names other data.
 
     Args:
         config: configuration of the evaluation.
-        stage_config: configuration that the table was built with.
+        split: split that is tested.
         table: the data set as it is now.
         stored: configuration of the run, as its checkpoint has it.
 
@@ -53,13 +51,14 @@ def check_tested_data(
         InputError: if the data has changed, unless ``accept_changed_data`` says so.
     """
     path = expand_home(config.checkpoint)
-    before: Any = RunFolder(path.absolute().parents[1]).splits()
+    before: Any = RunFolder(path.absolute().parent.parent).splits()
     then = without_unset_changes(stored.config.get("dataset") or {})
     if before is None or config.accept_changed_data or then != plain_config(config)["dataset"]:
         return
-    after: Any = summarize_data(table, stage_config.dataset.root)
-    if stage_config.dataset.folds != config.dataset.folds:  # the training classes were not divided for this test
-        before, after = ({split: part[split] for split in TEST_SPLITS if split in part} for part in (before, after))
+    after: Any = summarize_data(table, config.dataset.root)
+    if split == "test" and config.dataset.folds:  # too few training classes may be there to be divided as before
+        used = {*TEST_SPLITS, "val"} if "val" in after else {*TEST_SPLITS}
+        before, after = ({name: part[name] for name in used & part.keys()} for part in (before, after))
     _refuse_changes(f"checkpoint={path}", before, after)
 
 

@@ -1,19 +1,27 @@
 """The job of ``evaluate.py``: test a checkpoint again."""
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
 from dml.run import builders, loop
 from dml.run.data_changes import check_tested_data
+from dml.run.evaluators import choose_tested_split
 from dml.run.final_test import run_test
 from dml.run.stages import find_stage, make_evaluation_config
-from dml.run.stored_configuration import check_unchanged, extract_configuration, write_configuration
+from dml.run.stored_configuration import (
+    StoredConfiguration,
+    check_unchanged,
+    extract_configuration,
+    write_configuration,
+)
 from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
 from dml.training.frozen_weights import lacks_weights
 
@@ -37,13 +45,16 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     stored = extract_configuration(checkpoint)
     check_unchanged(config, overrides, stored, parts=parts)
     progress = TrainingProgress.from_checkpoint(checkpoint)
-    description = progress.describe(checkpoint["run"])
+    description: dict[str, Any] = progress.describe(checkpoint["run"])
     is_slim = lacks_weights(checkpoint)
     del checkpoint
     stage_config = make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
+    if selection := _find_selection(path, stored):
+        description["selection"] = stage_config.evaluation.selection = selection
     seed_everything(stage_config.seed, verbose=False)
-    table = builders.build_table(stage_config)
-    check_tested_data(config, stage_config, table, stored)
+    table = builders.build_table(stage_config, needs_fold=stage_config.split in ("train", "val"))
+    split = _choose_split(stage_config, table)
+    check_tested_data(config, split, table, stored)
     images = builders.build_evaluation_data(stage_config, table)
     model = builders.build_model(stage_config)
     load_model(model, path)
@@ -55,7 +66,29 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         builders.build_embedder(stage_config, model),
         images,
         folder,
-        split=stage_config.split,
+        split=split,
         description=description,
-        neighbors_file=RunFolder(path.absolute().parents[1]).fixed_neighbors_file,
+        neighbors_file=RunFolder(path.absolute().parent.parent).fixed_neighbors_file,
     )
+
+
+def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:
+    """Return what chose a checkpoint, as ``evaluation.selection``, by the name of its file; None for another name."""
+    run_folder = RunFolder(path.absolute().parent.parent)
+    chosen = {run_folder.last_checkpoint.name: "last", run_folder.best_checkpoint.name: None}
+    if path.name not in chosen:
+        return None
+    return chosen[path.name] or str(stored.config["evaluation"]["selection"])
+
+
+def _choose_split(config: DictConfig, table: ImageTable) -> str:
+    """Return the split to test: ``split``, or the one that the run tested at its end.
+
+    Raises:
+        InputError: if the data set has no such split.
+    """
+    if config.split is None:
+        return choose_tested_split(config, table)
+    if not len(table.select_evaluated(config.split)):
+        raise InputError(f"split={config.split}: the data set has no image of it; it has {', '.join(table.counts())}")
+    return str(config.split)

@@ -146,6 +146,19 @@ def choose_selection(config: DictConfig, table: ImageTable) -> str:
     return "last" if selection == "val" and not len(table.rows("val")) else selection
 
 
+def check_pictures(settings: DictConfig) -> None:
+    """Make sure that the report and the picture of a test show at least one query and one neighbour.
+
+    Raises:
+        InputError: if a number is below 1.
+    """
+    for name, keys in (("report", ("neighbors",)), ("sheet", ("queries", "neighbors"))):
+        for key in keys:
+            value = OmegaConf.select(settings, f"{name}.{key}")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"evaluation.{name}.{key}={value}: must be a whole number, 1 or more")
+
+
 def check_evaluation(config: DictConfig, table: ImageTable) -> None:
     """Make sure, before any training, that every metric of the configuration can be computed.
 
@@ -159,6 +172,7 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
     """
     metrics, heads = build_metric_config(config, table), list(config.model.heads)
     build_threshold_settings(config)
+    check_pictures(config.evaluation)
     build_rerankings(config, table)
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, config.evaluation)

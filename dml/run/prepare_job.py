@@ -18,7 +18,7 @@ from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.verification import CheckedImage, check_images, list_faults, write_table
 from dml.data.worker_processes import choose_processes
-from dml.evaluation.table_pictures import write_contact_sheets
+from dml.evaluation.table_pictures import check_sheet, write_contact_sheets
 from dml.ops.console import console, progress_bar, warn
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
@@ -45,6 +45,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
         )
     if config.verify not in ("stamp", "content"):
         raise InputError(f"verify={config.verify}: stamp or content")
+    check_sheet(config.sheet)
     with limit_list_bytes(config.data.max_list_bytes):
         table: ImageTable = instantiate(dataset.reader)(dataset.root)
     folder = make_cache_folder(config)
@@ -77,7 +78,8 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
     write_table(folder, table, images)
     console.print(make_count_table(table, dataset.counts or {}))
     readable_rows = np.flatnonzero([not images[path].error for path in table.paths.tolist()])
-    write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **config.sheet)
+    if config.sheet:
+        write_contact_sheets(table.take(readable_rows.astype(np.int64)), folder.path, limits, **config.sheet)
     if resize:
         _write_cache(folder, resize, images, processes, limits)
     faults = list_faults(table, images, dataset.counts, disjoint=dataset.disjoint)

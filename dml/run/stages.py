@@ -102,8 +102,6 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
     backbone = parts["model"].get("backbone")
     if isinstance(backbone, dict) and "weights" in backbone and not lacks_weights:
         backbone["weights"] = None
-    if parts["split"] not in ("train", "val"):
-        parts["dataset"]["folds"] = None  # nothing of the training classes is looked at
     from dml.run.evaluators import find_ball  # late: it imports torch, which --help needs no time for
 
     ball = find_ball(config)  # the loss, which geometry=auto asks, is not in the parts

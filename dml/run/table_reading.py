@@ -1,5 +1,6 @@
 """The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
 
+import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning.utilities import rank_zero_only
@@ -8,12 +9,12 @@ from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.limits import limit_list_bytes
 from dml.data.planted_faults import plant_faults, read_planted_faults
-from dml.data.table import ImageTable, hold_out_classes, load
+from dml.data.table import TRAINING_SPLITS, ImageTable, hold_out_classes, load
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 
 
-def read_table(dataset: DictConfig, max_list_bytes: int) -> ImageTable:
+def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
     """Read and check a data set, make the fold of the configuration the validation split, and apply what changes it.
 
     The published counts are those of the data set without corrections and with its own splits. Class splits are applied
@@ -24,6 +25,7 @@ def read_table(dataset: DictConfig, max_list_bytes: int) -> ImageTable:
     Args:
         dataset: configuration of the data set.
         max_list_bytes: largest size of a file that lists images.
+        needs_fold: whether fewer training classes than folds are an error; a test does without a validation split.
 
     Raises:
         InputError: if the data set has a fault, or class splits or a correction can't be applied.
@@ -40,10 +42,14 @@ def read_table(dataset: DictConfig, max_list_bytes: int) -> ImageTable:
             verify=dataset.verify,
         )
         images = _divide(dataset, images) if has_class_splits else images
-        if dataset.folds:
+        if dataset.folds and (needs_fold or _count_training_classes(images) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         images = _correct(dataset, images) if has_corrections else images
         return _plant(dataset, images) if dataset.get("planted") is not None else images
+
+
+def _count_training_classes(images: ImageTable) -> int:
+    return len(np.unique(images.labels[images.rows(*TRAINING_SPLITS), 0]))
 
 
 def _divide(dataset: DictConfig, images: ImageTable) -> ImageTable:

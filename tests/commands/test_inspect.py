@@ -156,6 +156,17 @@ def test_several_backbones_and_one_without_weights(
     assert "small_cnn, raw" not in printed
 
 
+def test_a_model_of_ones_own_is_a_backbone(inspect: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "my_conf" / "model").mkdir(parents=True)
+    text = (CONF / "model" / "tf_efficientnet_lite0.yaml").read_text()
+    (tmp_path / "my_conf" / "model" / "mine.yaml").write_text(text)
+    given = [f"hydra.searchpath=[{tmp_path}/my_conf]", "transform.size=32", "components=4", "sheet=null"]
+    assert "mine, raw" in inspect(*given, "model=mine")
+    printed = inspect(*given, "backbones=[tf_efficientnet_lite0,mine]")
+    assert "mine, raw" in printed
+    assert not [*(tmp_path / "mine").rglob("sheet_*.png")]
+
+
 def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> None:
     given = ["dataset=folder", f"dataset.root={mine}", *SETTINGS, "model.backbone.weights=/none.pth", "components=2"]
     assert "model.backbone.weights=/none.pth: no such file" in refused(*given, command="inspect")
@@ -168,6 +179,7 @@ def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> N
         ("backbones=resnet18", r"backbones=resnet18: a list of models, such as \[tf_efficientnet_lite0,resnet18\]"),
         ("backbones=[]", "a list of models"),
         ("max_images=0", "max_images=0: a whole number above 0, or null for all images"),
+        ("sheet.seed=-1", "sheet.seed=-1: must be a whole number, 0 or more"),
         ("components=0", "components=0: a whole number above 0, or null"),
         ("data.cache=null", "data.cache=null: auto, or the folder to write to"),
     ],

@@ -34,6 +34,17 @@ def test_a_search_is_checked_before_its_first_run(
     assert not list_left(tmp_path)
 
 
+def test_a_search_may_take_a_configuration_of_ones_own(
+    refused: Refused, tmp_path: Path, small_emoji: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "my_conf" / "loss" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("_target_: dml.losses.RankedListLoss\nmargin: 0.3\n")
+    monkeypatch.chdir(tmp_path)
+    given = [f"dataset.root={small_emoji}", "hydra.searchpath=[my_conf]", "loss=mine", "loss.margin=interval(0.2,0.8)"]
+    assert "checkpoints.monitor=foo: no metric that" in refused(*TRIED, *given, "checkpoints.monitor=foo")
+
+
 def test_a_search_is_checked_at_its_first_point() -> None:
     task = ["loss=rll", "loss.margin=interval(0.2,0.8)", "seed=3,4", "a=tag(log,range(1,9))", "b=choice(x,y)", "~c"]
     params = {"optimizer.lr": "tag(log, interval(1e-4, 2e-3))"}

@@ -85,6 +85,11 @@ def test_a_validation_on_the_test_split_is_called_that() -> None:
     assert chart.title == "Test MAP@R, %"
 
 
+def test_a_validation_before_the_first_step_alone_is_drawn() -> None:
+    (chart,) = make_charts([{"step": 0.0, "val/level0/recall@1": 0.5}], LEVELS, tested=0)
+    assert chart.marked is None
+
+
 def test_nothing_logged_nothing_drawn() -> None:
     assert make_charts([], LEVELS, tested=None) == []
     assert make_charts([{"step": 1.0, "epoch": 0.0}], LEVELS, tested=1) == []

@@ -133,6 +133,13 @@ def test_fractions_alone_are_in_percent_and_custom_metrics_have_their_labels() -
 def test_no_run_and_the_same_run_twice(sweep: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no finished run in it; a run's folder holds metrics\.json"):
         find_runs([tmp_path])
+    (tmp_path / "multirun.yaml").touch()
+    (tmp_path / "begun" / ".hydra").mkdir(parents=True)
+    for name in ("config", "overrides"):
+        shutil.copy(sweep / "0" / ".hydra" / f"{name}.yaml", tmp_path / "begun" / ".hydra")
+    found = find_runs([sweep / "0", *tmp_path.iterdir()])  # as a glob gives them
+    assert [run.folder for run in found] == [sweep / "0"]
+    shutil.rmtree(tmp_path / "begun")
     shutil.copytree(sweep / "0", tmp_path / "again")
     with pytest.raises(InputError, match=r"again: the same configuration and seed=1 as .*0; give one of them"):
         compare(find_runs([sweep, tmp_path]))
@@ -145,6 +152,9 @@ def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path,
         here("evaluate", f"checkpoint={run / 'checkpoints' / 'last.ckpt'}", f"hydra.run.dir={folder}")
     assert [found.folder for found in find_runs([tmp_path])] == [run]
     assert [found.folder for found in find_runs([tmp_path / "again"])] == [tmp_path / "again"]
+    here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'best'}")
+    named = [row.name for row in compare(find_runs([tmp_path / "again", tmp_path / "best"]))]
+    assert named == ["checkpoint=last.ckpt", "checkpoint=best.ckpt"]
     for folder in (run, run / "val"):
         (folder / "metrics.json").unlink()
     assert find_unfinished([tmp_path]) == [run]

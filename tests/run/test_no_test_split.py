@@ -23,10 +23,34 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["split"] == "val"
     assert {"level0/recall@1", "raw/level0/recall@1"} <= {*metrics}
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'best.ckpt'}"
+    here("evaluate", checkpoint, f"hydra.run.dir={tmp_path / 'again'}")
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    repeated = {name for name in again if name != "checksums"}
+    assert {"split", "selection", "level0/recall@1"} <= repeated
+    assert {name: again[name] for name in repeated} == {name: metrics[name] for name in repeated}
+    line = refused(checkpoint, "split=test", f"hydra.run.dir={tmp_path / 'none'}", command="evaluate")
+    assert "split=test: the data set has no image of it; it has train, val" in line
     line = refused(*data, *small, "dataset.reader.val_fraction=0", f"hydra.run.dir={tmp_path / 'none'}")
     assert "no class is left for a test or a validation" in line
     line = refused(*data, *small, "evaluation.selection=test", f"hydra.run.dir={tmp_path / 'none'}")
     assert "no class is held out for a test" in line
+
+
+@pytest.mark.parametrize("choice", ["val", "test"])
+def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: Here, choice: str):
+    photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
+    data = ["dataset=folder", f"dataset.root={photos}", "dataset.folds=2", "dataset.fold=1"]
+    small = [value for value in SMALL if not value.startswith("dataset.")]
+    here(
+        "train", *data, *small, "sampler.classes_per_batch=2", f"evaluation.selection={choice}", f"hydra.run.dir={run}"
+    )
+    here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}")
+    tested, again = (json.loads((folder / "metrics.json").read_text()) for folder in (run, tmp_path / "again"))
+    assert again["selection"] == choice  # a choice on the test split is said again
+    assert "threshold/fmr" in tested
+    names = {name for name in tested if not name.startswith("raw/")} - {"checksums", "configuration"}
+    assert {name: again.get(name) for name in names} == {name: tested[name] for name in names}
 
 
 @pytest.mark.parametrize("option", ["checkpoints.beginning=true", "frozen=true", "quick=true"])

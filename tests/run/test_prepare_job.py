@@ -105,6 +105,11 @@ def test_the_sheets_show_every_split(prepare: Prepare, sop: Path) -> None:
     assert {path.stem: path.read_bytes() for path in (sop / ".dml" / "sop").glob("*.png")} == sheets
 
 
+def test_no_sheets(prepare: Prepare, sop: Path) -> None:
+    prepare("sheet=null")
+    assert not [*(sop / ".dml" / "sop").glob("*.png")]
+
+
 def test_the_table_of_counts_fits_a_narrow_screen() -> None:
     names = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
     table = builders.ImageTable(np.array(["a.jpg"]), np.zeros((1, 7), dtype=np.int64), np.array(["train"]), names)
@@ -212,6 +217,7 @@ def test_a_data_set_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (["data.cache=null"], "data.cache=null: auto, or the folder to write to"),
         (["data.cache=/dev/null"], r"/dev/null/sop-\w+: can't be written to; give data\.cache=FOLDER, also to "),
+        (["sheet.pictures=-1"], "sheet.pictures=-1: must be a whole number, 1 or more"),
         (["resize=abc"], "resize size=abc: expected a whole number of pixels"),
         (["resize=8", "mode=both"], "resize mode=both: expected warp, shorter or longer"),
     ],

@@ -121,7 +121,7 @@ def _make_chart(
     if not points:
         return None
     steps, values = np.concatenate([*points.values()]).T
-    right = float(steps.max())
+    right = float(steps.max()) or 1.0  # the only validation may be before the first step
     y = choose_ticks(values.min(), values.max())
     curves = [_draw_curve(name, curve_points, (right, y[0], y[-1])) for name, curve_points in points.items()]
     tops = _spread([curve.top for curve in curves])
