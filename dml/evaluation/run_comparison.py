@@ -115,8 +115,8 @@ def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
     metrics = folder.metrics()
     added: dict[str, Any] = {"pruned": True} if metrics.get("pruned") else {}
     if folder.is_evaluation:  # of one run two checkpoints may be tested
-        paths = [text.partition("=")[2].strip("'\"") for text in folder.overrides if key_of(text) == "checkpoint"]
-        added |= {"checkpoint": Path(path).name for path in paths}
+        path = next((text.partition("=")[2] for text in folder.overrides if key_of(text) == "checkpoint"), "")
+        added["checkpoint"] = Path(path.strip("'\"")).name
     overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
     return FinishedRun(
         folder.path,
