@@ -69,9 +69,7 @@ def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path
     here("evaluate", f"checkpoint={best}", f"hydra.run.dir={tmp_path}")
     again, trained = metrics(tmp_path), metrics(finished)
     assert again == {
-        name: value
-        for name, value in trained.items()
-        if not name.startswith("raw/") and name != "configuration"
+        name: value for name, value in trained.items() if not name.startswith("raw/") and name != "configuration"
     }
 
 
