@@ -67,7 +67,7 @@ def main(overrides: list[str]) -> None:
     clean = audit_images(images, settings)
     print("without planted errors:", ", ".join(f"{count_issue(clean, issue)} {issue}" for issue in ISSUES))
     print("| planted | found of planted | all findings | precision | recall |\n| --- | --- | --- | --- | --- |")
-    copies = find_duplicate_pairs(images, settings).list_copies(len(images.table), settings.neighbors)
+    copies = find_duplicate_pairs(images, settings).list_copies(images, settings)
     for share in SHARES:
         results = [measure_swaps(images, copies, settings, share, seed) for seed in SEEDS]
         flagged, first, suggested = zip(*results, strict=True)

@@ -60,7 +60,7 @@ def test_all_of_many_copies_are_known_to_each() -> None:
     images = make_images(labels, labels, ["train"] * 72)
     copies = [*range(0, 72, 3)]
     images.embeddings[copies], images.hashes[copies] = images.embeddings[0].clone(), images.hashes[0].clone()
-    listed = find_duplicate_pairs(images, SETTINGS).list_copies(72, SETTINGS.neighbors)
+    listed = find_duplicate_pairs(images, SETTINGS).list_copies(images, SETTINGS)
     for row in range(72):
         assert sorted(listed[row]) == ([copy for copy in copies if copy != row] if row in copies else [])
 

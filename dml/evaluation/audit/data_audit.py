@@ -28,7 +28,7 @@ def audit_images(images: AuditedImages, settings: AuditSettings) -> list[Finding
         The findings, ranked within each kind.
     """
     pairs = find_duplicate_pairs(images, settings)
-    copies = pairs.list_copies(len(images.table), settings.neighbors)
+    copies = pairs.list_copies(images, settings)
     neighbors, similarities = find_neighbors(images, settings, copies)
     return [
         *report_duplicates(images, pairs),

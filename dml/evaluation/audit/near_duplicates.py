@@ -35,24 +35,25 @@ class DuplicatePairs:
         """The means (P,) of the cosine similarity and the correlation of the hashes: 1 for equal images."""
         return (self.cosines + 1 - self.bits / 128) / 2
 
-    def list_copies(self, count: int, searched: int) -> list[list[int]]:
+    def list_copies(self, images: AuditedImages, settings: AuditSettings) -> list[list[int]]:
         """Return for each image the rows of its copies.
 
-        Args:
-            count: number of images.
-            searched: number of neighbours that each image searched for copies. Where more images than that are copies
-                of each other, all that are linked by pairs are listed.
+        Of more copies of one picture than ``settings.neighbors``, each image finds only so many. So all images of a
+        larger group, as pairs link them, are compared with each other.
         """
+        count = len(images.table)
         copies: list[list[int]] = [[] for _ in range(count)]
         for first, second in zip(self.first.tolist(), self.second.tolist(), strict=True):
             copies[first].append(second)
             copies[second].append(first)
         links = coo_matrix((np.ones(len(self.first)), (self.first, self.second)), shape=(count, count))
         _, groups = connected_components(links, directed=False)
-        for group in np.flatnonzero(np.bincount(groups) > searched + 1).tolist():
-            members = np.flatnonzero(groups == group).tolist()
-            for row in members:
-                copies[row] = [member for member in members if member != row]
+        for group in np.flatnonzero(np.bincount(groups) > settings.neighbors + 1).tolist():
+            members = np.flatnonzero(groups == group)
+            for row in members.tolist():
+                others = members[members != row]
+                cosines, bits = _compare(images, np.full_like(others, row), others)
+                copies[row] = others[_are_copies(cosines, bits, settings)].tolist()
         return copies
 
 
@@ -65,10 +66,22 @@ def find_duplicate_pairs(images: AuditedImages, settings: AuditSettings) -> Dupl
     signs = 2 * images.hashes - 1  # the dot product of two signs is 256 - 2 different bits
     pairs = np.concatenate([_list_pairs(rows, settings.neighbors) for rows in (images.embeddings, signs)])
     first, second = np.unique(pairs, axis=0).T
+    cosines, bits = _compare(images, first, second)
+    is_copy = _are_copies(cosines, bits, settings)
+    return DuplicatePairs(first[is_copy], second[is_copy], cosines[is_copy], bits[is_copy])
+
+
+def _compare(
+    images: AuditedImages, first: NDArray[np.int64], second: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the cosine similarities (P,) and the numbers (P,) of different bits of the hashes of pairs of rows."""
     cosines = (images.embeddings[first] * images.embeddings[second]).sum(dim=1).numpy()
     bits = (images.hashes[first] != images.hashes[second]).sum(dim=1).numpy()
-    is_copy = (bits <= settings.copy_bits) & (cosines >= settings.copy_cosine)
-    return DuplicatePairs(first[is_copy], second[is_copy], cosines[is_copy], bits[is_copy])
+    return cosines, bits
+
+
+def _are_copies(cosines: NDArray[np.float32], bits: NDArray[np.int64], settings: AuditSettings) -> NDArray[np.bool_]:
+    return (bits <= settings.copy_bits) & (cosines >= settings.copy_cosine)
 
 
 def _list_pairs(rows: Tensor, neighbors: int) -> NDArray[np.int64]:
