@@ -22,12 +22,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from machine import Machine, OtherWork, describe_machine
+from machine import OtherWork, describe_machine
 
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
@@ -128,21 +127,20 @@ def describe_other_work(cores: float | None) -> str:
 
 
 def describe_conditions(results: Mapping[str, Result]) -> list[str]:
-    """Describe machine and versions in a line for each group of consecutive benchmarks that share them."""
-    lines = []
-    for (machine, versions), group in groupby(results, lambda name: _read_conditions(results[name])):
-        members = [*group]
-        which = "All" if len(members) == len(results) else ", ".join(members)
-        libraries = ", ".join(f"{library} {number}" for library, number in versions.items())
-        lines.append(
-            f"{which}: {machine['cores']} cores of {machine['processor']} under {machine['system']}, without a GPU; "
-            f"{libraries}."
-        )
-    return lines
+    """Describe machine and versions in a line for each group of benchmarks that share them."""
+    groups: dict[str, list[str]] = {}
+    for name, result in results.items():
+        groups.setdefault(_describe_conditions(result), []).append(name)
+    return [
+        f"{'All' if len(members) == len(results) else ', '.join(members)}: {conditions}"
+        for conditions, members in groups.items()
+    ]
 
 
-def _read_conditions(result: Result) -> tuple[Machine, Mapping[str, str]]:
-    return result["machine"], result["versions"]
+def _describe_conditions(result: Result) -> str:
+    machine, libraries = result["machine"], result["versions"].items()
+    versions = ", ".join(f"{library} {number}" for library, number in libraries)
+    return f"{machine['cores']} cores of {machine['processor']} under {machine['system']}, without a GPU; {versions}."
 
 
 def write_page(results: Mapping[str, Result]) -> None:
