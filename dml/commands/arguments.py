@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
-from dml.run.config_folders import CONF, quote
+from dml.run.config_folders import CONF, GROUPS, quote
 
 UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
 """Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
@@ -66,10 +66,9 @@ def check_choices(arguments: Sequence[str]) -> None:
     Raises:
         InputError: if it is given something else.
     """
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key in groups and re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
+        if key in GROUPS and re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
             choices = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
             raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")

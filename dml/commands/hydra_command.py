@@ -32,7 +32,7 @@ from dml.ops.new_folders import is_unused, note_new_folder, remove_unused_folder
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
-from dml.run.config_folders import CONF, list_overrides, quote
+from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.training.distributed import watch
 
@@ -40,8 +40,6 @@ PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
 """What a training writes before its first step."""
 
 COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
-GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
-"""The keys that choose a configuration of a group."""
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
 

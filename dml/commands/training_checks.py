@@ -13,7 +13,7 @@ from torch import nn
 
 from dml.commands.crop_sizes import warn_of_small_crops
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, check_whole, nearest
 from dml.run.feature_source import check_frozen
 from dml.run.stages import list_stages
 from dml.training.optimizers import optimizer_by_role
@@ -70,9 +70,8 @@ def check_numbers(config: DictConfig) -> None:
         InputError: if one is too small.
     """
     for key, least in {"seed": 0, "data.eval_batch_size": 1}.items():
-        value = OmegaConf.select(config, key)
-        if isinstance(value, int) and value < least:
-            raise InputError(f"{key}={value}: must be a whole number, {least} or more")
+        if (value := OmegaConf.select(config, key)) is not None:
+            check_whole(key, value, least)
 
 
 def check_fold(dataset: DictConfig) -> None:

@@ -12,6 +12,8 @@ from dml.ops.regular_files import RefusedFileError, read_regular
 
 MISSING = (-1, -1)
 """The stamp of a file that doesn't exist."""
+UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
+"""The errors of `read_content`."""
 MAX_BYTES = 512 << 20
 OPTION = "data.max_image_bytes"
 """The key of the configuration that sets the limit on image files."""
@@ -69,7 +71,7 @@ def _read_size(path: str) -> int:
     archive, member = split_member(path)
     try:
         return measure_member(archive, member) if member and not os.path.exists(path) else os.stat(path).st_size
-    except (OSError, KeyError, RefusedFileError, *DAMAGES):
+    except (KeyError, *UNREADABLE):
         return MISSING[0]
 
 

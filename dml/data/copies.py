@@ -9,15 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from dml.data.archives import DAMAGES
 from dml.data.cache import CacheFolder
-from dml.data.contents import MISSING, read_content, read_sizes, read_stamps
+from dml.data.contents import MISSING, UNREADABLE, read_content, read_sizes, read_stamps
 from dml.data.images import LIMITS
 from dml.data.limits import ImageLimits
 from dml.data.prepared_files import UnfitFileError, delete_file, read_parquet, refuse_links, write_parquet
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
 from dml.data.verification import read_verified
-from dml.ops.regular_files import RefusedFileError
 
 HASHES_FILE = "digests.parquet"
 """The file of a data set's cache folder that holds the SHA-256 of image files."""
@@ -117,7 +115,7 @@ def _stored_stamp(hashes: ContentHashes, name: str) -> Stamp | None:
 def _compute_hash(path: str, max_bytes: int) -> str:
     try:
         return hashlib.sha256(read_content(path, max_bytes)).hexdigest()
-    except (OSError, RefusedFileError, *DAMAGES):
+    except UNREADABLE:
         return ""
 
 

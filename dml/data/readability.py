@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from dml.data.archives import DAMAGES, list_members, split_member
+from dml.data.archives import list_members, split_member
+from dml.data.contents import UNREADABLE
 from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.regular_files import RefusedFileError
 
 SMALL_SIZE = (32, 32)
 """The smallest height and width that JPEG files may be decoded at: they are read to their end, but faster."""
@@ -116,7 +116,7 @@ def _find_missing_members(archive: str, members: Sequence[str]) -> list[str]:
         present = list_members(archive)
     except FileNotFoundError:
         present = set()
-    except (OSError, RefusedFileError, *DAMAGES):
+    except UNREADABLE:
         return []
     return [f"{archive}/{member}" for member in members if member not in present]
 

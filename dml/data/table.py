@@ -159,6 +159,12 @@ def _check_splits(splits: Iterable[str]) -> None:
         raise InputError(f"image table: unknown split {unknown[0]!r}; the splits are {', '.join(SPLITS)}")
 
 
+def list_training_classes(table: ImageTable) -> NDArray[np.int64]:
+    """List the labels (C,) of the finest classes in the training splits, rising."""
+    classes: NDArray[np.int64] = np.unique(table.labels[table.rows(*TRAINING_SPLITS), 0])
+    return classes
+
+
 def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: int = 0) -> ImageTable:
     """Make one fold of the training classes (level 0) the split ``val``, and all other folds the split ``train``.
 
@@ -173,8 +179,7 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     Raises:
         InputError: if there is no such fold, or there are fewer training classes than folds.
     """
-    rows = table.rows(*TRAINING_SPLITS)
-    classes = np.unique(table.labels[rows, 0])
+    rows, classes = table.rows(*TRAINING_SPLITS), list_training_classes(table)
     if not 0 <= fold < folds:
         raise InputError(f"dataset.fold={fold}: with {folds} folds it is one of 0 to {folds - 1}")
     if len(classes) < folds:

@@ -14,7 +14,7 @@ from dml.data.prepared_files import replacing_file
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.evaluation.pictures import choose_queries, draw_contact_sheet, draw_retrieval_sheet
 from dml.evaluation.ranking.queries import PerQuery
-from dml.ops.errors import InputError
+from dml.ops.errors import check_whole
 from dml.ops.files import replacing
 
 
@@ -53,9 +53,7 @@ def check_sheet(sheet: Mapping[str, Any] | None) -> None:
         InputError: if a number is too small.
     """
     for name, least in {"classes": 1, "pictures": 1, "seed": 0}.items():
-        value = least if sheet is None else sheet[name]
-        if not isinstance(value, int) or value < least:
-            raise InputError(f"sheet.{name}={value}: must be a whole number, {least} or more")
+        check_whole(f"sheet.{name}", least if sheet is None else sheet[name], least)
 
 
 def write_contact_sheets(

@@ -1,5 +1,6 @@
 from collections.abc import Collection
 from difflib import get_close_matches
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -7,6 +8,21 @@ class InputError(ValueError):
 
     The command line prints that line and exits with code 2. Any other exception is a bug and prints its traceback.
     """
+
+
+def check_whole(key: str, value: object, least: int) -> None:
+    """Check that a setting is a whole number.
+
+    Args:
+        key: key of the setting, for the error line.
+        value: value of the setting.
+        least: smallest value allowed.
+
+    Raises:
+        InputError: if the value isn't a whole number, or is below ``least``.
+    """
+    if not isinstance(value, Integral) or int(value) < least:
+        raise InputError(f"{key}={value}: must be a whole number, {least} or more")
 
 
 def nearest(name: str, options: Collection[str]) -> str:

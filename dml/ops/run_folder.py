@@ -168,6 +168,11 @@ class RunFolder:
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
             write_text(path, text)
 
+    @classmethod
+    def of_checkpoint(cls, path: Path) -> "RunFolder":
+        """Return the folder of the run that has the checkpoint at a path; it need not be one."""
+        return cls(path.absolute().parent.parent)
+
     def read_configuration(self) -> tuple[str, str, str]:
         """Read the three files of `.hydra/` as `write_configuration` takes them."""
         files = (self.config_file, self.hydra_file, self.overrides_file)

@@ -14,6 +14,9 @@ FILE = "file://"
 CONF = PACKAGE / "conf" if IS_INSTALLED else PACKAGE.parent / "conf"
 """The project's configurations: in an installed package, or at the top of a checkout."""
 
+GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+"""The keys that choose a configuration of a group."""
+
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 """An interpolation of another value of the configuration, as opposed to one that calls a resolver."""
 

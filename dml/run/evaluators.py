@@ -14,7 +14,7 @@ from dml.evaluation.monitor import check_monitor, check_tie_breaker
 from dml.evaluation.query_check import check_queries
 from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_whole
 from dml.ops.poincare import Ball
 
 
@@ -154,9 +154,8 @@ def check_pictures(settings: DictConfig) -> None:
     """
     for name, keys in (("report", ("neighbors",)), ("sheet", ("queries", "neighbors"))):
         for key in keys:
-            value = OmegaConf.select(settings, f"{name}.{key}")
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InputError(f"evaluation.{name}.{key}={value}: must be a whole number, 1 or more")
+            if (value := OmegaConf.select(settings, f"{name}.{key}")) is not None:
+                check_whole(f"evaluation.{name}.{key}", value, least=1)
 
 
 def check_evaluation(config: DictConfig, table: ImageTable) -> None:

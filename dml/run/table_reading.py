@@ -1,6 +1,5 @@
 """The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
 
-import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning.utilities import rank_zero_only
@@ -9,7 +8,7 @@ from dml.data.class_splits import apply_class_splits, read_class_splits
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.limits import limit_list_bytes
 from dml.data.planted_faults import plant_faults, read_planted_faults
-from dml.data.table import TRAINING_SPLITS, ImageTable, hold_out_classes, load
+from dml.data.table import ImageTable, hold_out_classes, list_training_classes, load
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
 
@@ -42,14 +41,10 @@ def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = T
             verify=dataset.verify,
         )
         images = _divide(dataset, images) if has_class_splits else images
-        if dataset.folds and (needs_fold or _count_training_classes(images) >= dataset.folds):
+        if dataset.folds and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         images = _correct(dataset, images) if has_corrections else images
         return _plant(dataset, images) if dataset.get("planted") is not None else images
-
-
-def _count_training_classes(images: ImageTable) -> int:
-    return len(np.unique(images.labels[images.rows(*TRAINING_SPLITS), 0]))
 
 
 def _divide(dataset: DictConfig, images: ImageTable) -> ImageTable:

@@ -51,21 +51,6 @@ def finest(labels: ArrayLike) -> NDArray[Any]:
     return array if array.ndim == 1 else array[:, 0]
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Check that a setting of a sampler is a whole number.
-
-    Args:
-        name: name of the setting, for the error line.
-        value: value of the setting.
-        least: smallest value allowed.
-
-    Raises:
-        InputError: if the value isn't a whole number, or is below ``least``.
-    """
-    if not isinstance(value, Integral) or int(value) < least:
-        raise InputError(f"sampler.{name}={value}: must be a whole number, {least} or more")
-
-
 def choose_classes_per_batch(
     setting: int | str, sizes: Ints, drawable: int, images_per_class: int, *, largest: int | None = None
 ) -> int:

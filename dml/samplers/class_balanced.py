@@ -4,8 +4,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import InputError
-from dml.samplers.base import EpochSampler, Ints, check_whole, choose_classes_per_batch, finest
+from dml.ops.errors import InputError, check_whole
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, finest
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
 # Number of images drawn at once: a draw takes about a millisecond, however few images are drawn.
@@ -69,9 +69,9 @@ class ClassBalancedSampler(EpochSampler):
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("images_per_class", images_per_class, least=1)
-        check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        check_whole("seed", seed, least=0)
+        check_whole("sampler.images_per_class", images_per_class, least=1)
+        check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
+        check_whole("sampler.seed", seed, least=0)
 
         _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)

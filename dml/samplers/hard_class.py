@@ -3,9 +3,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
-from dml.samplers.base import EpochSampler, check_whole, choose_classes_per_batch, finest
+from dml.samplers.base import EpochSampler, choose_classes_per_batch, finest
 
 Floats = NDArray[np.float32]
 
@@ -60,15 +60,15 @@ class HardClassSampler(EpochSampler):
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("images_per_class", images_per_class, least=1)
-        check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        check_whole("seed", seed, least=0)
+        check_whole("sampler.images_per_class", images_per_class, least=1)
+        check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
+        check_whole("sampler.seed", seed, least=0)
         _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
         self._drawable = np.flatnonzero(sizes >= images_per_class)
         self.classes_per_batch = choose_classes_per_batch(
             classes_per_batch, sizes, len(self._drawable), images_per_class
         )
-        check_whole("candidate_classes", candidate_classes, least=self.classes_per_batch)
+        check_whole("sampler.candidate_classes", candidate_classes, least=self.classes_per_batch)
         self.num_bank_neighbors = 0
         self._class_of_row, self._sizes = class_of_row, sizes
         self._rows = np.split(np.argsort(class_of_row, kind="stable"), sizes.cumsum()[:-1])

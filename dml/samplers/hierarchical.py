@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import InputError
-from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, check_whole, finest
+from dml.ops.errors import InputError, check_whole
+from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, finest
 from dml.samplers.class_balanced import ClassBalancedSampler, images_per_draw
 
 logger = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class HierarchicalSampler(EpochSampler):
         short_classes: str = "repeat",
         seed: int = 0,
     ) -> None:
-        check_whole("super_level", super_level, least=1)
-        check_whole("classes_per_batch", 2 if classes_per_batch == AUTO else classes_per_batch, least=2)
-        check_whole("images_per_class", images_per_class, least=1)
-        check_whole("batches_per_pair", batches_per_pair, least=1)
-        check_whole("seed", seed, least=0)
+        check_whole("sampler.super_level", super_level, least=1)
+        check_whole("sampler.classes_per_batch", 2 if classes_per_batch == AUTO else classes_per_batch, least=2)
+        check_whole("sampler.images_per_class", images_per_class, least=1)
+        check_whole("sampler.batches_per_pair", batches_per_pair, least=1)
+        check_whole("sampler.seed", seed, least=0)
         if classes_per_batch != AUTO and int(classes_per_batch) % 2:
             raise InputError(
                 f"sampler.classes_per_batch={classes_per_batch}: must be even, each of two super-classes gives half"

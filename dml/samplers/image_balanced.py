@@ -3,7 +3,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.samplers.base import EpochSampler, Ints, check_whole, choose_classes_per_batch, finest
+from dml.ops.errors import check_whole
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, finest
 
 
 class ImageBalancedSampler(EpochSampler):
@@ -47,8 +48,8 @@ class ImageBalancedSampler(EpochSampler):
     def __init__(
         self, labels: ArrayLike, classes_per_batch: int | str, images_per_class: int, *, seed: int = 0
     ) -> None:
-        check_whole("images_per_class", images_per_class, least=2)
-        check_whole("seed", seed, least=0)
+        check_whole("sampler.images_per_class", images_per_class, least=2)
+        check_whole("sampler.seed", seed, least=0)
         _, self._class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
         num_groups = sizes // images_per_class
         self.classes_per_batch = choose_classes_per_batch(

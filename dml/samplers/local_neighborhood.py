@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
-from dml.samplers.base import EpochSampler, Ints, check_whole, finest
+from dml.samplers.base import EpochSampler, Ints, finest
 from dml.samplers.neighborhood import SMALLEST, Bools, Group, NeighborhoodBatch, Neighborhoods
 
 logger = logging.getLogger(__name__)
@@ -86,10 +86,10 @@ class LocalNeighborhoodSampler(EpochSampler):
         batches_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_whole("batch_size", batch_size, least=SMALLEST)
-        check_whole("num_neighbors", 1 if num_neighbors is None else num_neighbors, least=1)
-        check_whole("batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
-        check_whole("seed", seed, least=0)
+        check_whole("sampler.batch_size", batch_size, least=SMALLEST)
+        check_whole("sampler.num_neighbors", 1 if num_neighbors is None else num_neighbors, least=1)
+        check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
+        check_whole("sampler.seed", seed, least=0)
         classes = np.unique(finest(labels), return_inverse=True)[1]
         if batch_size > len(classes):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")

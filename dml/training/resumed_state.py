@@ -22,12 +22,13 @@ def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optim
     Raises:
         InputError: if the checkpoint is of another training.
     """
-    state, own = checkpoint["state_dict"], learner.state_dict()
-    if other := sorted(own.keys() ^ state.keys()):
-        verb = "lacks" if other[0] in own else "has"
-        raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {other[0]}; {REMEDY}")
-    if resized := [name for name, value in learner.named_parameters() if value.shape != state[name].shape]:
-        shapes = [tuple(values[resized[0]].shape) for values in (state, own)]
+    stored_state, new_state = checkpoint["state_dict"], learner.state_dict()
+    if differing := sorted(new_state.keys() ^ stored_state.keys()):
+        name = differing[0]
+        verb = "lacks" if name in new_state else "has"
+        raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {name}; {REMEDY}")
+    if resized := [name for name, value in learner.named_parameters() if value.shape != stored_state[name].shape]:
+        shapes = [tuple(values[resized[0]].shape) for values in (stored_state, new_state)]
         raise InputError(f"resume: {resized[0]} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
     kind = type(optimizer).__name__
     if (before := checkpoint.get("optimizer_class", kind)) != kind:

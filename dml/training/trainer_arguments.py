@@ -41,9 +41,10 @@ def check_arguments(arguments: Mapping[Any, Any]) -> None:
     for argument in arguments:
         if line := explain_refusal(argument):
             raise InputError(line)
-    if (every := arguments.get("log_every_n_steps")) is not None and every < 1:
+    if (interval := arguments.get("log_every_n_steps")) is not None and interval < 1:
         raise InputError(
-            f"trainer.log_every_n_steps={every}: at least 1; a number beyond trainer.max_steps logs the last step alone"
+            f"trainer.log_every_n_steps={interval}: at least 1; a number beyond trainer.max_steps logs the last step "
+            "alone"
         )
     batches = arguments.get("accumulate_grad_batches", 1)
     if batches is None or batches < 1:

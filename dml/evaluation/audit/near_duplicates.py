@@ -35,6 +35,12 @@ class DuplicatePairs:
         """The means (P,) of the cosine similarity and the correlation of the hashes: 1 for equal images."""
         return (self.cosines + 1 - self.bits / 128) / 2
 
+    def group(self, count: int) -> NDArray[np.int64]:
+        """Return for each of ``count`` images the number (N,) of its group, whose images are linked by pairs."""
+        links = coo_matrix((np.ones(len(self.first)), (self.first, self.second)), shape=(count, count))
+        groups: NDArray[np.int64] = connected_components(links, directed=False)[1]
+        return groups
+
     def list_copies(self, images: AuditedImages, settings: AuditSettings) -> list[list[int]]:
         """Return for each image the rows of its copies.
 
@@ -46,8 +52,7 @@ class DuplicatePairs:
         for first, second in zip(self.first.tolist(), self.second.tolist(), strict=True):
             copies[first].append(second)
             copies[second].append(first)
-        links = coo_matrix((np.ones(len(self.first)), (self.first, self.second)), shape=(count, count))
-        _, groups = connected_components(links, directed=False)
+        groups = self.group(count)
         for group in np.flatnonzero(np.bincount(groups) > settings.neighbors + 1).tolist():
             members = np.flatnonzero(groups == group)
             for row in members.tolist():
@@ -102,7 +107,7 @@ def report_duplicates(images: AuditedImages, pairs: DuplicatePairs) -> list[Find
     count = len(images.table)
     distances = coo_matrix((1.01 - pairs.scores, (pairs.first, pairs.second)), shape=(count, count))
     forest = minimum_spanning_tree(distances)
-    _, groups = connected_components(forest, directed=False)
+    groups = pairs.group(count)
     is_test = np.isin(images.table.split, TEST_SPLITS)
     order = np.lexsort((np.arange(count), -images.sizes.prod(axis=1), ~is_test))
     number_by_pair = {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.contents import UNREADABLE
 from dml.inference.bulk.embedding_parts import check_names
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
@@ -15,7 +16,7 @@ from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.vector_stores.retries import Retries, StoreError
 from dml.inference.vector_stores.store_address import StoreAddress, check_name
 from dml.inference.vector_stores.store_protocol import CollectionFacts, VectorStore
-from dml.inference.vector_stores.stored_images import UNREADABLE, StoredImages, relative_names
+from dml.inference.vector_stores.stored_images import StoredImages, relative_names
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
