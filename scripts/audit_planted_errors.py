@@ -104,8 +104,8 @@ def swap_labels(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     swapped = labels.copy()
     known = np.flatnonzero(labels != UNKNOWN)
     for row in rng.choice(known, round(share * len(known)), replace=False):
-        others = known[labels[known] != labels[row]]
-        swapped[row] = labels[rng.choice(others)]
+        of_other_classes = known[labels[known] != labels[row]]
+        swapped[row] = labels[rng.choice(of_other_classes)]
     return swapped
 
 
@@ -143,8 +143,8 @@ def measure_copies(
     """Add copies of images -> the numbers of copies found, of copies, and of pairs found."""
     with tempfile.TemporaryDirectory(prefix="dml-audit-") as name:
         rows, copies = write_copies(images.table, Path(name), seed)
-        of_copies = network.embed(config, copies, CacheFolder(Path(name), name))
-        features = torch.cat([network.embed(config, images.table, folder), of_copies])
+        copy_features = network.embed(config, copies, CacheFolder(Path(name), name))
+        features = torch.cat([network.embed(config, images.table, folder), copy_features])
         traits = torch.from_numpy(measure_traits(copies.paths.tolist(), processes=1, advance=lambda _: None))
         sizes = [read_image(path).shape[:0:-1] for path in copies.paths.tolist()]
     columns: dict[str, Any] = {
@@ -159,9 +159,9 @@ def measure_copies(
         sizes=np.concatenate([images.sizes, np.array(sizes)]),
     )
     pairs = find_duplicate_pairs(planted, settings)
-    found = {*zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
-    count = sum((int(row), len(images.table) + number) in found for number, row in enumerate(rows))
-    return count, len(rows), len(report_duplicates(planted, pairs))
+    found_pairs = {*zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
+    num_found = sum((int(row), len(images.table) + number) in found_pairs for number, row in enumerate(rows))
+    return num_found, len(rows), len(report_duplicates(planted, pairs))
 
 
 def write_copies(table: ImageTable, folder: Path, seed: int) -> tuple[np.ndarray, ImageTable]:
@@ -181,8 +181,8 @@ def write_copies(table: ImageTable, folder: Path, seed: int) -> tuple[np.ndarray
         picture.resize((width, height), Image.Resampling.BICUBIC).save(
             paths[-1], quality=int(rng.integers(WORST_QUALITY, BEST_QUALITY + 1))
         )
-        others = [name for name in splits if name != table.split[row]]
-        split.append(str(rng.choice(others)) if others and number % 2 else str(table.split[row]))
+        other_splits = [name for name in splits if name != table.split[row]]
+        split.append(str(rng.choice(other_splits)) if other_splits and number % 2 else str(table.split[row]))
     return rows, replace(table.take(rows.astype(np.int64)), paths=np.array(paths), split=np.array(split))
 
 
@@ -199,8 +199,8 @@ def measure_split_classes(images: AuditedImages, settings: AuditSettings, seed: 
         pairs.add(frozenset({str(label), str(new)}))
     planted = with_labels(images, labels)
     findings = report_mixed_classes(planted, find_neighbors(planted, settings)[0], settings)
-    found = {frozenset({finding.label, finding.other_label}) for finding in findings}
-    return len(pairs & found), len(pairs), count_issue(findings, MIXED_CLASSES)
+    found_pairs = {frozenset({finding.label, finding.other_label}) for finding in findings}
+    return len(pairs & found_pairs), len(pairs), count_issue(findings, MIXED_CLASSES)
 
 
 def measure_merged(images: AuditedImages, settings: AuditSettings, seed: int) -> tuple[int, int, int]:
@@ -209,11 +209,11 @@ def measure_merged(images: AuditedImages, settings: AuditSettings, seed: int) ->
     labels = images.labels.copy()
     classes, sizes = np.unique(labels[labels != UNKNOWN], return_counts=True)
     merged = rng.choice(classes[sizes >= 5], (CLASSES, 2), replace=False)
-    for kept, other in merged.tolist():
-        labels[labels == other] = kept
+    for label, merged_label in merged.tolist():
+        labels[labels == merged_label] = label
     findings = report_divided_classes(with_labels(images, labels), settings)
-    found = {finding.label for finding in findings}
-    return len({str(label) for label in merged[:, 0]} & found), CLASSES, count_issue(findings, DIVIDED_CLASS)
+    found_labels = {finding.label for finding in findings}
+    return len({str(label) for label in merged[:, 0]} & found_labels), CLASSES, count_issue(findings, DIVIDED_CLASS)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,16 +50,21 @@ def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, 
 
     Args:
         path: path of the file.
-        values: numbers, strings and booleans by name.
+        values: numbers, strings and booleans by name. NaN becomes null, because JSON has no NaN.
         checksums: checksums of other files, by file name; the checksum of the values is added to them.
     """
+    standard = {
+        name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()
+    }
     with replacing(path) as partial:
-        text = json.dumps(seal_values(values, path.name, checksums), indent=2)
+        text = json.dumps(seal_values(standard, path.name, checksums), indent=2)
         partial.write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the values and the checksums of other files that `write_values` wrote; older versions wrote no checksums.
+
+    A null is NaN.
 
     Raises:
         DamageError: if the values aren't as they were written.
@@ -69,7 +75,8 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise DamageError(f"no JSON: {error}") from error
     if not isinstance(content, dict):
         raise DamageError(f"it holds {type(content).__name__}, not metrics by name")
-    return unseal_values(content, path.name)
+    values, checksums = unseal_values(content, path.name)
+    return {name: math.nan if value is None else value for name, value in values.items()}, checksums
 
 
 def write_splits(path: Path, splits: Mapping[str, Mapping[str, str]]) -> None:

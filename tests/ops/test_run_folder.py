@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_holding_a_folder_deletes_what_a_killed_process_was_writing(tmp_path: Pa
     partial.touch()
     with RunFolder(tmp_path).hold():
         assert not partial.exists()
+
+
+def test_metrics_that_are_no_number_are_null_in_the_file(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    folder.write_metrics({"recall": 0.5, "fnmr": math.nan})
+    text = folder.metrics_file.read_text()
+    assert '"fnmr": null' in text
+    assert "NaN" not in text  # which other readers of JSON refuse
+    assert folder.metrics() == {"recall": 0.5, "fnmr": pytest.approx(math.nan, nan_ok=True)}
 
 
 def test_raw_metrics_are_those_of_a_configuration(tmp_path: Path) -> None:
