@@ -20,6 +20,7 @@ from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
+from dml.ops.run_files import replace_nan, restore_nan
 
 if TYPE_CHECKING:
     from dml.inference.image_embedder import ImageEmbedder
@@ -70,7 +71,8 @@ def read_folder(path: Path) -> SavedModel:
         description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
         config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
-        heads, training, metrics = (description[key] for key in ("heads", "training", "metrics"))
+        heads, training = (description[key] for key in ("heads", "training"))
+        metrics = restore_nan(dict(description["metrics"]))
         class_names = tuple(map(str, description["class_names"]))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
@@ -132,6 +134,6 @@ def describe(embedder: "ImageEmbedder") -> dict[str, Any]:
         "dimension": embedder.dimension,
         "geometry": embedder.geometry,
         "training": dict(settings.training),
-        "metrics": dict(settings.metrics),
+        "metrics": replace_nan(settings.metrics),
         "class_names": [*settings.class_names],
     }

@@ -53,11 +53,8 @@ def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, 
         values: numbers, strings and booleans by name. NaN becomes null, because JSON has no NaN.
         checksums: checksums of other files, by file name; the checksum of the values is added to them.
     """
-    standard = {
-        name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()
-    }
     with replacing(path) as partial:
-        text = json.dumps(seal_values(standard, path.name, checksums), indent=2)
+        text = json.dumps(seal_values(replace_nan(values), path.name, checksums), indent=2)
         partial.write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -76,7 +73,17 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if not isinstance(content, dict):
         raise DamageError(f"it holds {type(content).__name__}, not metrics by name")
     values, checksums = unseal_values(content, path.name)
-    return {name: math.nan if value is None else value for name, value in values.items()}, checksums
+    return restore_nan(values), checksums
+
+
+def replace_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name with None in place of NaN, which JSON doesn't have."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}
+
+
+def restore_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `replace_nan` was given."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def write_splits(path: Path, splits: Mapping[str, Mapping[str, str]]) -> None:

@@ -1,6 +1,7 @@
 """A trained model in use: loaded from a run, a checkpoint or a saved folder, it embeds as the run's test did."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,14 @@ def test_a_saved_model_keeps_its_heads(run: Path, paths: list[Path], tmp_path: P
     assert loaded.dimension == 8
     np.testing.assert_array_equal(loaded.embed(paths), high.embed(paths))
     assert dml.load(tmp_path / "saved", heads=["L", "H"]).fingerprint == dml.load(run).fingerprint
+
+
+def test_a_metric_without_a_value_is_null_in_the_saved_file(run: Path, tmp_path: Path) -> None:
+    model = dml.load(run)
+    model.settings = replace(model.settings, metrics={**model.settings.metrics, "level0/map@r": math.nan})
+    folder = model.save_pretrained(tmp_path / "saved")
+    assert json.loads((folder / "model.json").read_text())["metrics"]["level0/map@r"] is None
+    assert math.isnan(dml.load(folder).settings.metrics["level0/map@r"])
 
 
 def test_the_card_of_some_heads_has_their_metrics(run: Path, tmp_path: Path) -> None:
