@@ -5,8 +5,8 @@ python scripts/check_gpu.py --steps 50 model=resnet50    # overrides as for trai
 python scripts/check_gpu.py --accelerator cpu --small    # the same checks on a few images, without a GPU
 
 The script trains emoji in float32, in bfloat16 and compiled. It stops the float32 run half way and resumes it. It
-tests a checkpoint on the GPU and on the CPU; the metrics may differ by 1e-4. It trains on all GPUs together. At the
-end it prints a table. The exit code is 1 if a check failed. --output holds the run folders.
+tests a checkpoint on the GPU and on the CPU; the metrics may differ by 1e-4. It trains the heads alone, and on all GPUs
+together. At the end it prints a table. The exit code is 1 if a check failed. --output holds the run folders.
 """
 
 from dml.ops.signals import handle_signals
@@ -112,6 +112,7 @@ class Checks:
             "compiled": lambda name: self.check_training(name, f"compile={graphs}"),
             "resumed": self.check_resuming,
             "tested on the CPU": self.check_evaluation,
+            "heads alone": self.check_heads,
             f"{self.devices} processes": self.check_processes,
         }
         return [_run_guarded(name, check) for name, check in checks.items()]
@@ -156,6 +157,10 @@ class Checks:
         difference = find_largest_difference(*tested)
         verdict = "ok" if difference <= TOLERANCE else "failed"
         return Row(name, verdict, f"metrics differ by {difference:.1e} at most")
+
+    def check_heads(self, name: str) -> Row:
+        """Train the heads alone, with a validation, whose features are computed during the training."""
+        return self.check_training(name, "frozen=true", "data.cache=null", f"trainer.val_check_interval={self.steps}")
 
     def check_processes(self, name: str) -> Row:
         """Train on all devices."""

@@ -18,7 +18,7 @@ from dml.training.run_length import AUTO, COUNTED
 OWN_KEYS: dict[str, Any] = {
     "seed": int,
     "quick": bool,
-    "split": Literal["train", "val", "test"],
+    "split": Literal["train", "val", "test"] | None,
     "ema": float | None,
     "gradient_cache": int | None,
     "shard_loss": bool,
@@ -58,6 +58,7 @@ OWN_KEYS: dict[str, Any] = {
     "evaluation.threshold.fmr": float | None,
     "evaluation.threshold.seed": int,
     "scheduler.warmup_steps": int,
+    "scheduler.warmup_epochs": float | None,
     "scheduler.interval": Literal["step", "epoch"],
     "stored.every_n_steps": int | None,
 }
@@ -113,7 +114,7 @@ def check_types(config: DictConfig) -> None:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     values = flat(plain)
     for key, annotation in OWN_KEYS.items():
-        if values.get(key) is not None and not _is_reference(values[key]):
+        if key in values and not _is_reference(values[key]):
             _check(key, values[key], _kinds(annotation))
     for key in LISTS:
         value = values.get(key)

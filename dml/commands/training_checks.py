@@ -15,7 +15,7 @@ from dml.commands.crop_sizes import warn_of_small_crops
 from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_whole, nearest
 from dml.run.feature_source import check_frozen
-from dml.run.stages import list_stages
+from dml.run.stages import check_stages, list_stages
 from dml.training.optimizers import optimizer_by_role
 
 INTERVALS = 1000
@@ -34,7 +34,7 @@ def check_job(command: str, config: DictConfig) -> None:
         config: the composed configuration.
 
     Raises:
-        InputError: if one refuses a setting, isn't installed, or contradicts ``frozen``.
+        InputError: if one refuses a setting, isn't installed, or contradicts ``frozen`` or ``stages``.
     """
     check_numbers(config)
     if command == "train":
@@ -50,6 +50,8 @@ def check_job(command: str, config: DictConfig) -> None:
             check_frozen(stage.config)
             check_optimizer(stage.config)
             instantiate(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
+    if command == "train":
+        check_stages(config)
 
 
 def check_loggers(config: DictConfig) -> None:

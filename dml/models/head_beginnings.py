@@ -28,7 +28,8 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     The components are those of the inputs about 0 and not about their mean, as cosine similarities are. A randomised
     method finds them, with a negligible error, since heads may have tens of thousands of inputs. The weights keep their
     norm, which decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than
-    components, the other rows become 0.
+    components, as with few images, the other rows keep the part of their weights that is orthogonal to all components,
+    as far as there are such directions, and else become 0.
 
     >>> layer = nn.Linear(3, 2)
     >>> begin_at_principal_components(layer, torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 5.0], [0.0, 7.0, 0.1]]))
@@ -52,8 +53,22 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
     sizes = decomposition.singular_values_
     scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
-    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(layer.weight)
-    components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
-    layer.weight.copy_(components * (layer.weight.norm() / components.norm()))
+    directions = torch.from_numpy(decomposition.components_[scales > 0])
+    rows = torch.from_numpy(scales[scales > 0, None]) * directions
+    others = _make_orthogonal(layer.weight[len(rows) : layer.in_features].cpu(), directions)
+    weight = torch.cat([rows, others * rows.norm(dim=1).min()]).to(layer.weight)
+    weight = F.pad(weight, (0, 0, 0, layer.out_features - len(weight)))
+    layer.weight.copy_(weight * (layer.weight.norm() / weight.norm()))
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
+    """Return unit vectors that are orthogonal to each other and to orthogonal directions. (R, C), (K, C) -> (R, C)
+
+    As rows of a layer they give 0 for all images of the training split, and learn as soon as the network or the
+    augmentation changes the inputs; rows of 0 would never learn.
+    """
+    rows = rows.to(directions)
+    basis: Tensor = torch.linalg.qr((rows - rows @ directions.T @ directions).T).Q
+    return basis.T

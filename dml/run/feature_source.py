@@ -77,7 +77,9 @@ class FeatureSource:
             reading.evaluation.crops = 1
         trainer = build_testing_trainer(self.config, devices=1, num_nodes=1, strategy="auto", limit_test_batches=1.0)
         embedder = FeatureEmbedder(self.model, names, len(images))
+        device = next(self.model.parameters()).device
         trainer.test(embedder, build_evaluation_data(reading, images), verbose=False)
+        self.model.to(device)  # the end of the test takes it to the CPU, also during a training on a GPU
         return embedder.embedded.embeddings, embedder.embedded.rows
 
 

@@ -20,6 +20,15 @@ def unless(value: Any, default: Any) -> Any:
     return default if value is None else None
 
 
+def learning_rate(default: float, *, _root_: DictConfig) -> float:
+    """Resolve ``${learning_rate:DEFAULT}``: the rate that the model's file states for its weights.
+
+    It is DEFAULT if the file states none, and with ``frozen``: heads alone would hardly learn at that rate.
+    """
+    stated = OmegaConf.select(_root_, "model.pretraining.lr")
+    return default if stated is None or OmegaConf.select(_root_, "frozen") else float(stated)
+
+
 def new_folder(path: str, *, _root_: DictConfig) -> str:
     """Resolve ``${new_folder:PATH}``, Hydra's folder of a run: make PATH, or PATH_2, PATH_3 and so on if it exists.
 
@@ -92,6 +101,7 @@ def resize_for(size: int) -> int:
 
 
 OmegaConf.register_new_resolver("resize_for", resize_for, replace=True)
+OmegaConf.register_new_resolver("learning_rate", learning_rate, replace=True)
 OmegaConf.register_new_resolver("unless", unless, replace=True)
 OmegaConf.register_new_resolver("evaluations_folder", evaluations_folder, replace=True)
 OmegaConf.register_new_resolver("new_folder", new_folder, replace=True)

@@ -25,6 +25,9 @@ TRAINING_ONLY = (
 )
 """The parts of a configuration that an evaluation neither needs nor builds."""
 
+OF_THE_RUN = ("dataset", "quick", "resume", "accept_changed_data", "stages")
+"""The parts of a configuration that all stages share."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -46,6 +49,26 @@ def list_stages(config: DictConfig) -> list[Stage]:
     has one stage.
     """
     return [Stage(str(name), _apply_changes(config, name)) for name in config.stages] or [Stage("", config)]
+
+
+def check_stages(config: DictConfig) -> None:
+    """Make sure that no stage changes what all of them share, and that a recurrent model begins with a trained network.
+
+    Raises:
+        InputError: if a stage changes the data, a later one its first weights, or a recurrent model begins a run.
+    """
+    for number, (name, changes) in enumerate(config.stages.items()):
+        for key in changes or ():
+            if key in OF_THE_RUN:
+                raise InputError(f"stages.{name}.{key}: all stages share the run's {key}; give {key} without stages")
+            if key == "init" and number:
+                raise InputError(f"stages.{name}.init: a later stage goes on with the weights of the one before it")
+    first = list_stages(config)[0]
+    if first.config.recurrent and not (first.config.init or config.resume):
+        raise InputError(
+            "recurrent: it finds neighbours by a trained network, and the run has none; init=CHECKPOINT names one, or "
+            "an earlier stage trains it, as in experiment=lns/emoji/rnn"
+        )
 
 
 def find_stage(config: DictConfig, name: str) -> Stage:

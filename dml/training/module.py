@@ -164,7 +164,10 @@ class MetricLearner(ModelEmbedder):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give a resumed run its heads, and those settings of the optimizer that it has new values for."""
-        take_chosen_heads(self.model, checkpoint)
+        if self.head_choice is None:  # it was chosen from before, if the checkpoint has other heads
+            self.model.chosen_heads = (*self.model.embed_dims,)
+        else:
+            take_chosen_heads(self.model, checkpoint)
         optimizer = self._make_optimizer()
         check_resumed_state(checkpoint, self, optimizer)
         change_settings(checkpoint, optimizer, has_schedule=self.schedule is not None)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dml.losses.csl import CSLLoss
 from dml.ops.errors import InputError
 
 REMEDY = "init=CHECKPOINT begins a new run with its weights"
@@ -27,9 +28,12 @@ def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optim
         name = differing[0]
         verb = "lacks" if name in new_state else "has"
         raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {name}; {REMEDY}")
-    if resized := [name for name, value in learner.named_parameters() if value.shape != stored_state[name].shape]:
-        shapes = [tuple(values[resized[0]].shape) for values in (stored_state, new_state)]
-        raise InputError(f"resume: {resized[0]} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
+    # the one tensor that takes the shape of a checkpoint's
+    adapting = {f"{name}.hierarchy" for name, module in learner.named_modules() if isinstance(module, CSLLoss)}
+    if resized := [name for name in new_state.keys() - adapting if new_state[name].shape != stored_state[name].shape]:
+        name = min(resized)
+        shapes = [tuple(values[name].shape) for values in (stored_state, new_state)]
+        raise InputError(f"resume: {name} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
     kind = type(optimizer).__name__
     if (before := checkpoint.get("optimizer_class", kind)) != kind:
         raise InputError(f"optimizer.optimizer={kind}: the run was trained with {before}; {REMEDY}")

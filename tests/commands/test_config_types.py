@@ -21,6 +21,8 @@ WRONG = {
     "accept_changed_data=1": "accept_changed_data=1: must be true or false",
     "dataset.queries_in_gallery=no_copies": "dataset.queries_in_gallery=no_copies: must be true or false or null",
     "model.backbone.name=3": "model.backbone.name=3: must be a text",
+    "scheduler.warmup_steps=null": "scheduler.warmup_steps=null: must be a whole number",
+    "scheduler.warmup_epochs=abc": "scheduler.warmup_epochs=abc: must be a number or null",
 }
 
 

@@ -46,6 +46,10 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalisations that conv"),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
+        (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
+        (["+stages={first:{},second:{init:a.ckpt}}"], "stages.second.init: a later stage goes on with the weights of"),
+        (["recurrent=lstm"], "recurrent: it finds neighbours by a trained network, and the run has none; init="),
+        (["+stages.first.recurrent={_target_:dml.models.recurrent.RecurrentModel}"], "recurrent: it finds neighbours"),
     ],
 )
 def test_a_setting_that_no_training_can_take(

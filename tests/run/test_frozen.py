@@ -10,6 +10,7 @@ import torch
 from conftest import SMALL, Here, Refused
 from runs import assert_same_run, kill_at, last
 
+from dml.models.embedding import EmbeddingModel
 from dml.run import untrained_model
 from dml.training.checkpoints import read_checkpoint
 from dml.training.head_inputs import FeatureEmbedder
@@ -104,6 +105,19 @@ def test_a_limit_of_the_test_is_none_of_the_training(
     here("train", *arguments, *limited, f"hydra.run.dir={tmp_path}")
     assert read_history(tmp_path) == pytest.approx(read_history(whole), abs=LIMIT)
     assert "images_skipped" not in read_metrics(tmp_path)  # no image of the test is unreadable
+
+
+def test_the_network_is_where_it_was_after_its_features_are_computed(
+    arguments: list[str], here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning ends a test by taking the network to the CPU, which would end a training on a GPU."""
+    moves: list[str] = []
+    move_to_cpu, move = FeatureEmbedder.cpu, EmbeddingModel.to
+    monkeypatch.setattr(FeatureEmbedder, "cpu", lambda self: (moves.append("cpu"), move_to_cpu(self))[1])
+    monkeypatch.setattr(EmbeddingModel, "to", lambda self, *args: (moves.append("back"), move(self, *args))[1])
+    here("train", *arguments, "data.cache=null", "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
+    assert moves == ["cpu", "back"] * (len(moves) // 2)
+    assert len(moves) >= 4  # of training and of validation at least
 
 
 def test_components_are_of_as_many_images_as_those_of_any_training(
