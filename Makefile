@@ -14,7 +14,7 @@
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims, tested in some hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
 #     DATA=/data tests them on the photographs of /data/grocery too; make claims-quick: an eighth of the steps, in an hour or two
-# make leaderboard   every loss after the same search, in an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
+# make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
 # make protocol   some losses by cross-validation, with one look at the test classes, in an hour: docs/protocol.md. LOSSES=rll,nra,
 #     DATASET, FOLDS, TRIALS, SEEDS, JOBS and DATA change it; SET='trainer.max_steps=400' in place of the heads alone

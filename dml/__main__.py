@@ -69,7 +69,7 @@ Train, test, compare and use networks for image retrieval.
 
 dml COMMAND --help lists what a command takes. For example:
   dml train             trains on drawings that come with dml, in a few minutes
-  dml train dataset=folder dataset.root=photos transform=imagenet
+  dml train dataset=folder dataset.root=photos
   dml compare outputs   prints a table of the finished runs below outputs
   dml index outputs/RUN photos --output my_index
   dml search my_index query.jpg

@@ -1,7 +1,7 @@
 """Plants errors in a copy of a data set's table, and measures how many of them an audit finds at which precision.
 
 python scripts/audit_planted_errors.py dataset=emoji
-python scripts/audit_planted_errors.py dataset=csv dataset.root=grocery.csv transform=imagenet transform.size=112
+python scripts/audit_planted_errors.py dataset=csv dataset.root=grocery.csv transform.size=112
 
 Planted, with seeds 0, 1 and 2: 1, 5 and 10 % of the labels swapped; 50 copies of images under other names, stored as
 JPEG files of another quality and size, half of them in another split; 10 classes split into two at random; 10 pairs of

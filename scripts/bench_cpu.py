@@ -6,8 +6,8 @@ how much faster the option is. Weights are random, except those of the default n
 
 - channels last       ``model.backbone.channels_last=true``, against false
 - folded              ``model.backbone.fold_batchnorm=true``
-- bfloat16            ``trainer.precision=bf16-mixed`` (an evaluation always computes in float32, but ``dml embed`` and
-                      other uses of a trained model take ``--precision bf16``)
+- bfloat16            ``trainer.precision=bf16-mixed`` (an evaluation always computes in float32, but
+                      `dml.ImageEmbedder.embed` takes ``precision="bf16"``)
 - compiled            ``compile=true``, if there is a compiler; evaluations never use the compiled network
 """
 

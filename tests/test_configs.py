@@ -29,6 +29,22 @@ def test_every_choice_composes(group: str, choice: str) -> None:
     assert config.seed == 0
 
 
+@pytest.mark.parametrize(
+    ("overrides", "transform"),
+    [
+        ((), "emoji"),
+        (("dataset=folder",), "imagenet"),
+        (("dataset=sop",), "imagenet"),
+        (("dataset=digits",), "mnist"),
+        (("dataset=folder", "transform=emoji"), "emoji"),
+        (("experiment=rll/I/rll_simpler",), "rll"),
+        (("experiment=happier/1/baseline_inat_base",), "happier_inat"),  # which holds another data set, too
+    ],
+)
+def test_a_data_set_chooses_the_transform_if_nothing_else_does(overrides: tuple[str, ...], transform: str) -> None:
+    assert compose(*overrides).transform == compose(f"transform={transform}").transform
+
+
 def test_evaluate_composes_what_train_does() -> None:
     train, evaluate = compose(), compose("checkpoint=some.ckpt", command="evaluate")
     assert {key: evaluate[key] for key in train} == {key: train[key] for key in train}

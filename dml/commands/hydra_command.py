@@ -33,7 +33,7 @@ from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.run import sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
-from dml.run.stored_configuration import read_checkpoint_configuration, read_stored_configuration
+from dml.run.stored_configuration import keep_transform, read_checkpoint_configuration, read_stored_configuration
 from dml.training.distributed import watch
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
@@ -233,7 +233,8 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
         stored = read_stored_configuration(RunFolder(folder))
         return put_options_first([*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"])
     if checkpoint := find_path(arguments, "checkpoint"):
-        return put_options_first(_merge(read_checkpoint_configuration(checkpoint).overrides, arguments))
+        stored = read_checkpoint_configuration(checkpoint)
+        return put_options_first([*_merge(stored.overrides, arguments), *keep_transform(stored.overrides, arguments)])
     return list(arguments)
 
 

@@ -3,12 +3,13 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -53,6 +54,21 @@ def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
     from dml.training.checkpoints import read_checkpoint
 
     return extract_configuration(read_checkpoint(path, lazily=True))
+
+
+def keep_transform(overrides: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Return the override that tests a run on other data with the run's transform, which its data set may have chosen.
+
+    Args:
+        overrides: the overrides that the run stored.
+        arguments: the overrides of the test; without ``dataset``, or with ``transform``, nothing is needed.
+    """
+    keys = {key_of(argument) for argument in arguments}
+    if "dataset" not in keys or "transform" in keys:
+        return []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=[*overrides], return_hydra_config=True)
+    return [f"transform={config.hydra.runtime.choices.transform}"]
 
 
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:

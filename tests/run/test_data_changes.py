@@ -12,13 +12,7 @@ from dml.ops.run_folder import RunFolder
 
 CLASSES = 12
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null"]
-SHORT += [
-    "sampler.classes_per_batch=2",
-    "evaluation.raw=false",
-    "evaluation.selection=last",
-    "transform=imagenet",
-    "transform.size=32",
-]
+SHORT += ["sampler.classes_per_batch=2", "evaluation.raw=false", "evaluation.selection=last"]
 
 
 def write_photos(folder: Path) -> Path:
@@ -64,6 +58,18 @@ def test_a_class_that_was_moved_away_stops_resuming_and_testing(
     assert after is not None
     assert sum(map(len, after.values())) == CLASSES - 1
     here("train", f"resume={run}", "trainer.max_steps=4")  # what was accepted counts from now on
+
+
+def test_a_test_on_other_data_has_the_transform_of_the_run(
+    here: Here, run: Path, small_emoji: Path, tmp_path: Path
+) -> None:
+    """The data set of the run has chosen transform=imagenet; that of the test would choose another."""
+    assert RunFolder(run).choices["transform"] == "imagenet"
+    data = ["dataset=emoji", f"dataset.root={small_emoji}", "dataset.counts=null"]
+    here("evaluate", f"checkpoint={run / 'checkpoints' / 'last.ckpt'}", *data, f"hydra.run.dir={tmp_path / 'tested'}")
+    tested = RunFolder(tmp_path / "tested")
+    assert tested.choices["transform"] == "imagenet"
+    assert tested.config["transform"] == RunFolder(run).config["transform"]
 
 
 def test_data_that_was_moved_as_a_whole_is_the_same(
