@@ -22,6 +22,9 @@ from dml.run.config_folders import CONF
 LATER_KEYS = {"adapter": None, "frozen": False, "shard_loss": True}
 """Keys that older versions lacked, with the value that trains as those versions did."""
 
+LEARNING_RATE, FORMER_LEARNING_RATE = "${learning_rate:3.0e-4}", "${oc.select:model.pretraining.lr,3.0e-4}"
+"""The default of ``optimizer.lr``, and that of older versions, which is the same number without ``frozen``."""
+
 TABLE_KEYS = ("corrections", "class_splits", "planted")
 """Keys below ``dataset`` that change the table of a data set; older versions lacked them, and null changes nothing."""
 
@@ -101,8 +104,9 @@ def plain_config(config: Any) -> dict[str, Any]:
 def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Remove the values in `LATER_KEYS`, unset `TABLE_KEYS`, and the entries of ``callbacks`` that are the default's.
 
-    The entries only pass on keys that are stored anyway. Without all this, a run has the identity that it had before
-    these options existed: sweeps and tables find their finished runs.
+    The default learning rate becomes that of older versions. The entries only pass on keys that are stored anyway.
+    Without all this, a run has the identity that it had before these options existed: sweeps and tables find their
+    finished runs.
     """
     default = _default_callbacks()
     entries = config.get("callbacks", default)
@@ -110,6 +114,9 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
     missing = {name: None for name in default if name not in entries}
     is_later = {name: name in LATER_KEYS and value is LATER_KEYS[name] for name, value in config.items()}
     remaining = {name: value for name, value in config.items() if name != "callbacks" and not is_later[name]}
+    optimizer = config.get("optimizer")
+    if isinstance(optimizer, dict) and optimizer.get("lr") == LEARNING_RATE and not config.get("frozen"):
+        remaining["optimizer"] = optimizer | {"lr": FORMER_LEARNING_RATE}
     if isinstance(dataset := config.get("dataset"), dict):
         remaining["dataset"] = without_unset_changes(dataset)
     return remaining | ({"callbacks": changed | missing} if changed or missing else {})

@@ -7,7 +7,13 @@ from omegaconf import OmegaConf
 from dml.ops.errors import InputError
 from dml.ops.overrides import key_of
 from dml.run.config_folders import CONF
-from dml.run.stored_configuration import StoredConfiguration, check_unchanged, plain_config
+from dml.run.stored_configuration import (
+    FORMER_LEARNING_RATE,
+    LEARNING_RATE,
+    StoredConfiguration,
+    check_unchanged,
+    plain_config,
+)
 
 STORED = StoredConfiguration(["loss=rll", "loss.margin=0.4"], {"loss": {"margin": 0.4, "alpha": None}, "seed": 0})
 
@@ -92,3 +98,10 @@ def test_unset_changes_of_a_data_set_are_not_stored() -> None:
     assert plain_config(OmegaConf.create({"dataset": unset}))["dataset"] == {"name": "emoji"}
     planted = unset | {"planted": {"label_noise": 0.1}}
     assert plain_config(OmegaConf.create({"dataset": planted}))["dataset"].keys() == {"name", "planted"}
+
+
+def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn() -> None:
+    optimizer = OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "adamw.yaml"), resolve=False)
+    assert optimizer["lr"] == LEARNING_RATE
+    assert plain_config(OmegaConf.create({"optimizer": optimizer}))["optimizer"]["lr"] == FORMER_LEARNING_RATE
+    assert plain_config(OmegaConf.create({"optimizer": optimizer, "frozen": True}))["optimizer"]["lr"] == LEARNING_RATE
