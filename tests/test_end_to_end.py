@@ -132,6 +132,10 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
     assert sorted(validated) == [2, 4]
     if selection == "last":
         assert found["step"] == 4
+        # the validation has chosen best.ckpt, although the run doesn't test it
+        best = f"checkpoint={tmp_path / 'checkpoints' / 'best.ckpt'}"
+        here("evaluate", best, f"hydra.run.dir={tmp_path / 'tested'}")
+        assert metrics(tmp_path / "tested")["selection"] == "val"
     else:  # the number itself, as it is the same split
         assert found["level0/recall@1"] == pytest.approx(max(validated.values()), abs=1e-6)
 

@@ -234,7 +234,7 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
         return put_options_first([*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"])
     if checkpoint := find_path(arguments, "checkpoint"):
         stored = read_checkpoint_configuration(checkpoint)
-        return put_options_first([*_merge(stored.overrides, arguments), *keep_transform(stored.overrides, arguments)])
+        return put_options_first([*_merge(stored.overrides, arguments), *keep_transform(stored, arguments)])
     return list(arguments)
 
 

@@ -82,7 +82,7 @@ def sum_by_class(
     """
     has_value = ~np.isnan(next(iter(values.values())))
     _, classes = np.unique(labels[has_value], return_inverse=True)
-    sums = {name: shorten(np.bincount(classes, column[has_value]).tolist()) for name, column in values.items()}
+    sums = {name: np.bincount(classes, column[has_value]).tolist() for name, column in values.items()}
     return np.bincount(classes).tolist(), sums
 
 
@@ -109,5 +109,5 @@ def sum_runs_by_class(folders: Sequence[RunFolder], columns: Mapping[str, str] =
         if before and counts != before:
             raise InputError(f"{folder.path}: tested on other classes than {folders[0].path}")
         for metric, row in sums.items():
-            rows[metric].append(row)
+            rows[metric].append(shorten(row))
     return ClassSums(counts, rows)

@@ -14,7 +14,7 @@ from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.pair_verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_whole
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
 
 QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
@@ -225,8 +225,9 @@ class MetricConfig:
         names = [metric.name for metric in self.selected]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(f"metrics: two metrics are named {repeated[0]}")
-        if self.select_kind(Kind.AT_K) and min(self.recall_at, default=1) < 1:
-            raise InputError(f"recall_at = {tuple(self.recall_at)}: every k must be at least 1")
+        if self.select_kind(Kind.AT_K):
+            for k in self.recall_at:
+                check_whole("recall_at", k, least=1)
         if self.curvature < 0.0:
             raise InputError(f"curvature = {self.curvature}: must be 0 (cosine) or above (Poincare distance)")
         if self.curvature and (pair_metrics := self.select_kind(Kind.PAIRS)):

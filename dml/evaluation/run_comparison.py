@@ -1,6 +1,7 @@
 """Finished runs compared: one result for each configuration, with the metrics over its seeds."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,9 +183,10 @@ def _name_configurations(runs: Sequence[FinishedRun]) -> list[str]:
     differing = [key for key in keys if len({value[key] for value in values}) > 1] or ["dataset", "loss"]
     # A configuration may lack a key, such as a parameter of another loss.
     names = [", ".join(f"{key}={value[key]}" for key in differing if value[key]) for value in values]
-    # Configurations with equal names differ in something else, such as conf/ itself; their folders tell them apart.
+    # Configurations with equal names differ in something else, such as conf/ itself; their folders tell them apart. So
+    # does that of a run beside its own test, which has no name.
     return [
-        name if names.count(name) == 1 else f"{name} ({printable(run.folder)})"
+        (name if names.count(name) == 1 else f"{name} ({printable(run.folder)})") if name else printable(run.folder)
         for name, run in zip(names, runs, strict=True)
     ]
 
@@ -217,12 +219,12 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
 
 
 def sort_results(rows: Sequence[ConfigurationResult], name: str) -> list[ConfigurationResult]:
-    """Sort results by a metric, the best first and those without the metric last."""
+    """Sort results by a metric, the best first and those without a value of it last."""
     metric = describe_metric(name, [metric for row in rows for metric in row.custom_metrics])
     sign = -1 if metric.higher_is_better else 1
-    with_metric = [row for row in rows if name in row.metrics]
-    without_metric = [row for row in rows if name not in row.metrics]
-    return sorted(with_metric, key=lambda row: sign * row.metrics[name].mean) + without_metric
+    with_value = [row for row in rows if name in row.metrics and not math.isnan(row.metrics[name].mean)]
+    without_value = [row for row in rows if row not in with_value]
+    return sorted(with_value, key=lambda row: sign * row.metrics[name].mean) + without_value
 
 
 def _name_column(name: str, custom: Sequence[MetricDescription]) -> str:
@@ -240,7 +242,7 @@ def _escape(name: str) -> str:
 
 
 def _format_cell(value: Interval | None, metric: MetricDescription) -> str:
-    if value is None:
+    if value is None or math.isnan(value.mean):
         return "–"
     mean, half_width, deviation = (
         format_value(part, metric) for part in (value.mean, value.half_width, value.deviation)

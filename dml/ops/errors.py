@@ -21,7 +21,7 @@ def check_whole(key: str, value: object, least: int) -> None:
     Raises:
         InputError: if the value isn't a whole number, or is below ``least``.
     """
-    if not isinstance(value, Integral) or int(value) < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"{key}={value}: must be a whole number, {least} or more")
 
 

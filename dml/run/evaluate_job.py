@@ -75,10 +75,8 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
 def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:
     """Return what chose a checkpoint, as ``evaluation.selection``, by the name of its file; None for another name."""
     run_folder = RunFolder.of_checkpoint(path)
-    chosen = {run_folder.last_checkpoint.name: "last", run_folder.best_checkpoint.name: None}
-    if path.name not in chosen:
-        return None
-    return chosen[path.name] or str(stored.config["evaluation"]["selection"])
+    by_validation = "test" if stored.config["evaluation"]["selection"] == "test" else "val"
+    return {run_folder.last_checkpoint.name: "last", run_folder.best_checkpoint.name: by_validation}.get(path.name)
 
 
 def _choose_split(config: DictConfig, table: ImageTable) -> str:

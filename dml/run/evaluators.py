@@ -150,12 +150,12 @@ def check_pictures(settings: DictConfig) -> None:
     """Make sure that the report and the picture of a test show at least one query and one neighbour.
 
     Raises:
-        InputError: if a number is below 1.
+        InputError: if a number is below 1, or a seed below 0.
     """
-    for name, keys in (("report", ("neighbors",)), ("sheet", ("queries", "neighbors"))):
+    for name, keys in (("report", ("neighbors", "seed")), ("sheet", ("queries", "neighbors", "seed"))):
         for key in keys:
             if (value := OmegaConf.select(settings, f"{name}.{key}")) is not None:
-                check_whole(f"evaluation.{name}.{key}", value, least=1)
+                check_whole(f"evaluation.{name}.{key}", value, least=0 if key == "seed" else 1)
 
 
 def check_evaluation(config: DictConfig, table: ImageTable) -> None:

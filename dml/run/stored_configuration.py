@@ -59,19 +59,28 @@ def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
     return extract_configuration(read_checkpoint(path, lazily=True))
 
 
-def keep_transform(overrides: Sequence[str], arguments: Sequence[str]) -> list[str]:
+def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> list[str]:
     """Return the override that tests a run on other data with the run's transform, which its data set may have chosen.
 
     Args:
-        overrides: the overrides that the run stored.
+        stored: overrides and configuration that the run stored.
         arguments: the overrides of the test; without ``dataset``, or with ``transform``, nothing is needed.
+
+    Raises:
+        InputError: if the overrides give another transform than the run had, because ``conf/`` has changed since.
     """
     keys = {key_of(argument) for argument in arguments}
     if "dataset" not in keys or "transform" in keys:
         return []
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=[*overrides], return_hydra_config=True)
-    return [f"transform={config.hydra.runtime.choices.transform}"]
+        config = compose("train", overrides=stored.overrides, return_hydra_config=True)
+    choice = config.hydra.runtime.choices.transform
+    if plain_config(OmegaConf.masked_copy(config, "transform"))["transform"] != stored.config.get("transform"):
+        raise InputError(
+            f"transform: the run's is not transform={choice} as conf/ has it now; give the one that it was trained "
+            "with, such as transform=emoji"
+        )
+    return [f"transform={choice}"]
 
 
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:

@@ -287,6 +287,18 @@ def test_a_search_is_left_if_it_would_have_to_find_too_many() -> None:
     assert ranking.rank_blocks(range(2), 2).__name__ == "_rank_by_threads"  # type: ignore[attr-defined]
 
 
+def test_a_metric_without_a_value_leaves_the_count_and_the_other_means_as_they_are() -> None:
+    """Only the coarser positives of query 2 count for it, and their weight is 0."""
+    embeddings, labels = np.eye(4), np.array([[0, 0], [0, 0], [1, 0], [2, 0]])
+    alone = rank_queries(embeddings, labels, metrics=["h_ap"]).compute_means()
+    weights: list[Any] = [(1, 0), (0, 0)]
+    for level_weights in weights:
+        settings = {"metrics": ["h_ap", "sum_wap"], "level_weights": level_weights}
+        found = rank_queries(embeddings, labels, **settings).compute_means()
+        assert {name: found[name] for name in alone} == alone
+        assert np.isnan(found["sum_wap"]) == (level_weights == (0, 0))
+
+
 def test_means_of_nothing_are_refused() -> None:
     ranked = rank_queries(np.eye(3), np.arange(3))
     with pytest.raises(InputError, match="level0: none of the 3 queries has a positive in the gallery"):

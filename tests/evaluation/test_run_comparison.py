@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,13 @@ def test_the_best_configuration_is_on_top(metric: str, best: str) -> None:
     assert names == (["a", "c", "b"] if best == "a" else ["b", "c", "a"]) + ["none"]
 
 
+def test_a_configuration_without_a_value_is_last() -> None:
+    rows = [result(name, {"level0/first_rank": mean}) for name, mean in (("b", 3.0), ("none", math.nan), ("a", 1.0))]
+    lines = markdown(rows, ["level0/first_rank"]).splitlines()[2:]
+    assert [line.split(" | ")[0].strip("| ") for line in lines] == ["a", "b", "none"]
+    assert lines[-1].endswith("| – |")
+
+
 def test_fractions_alone_are_in_percent_and_custom_metrics_have_their_labels() -> None:
     names = ["level0/recall@1", "level0/first_rank", "heads/L/level0/first_rank", "queries_without_positives"]
     row = result("rll", dict(zip(names, (0.5, 12.34567, 20001.4, 3.0), strict=True)), runs=2)
@@ -155,6 +163,8 @@ def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path,
     here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'best'}")
     named = [row.name for row in compare(find_runs([tmp_path / "again", tmp_path / "best"]))]
     assert named == ["checkpoint=last.ckpt", "checkpoint=best.ckpt"]
+    named = [row.name for row in compare(find_runs([run, tmp_path / "again"]))]
+    assert named == [str(run), "checkpoint=last.ckpt"]
     for folder in (run, run / "val"):
         (folder / "metrics.json").unlink()
     assert find_unfinished([tmp_path]) == [run]

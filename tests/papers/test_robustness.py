@@ -82,6 +82,14 @@ def test_the_page_has_the_differences(tmp_path: Path) -> None:
     assert (tmp_path / "images" / "robustness.png").read_bytes() == first
 
 
+def test_without_results_the_page_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(ROOT / "docs" / "leaderboard.json", tmp_path)
+    with pytest.raises(SystemExit):
+        run_robustness(["--show", "--docs", str(tmp_path)])
+    assert "robustness.json: holds no results; the command without --show trains" in capsys.readouterr().err
+    assert not (tmp_path / "robustness.md").exists()
+
+
 def test_a_loss_that_is_not_on_the_leaderboard_is_one_line() -> None:
     with pytest.raises(InputError, match="loss rl: not on the leaderboard of emoji; nearest: rll"):
         select_clean_results(LEADERBOARD, CONDITIONS, ["rl"])

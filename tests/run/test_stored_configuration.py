@@ -1,6 +1,7 @@
 import shlex
 
 import pytest
+from configurations import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -12,6 +13,7 @@ from dml.run.stored_configuration import (
     LEARNING_RATE,
     StoredConfiguration,
     check_unchanged,
+    keep_transform,
     plain_config,
 )
 
@@ -105,3 +107,16 @@ def test_the_default_rate_is_that_of_older_versions_unless_the_heads_alone_learn
     assert optimizer["lr"] == LEARNING_RATE
     assert plain_config(OmegaConf.create({"optimizer": optimizer}))["optimizer"]["lr"] == FORMER_LEARNING_RATE
     assert plain_config(OmegaConf.create({"optimizer": optimizer, "frozen": True}))["optimizer"]["lr"] == LEARNING_RATE
+
+
+def test_a_test_on_other_data_keeps_the_transform_if_it_is_still_that_of_the_run() -> None:
+    stored = StoredConfiguration(["dataset=folder", "transform.size=64"], plain_config(compose("transform=imagenet")))
+    stored.config["transform"]["size"] = 64
+    assert keep_transform(stored, ["dataset=emoji"]) == ["transform=imagenet"]
+    assert keep_transform(stored, ["dataset=emoji", "transform=rll"]) == []
+    assert keep_transform(stored, ["split=val"]) == []
+    stored.config["transform"] = plain_config(compose("transform=emoji"))["transform"]  # the former default of a folder
+    with pytest.raises(
+        InputError, match="transform: the run's is not transform=imagenet as conf/ has it now"
+    ):
+        keep_transform(stored, ["dataset=emoji"])

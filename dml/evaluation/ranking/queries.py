@@ -1,5 +1,6 @@
 """The ranking metrics of each query."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,17 +53,21 @@ class PerQuery:
     def compute_means(self) -> dict[str, float]:
         """Return the mean of each metric over the queries that have a positive, and how many queries have none.
 
+        A metric may have no value for more queries than the others of its level, or for all: its mean is of those that
+        have one, and NaN if there are none.
+
         Raises:
             InputError: if no query has a positive, because a mean over no query is no result.
         """
         means: dict[str, float] = {}
+        num_missing = {name: int(np.isnan(values).sum()) for name, values in self.values.items()}
         for name, values in self.values.items():
             level = name.rpartition("/")[0]
-            num_without = int(np.isnan(values).sum())
+            num_without = min(num for other, num in num_missing.items() if other.rpartition("/")[0] == level)
             if num_without == len(values):
                 raise InputError(f"{level or name}: none of the {len(values)} queries has a positive in the gallery")
             means[f"{level}/{QUERIES_WITHOUT_POSITIVES}".removeprefix("/")] = float(num_without)
-            means[name] = float(np.nanmean(values))
+            means[name] = float(np.nanmean(values)) if num_missing[name] < len(values) else math.nan
         return means
 
 

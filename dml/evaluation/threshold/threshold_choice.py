@@ -9,7 +9,7 @@ from dml.evaluation.benchmark_lists import benchmark_lists, has_level_lists
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import ErrorRates, PairVerification, class_rates, find_equal_error, find_threshold
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_whole
 
 Metrics = dict[str, float]
 
@@ -31,13 +31,14 @@ class ThresholdSettings:
         seed: seed of the draw of the test classes that are held out of the gallery.
 
     Raises:
-        InputError: if the rate isn't between 0 and 1.
+        InputError: if the rate isn't between 0 and 1, or the seed is below 0.
     """
 
     fmr: float | None = 1e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("evaluation.threshold.seed", self.seed, least=0)
         if self.fmr is not None and not 0.0 < self.fmr < 1.0:
             raise InputError(
                 f"evaluation.threshold.fmr={self.fmr}: must be above 0 and below 1, or null for equal error rates"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.class_sums import PER_QUERY, ClassSums, sum_by_class
+from dml.evaluation.class_sums import PER_QUERY, ClassSums, shorten, sum_by_class
 from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.ops.errors import InputError
@@ -65,7 +65,7 @@ def rank_ensemble(runs: Sequence[PlannedRun]) -> ClassSums:
     counts, sums = sum_by_class(
         np.concatenate(labels), {metric: np.concatenate(parts) for metric, parts in values.items()}
     )
-    tested = ClassSums(counts, {metric: [row] for metric, row in sums.items()})
+    tested = ClassSums(counts, {metric: [shorten(row)] for metric, row in sums.items()})
     write_text(file, json.dumps({"counts": tested.counts, "sums": tested.sums}))
     return tested
 

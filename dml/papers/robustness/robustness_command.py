@@ -28,6 +28,7 @@ def run_robustness(arguments: Sequence[str]) -> None:
     """
     options = _parser().parse_args(arguments)
     from dml.papers.leaderboard.contest_results import (  # after --help: these take seconds
+        check_results,
         merge_results,
         read_results,
         write_results,
@@ -49,7 +50,9 @@ def run_robustness(arguments: Sequence[str]) -> None:
         contests = read_results(options.docs / "leaderboard.json")
         clean = select_clean_results(contests, conditions, options.losses)
         results = read_results(options.docs / "robustness.json")
-        if not options.show:
+        if options.show:
+            check_results(options.docs / "robustness.json", results)
+        else:
             check_seeds(clean, plan)
             has_failed = train_missing_runs(conditions, clean, plan, options.jobs)
             results = merge_results(results, collect_results(conditions, clean, plan))
@@ -57,7 +60,8 @@ def run_robustness(arguments: Sequence[str]) -> None:
         tested = {result.loss for result in results}
         every_clean = select_clean_results(contests, conditions, None)
         shown = [result for result in every_clean if result.loss in tested]
-        write_robustness_page(conditions, shown, results, options.docs)
+        if results:  # none are there if the first runs failed, which have said why
+            write_robustness_page(conditions, shown, results, options.docs)
     if has_failed:
         sys.exit(2)
 
