@@ -116,7 +116,5 @@ def test_a_test_on_other_data_keeps_the_transform_if_it_is_still_that_of_the_run
     assert keep_transform(stored, ["dataset=emoji", "transform=rll"]) == []
     assert keep_transform(stored, ["split=val"]) == []
     stored.config["transform"] = plain_config(compose("transform=emoji"))["transform"]  # the former default of a folder
-    with pytest.raises(
-        InputError, match="transform: the run's is not transform=imagenet as conf/ has it now"
-    ):
+    with pytest.raises(InputError, match="transform: the run's is not transform=imagenet as conf/ has it now"):
         keep_transform(stored, ["dataset=emoji"])
