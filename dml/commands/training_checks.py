@@ -46,6 +46,7 @@ def check_job(command: str, config: DictConfig) -> None:
         if command == "train":
             check_strategy(stage.config.trainer.strategy)
             check_folding(stage.config)
+            check_graphs(stage.config)
             check_warmup(stage.config.scheduler)
             check_frozen(stage.config)
             check_optimizer(stage.config)
@@ -105,9 +106,27 @@ def check_folding(config: DictConfig) -> None:
     """
     if config.trainer.sync_batchnorm and OmegaConf.select(config, "model.backbone.fold_batchnorm"):
         raise InputError(
-            "trainer.sync_batchnorm=true: replaces the batch normalisations that convolutions compute too; give "
-            "model.backbone.fold_batchnorm=null"
+            "trainer.sync_batchnorm=true: replaces the batch normalisations that convolutions compute too; leave it "
+            "out, as they are frozen and have no statistics to share"
         )
+
+
+def check_graphs(config: DictConfig) -> None:
+    """Make sure that nothing keeps outputs of a network that is compiled to CUDA graphs: its next call overwrites them.
+
+    Raises:
+        InputError: if ``gradient_cache`` or ``trainer.accumulate_grad_batches`` would.
+    """
+    mode = OmegaConf.select(config, "compile.mode") if OmegaConf.is_config(config.compile) else None
+    if mode not in ("max-autotune", "reduce-overhead"):
+        return
+    several_batches = config.trainer.accumulate_grad_batches not in (None, 1)
+    for key, is_given in (("gradient_cache", config.gradient_cache), ("accumulate_grad_batches", several_batches)):
+        if is_given:
+            raise InputError(
+                f"compile={{mode: {mode}}}: its CUDA graphs overwrite what {key} keeps; "
+                "compile={mode: max-autotune-no-cudagraphs}"
+            )
 
 
 def check_warmup(scheduler: DictConfig) -> None:

@@ -28,6 +28,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.poincare import join_in_ball
+from dml.ops.precision import full_float32
 from dml.ops.tensor_hashes import add_tensors
 from dml.training.crops import embed_views
 
@@ -261,7 +262,7 @@ class ImageEmbedder:
             precision: "32", "bf16" or "16", see `embed`.
         """
         images, dtype = images.to(self.device), PRECISIONS[precision]
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+        with full_float32(self.device), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
             embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
         return self.join_heads(embedded).cpu().numpy()
 

@@ -34,6 +34,21 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Compute float32 products and convolutions on a GPU with all bits in the ``with`` body, as tests do."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with without_tf32():
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
 def without_tf32() -> Iterator[None]:
     """Compute float32 matrix products with all bits in the ``with`` body, instead of TensorFloat-32's 10 bits."""
     before = torch.get_float32_matmul_precision()

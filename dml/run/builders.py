@@ -38,7 +38,7 @@ from dml.training.frozen_data import FrozenDataModule
 from dml.training.frozen_learner import FrozenLearner
 from dml.training.frozen_weights import FrozenWeights
 from dml.training.gradient_cache import check_chunk_size
-from dml.training.hardware import choose_loader_settings, parse_compile
+from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
 from dml.training.head_choice import HeadChoice
 from dml.training.module import MetricLearner
 from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
@@ -214,6 +214,8 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     check_pairs(next(iter(head_losses.values())), getattr(images.sampler, "images_per_class", 2))
     check_beginning(config.proxies, head_losses.values())
     check_chunk_size(embedding_model, config.gradient_cache)
+    if config.trainer.sync_batchnorm:
+        check_synchronized(embedding_model)
     names = list_evaluated_heads(config.model.heads, config.evaluation)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker

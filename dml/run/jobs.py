@@ -129,12 +129,12 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
     if config.resume:
         # Lightning starts the other processes without the overrides
         stored = read_stored_configuration(folder)
-        rank_zero_only(check_unchanged)(config, overrides, stored)
         if config.frozen != stored.config.get("frozen", False):
             raise InputError(
                 f"frozen={config.frozen}: the run has trained otherwise so far; "
                 f"init={folder.last_checkpoint} begins a new run with its weights"
             )
+        rank_zero_only(check_unchanged)(config, overrides, stored)
         folder.check_resumed()
     elif folder.last_checkpoint.exists():
         raise InputError(f"hydra.run.dir={folder.path}: holds a run already; resume={folder.path} goes on with it")

@@ -70,7 +70,11 @@ class Embedder(LightningModule):
         if len(rows):
             has_views = images.ndim > 4
             embeddings = embed_views(self.embed_images, images) if has_views else self.embed_images(images)
-            self._batches.append((embeddings, rows))
+            self._batches.append(self.keep_batch(embeddings, rows))
+
+    def keep_batch(self, embeddings: dict[str, Tensor], rows: Tensor) -> EmbeddedBatch:
+        """Return the embeddings of a batch as they are kept until the end of the split: on the device they are on."""
+        return embeddings, rows
 
     def on_test_epoch_end(self) -> None:
         """Compute `embedded` from the batches of the test."""
@@ -91,11 +95,10 @@ class Embedder(LightningModule):
             sizes = self._find_sizes(sizes)
         if not sizes:
             raise InputError("evaluation: not one image of the split could be read")
-        rows = torch.cat([torch.empty(0, dtype=torch.long, device=self.device), *(part for _, part in batches)])
+        device = batches[0][1].device if batches else self.device
+        rows = torch.cat([torch.empty(0, dtype=torch.long, device=device), *(part for _, part in batches)])
         parts = {
-            name: torch.cat(
-                [torch.empty(0, size, device=self.device), *(embeddings[name] for embeddings, _ in batches)]
-            )
+            name: torch.cat([torch.empty(0, size, device=device), *(embeddings[name] for embeddings, _ in batches)])
             for name, size in sizes.items()
         }
         rows, parts = gather_rows(self, rows), {name: gather_rows(self, part) for name, part in parts.items()}

@@ -95,11 +95,25 @@ def _add(total: Gradients, more: Gradients) -> Gradients:
 
 def _record_random_state(images: Tensor) -> Callable[[], Any]:
     """Return a context in which torch draws the numbers that follow now; its end restores the state of before it."""
-    state, (devices, states) = torch.get_rng_state(), get_device_states(images)
+    kind, state = images.device.type, torch.get_rng_state()
+    if kind == "mps":  # torch.mps is no device module as the others are, and has one generator
+        mps_state = torch.mps.get_rng_state()
+
+        @contextmanager
+        def restored_on_mps() -> Iterator[None]:
+            before = torch.mps.get_rng_state()
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(state)
+                torch.mps.set_rng_state(mps_state)
+                yield
+            torch.mps.set_rng_state(before)
+
+        return restored_on_mps
+    devices, states = get_device_states(images)
 
     @contextmanager
     def restored() -> Iterator[None]:
-        with torch.random.fork_rng(devices, device_type=images.device.type):
+        with torch.random.fork_rng(devices, device_type=kind):
             torch.set_rng_state(state)
             set_device_states(devices, states)
             yield

@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import nn
 
 from dml.ops.errors import InputError
 from dml.training.data import LoaderSettings
@@ -87,10 +88,28 @@ def _count_workers(devices: Any) -> int:
 
 def _count_cores(processes: int) -> int:
     """Return the number of cores for each of the processes on this machine."""
-    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
-        return int(cores)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
+        return min(int(cores), allowed)  # srun may bind a task to fewer cores than the job asked for
     return allowed // processes
+
+
+def check_synchronized(model: nn.Module) -> None:
+    """Check that ``trainer.sync_batchnorm`` leaves a model the function that it is.
+
+    PyTorch replaces each batch normalisation by a plain one, and leaves out what a class of another library does beside
+    it, such as the activation of timm's.
+
+    Raises:
+        InputError: if the model has one of another class.
+    """
+    plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in plain:
+            raise InputError(
+                f"trainer.sync_batchnorm=true: would replace {name} by a normalisation without what "
+                f"{type(module).__name__} does beside it, such as its activation; leave it out"
+            )
 
 
 def _count_processes(devices: Any) -> int:

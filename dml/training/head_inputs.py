@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
-from dml.training.embedders import Embedded, Embedder
+from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 
 RAW = "raw features"
 """The name of the backbone's own features, beside the head inputs that have the names of the heads."""
@@ -71,6 +71,10 @@ class FeatureEmbedder(Embedder):
             self._shapes = {name: tuple(part.shape[1:]) for name, part in chosen.items()}
             self._check_memory()
         return {name: part.flatten(1) for name, part in chosen.items()}
+
+    def keep_batch(self, embeddings: dict[str, Tensor], rows: Tensor) -> EmbeddedBatch:
+        """Return the features of a batch in the memory of the machine: those of a split can be larger than a GPU's."""
+        return {name: part.cpu() for name, part in embeddings.items()}, rows.cpu()
 
     def finalize(self, split: Embedded) -> Embedded:
         """Give the features (N, ...) their shapes, and L2-normalise `RAW`."""

@@ -44,6 +44,8 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["checkpoints.tie_breaker=3"], "checkpoints.tie_breaker=3: must be a text"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
         (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalisations that conv"),
+        (["compile={mode: max-autotune}", "gradient_cache=8"], "its CUDA graphs overwrite what gradient_cache keeps; "),
+        (["compile={mode: reduce-overhead}", "trainer.accumulate_grad_batches=2"], "accumulate_grad_batches keeps; "),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dml.ops.precision import full_precision
+from dml.ops.precision import full_float32, full_precision
 
 
 class Product(nn.Module):
@@ -81,5 +81,19 @@ def test_computes_with_all_bits_whatever_the_network_does() -> None:
     try:
         asks(embeddings(torch.float32))
         assert (asks.precision, torch.get_float32_matmul_precision()) == ("highest", "high")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("device", "inside"), [("cuda", ("highest", False)), ("cpu", ("high", True))])
+def test_convolutions_on_a_gpu_have_all_bits_in_the_body_alone(
+    device: str, inside: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with full_float32(torch.device(device)):
+            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == inside
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
     finally:
         torch.set_float32_matmul_precision("highest")

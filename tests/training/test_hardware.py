@@ -3,9 +3,11 @@ from typing import Any
 import pytest
 import torch
 from configurations import compose as composed
+from timm.layers import BatchNormAct2d
+from torch import nn
 
 from dml.ops.errors import InputError
-from dml.training.hardware import choose_deterministic, choose_loader_settings, parse_compile
+from dml.training.hardware import check_synchronized, choose_deterministic, choose_loader_settings, parse_compile
 
 
 @pytest.fixture
@@ -52,6 +54,21 @@ def test_slurm_says_what_a_task_has(gpus: Any, monkeypatch: pytest.MonkeyPatch) 
     gpus(4, cores=8)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
     assert loaded("trainer.devices=4") == (7, True)
+    gpus(4, cores=3)  # srun may bind it to fewer
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    assert loaded("trainer.devices=4") == (2, True)
+
+
+def test_a_normalisation_that_does_more_is_not_synchronised() -> None:
+    check_synchronized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()))
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4))
+    assert network(torch.randn(2, 3, 4, 4)).min() >= 0
+    replaced = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    assert "BatchNormAct" not in str(replaced)  # it would be another function
+    with pytest.raises(
+        InputError, match="would replace 1 by a normalisation without what BatchNormAct2d does beside it"
+    ):
+        check_synchronized(nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4)))
 
 
 def test_what_is_given_counts(gpus: Any) -> None:

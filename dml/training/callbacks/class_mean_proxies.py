@@ -33,4 +33,5 @@ class ProxiesAtClassMeans(Callback):
         for head, loss in pl_module.losses.items():
             begin_at_class_means(loss, embedded.embeddings[head], labels)
             for _, proxies in proxy_sets(loss):  # The sums may be rounded differently in each process.
-                proxies.copy_(trainer.strategy.broadcast(proxies))
+                # from the CPU: they are pickled, and tensors of the first GPU would take all processes there
+                proxies.copy_(trainer.strategy.broadcast(proxies.cpu()))

@@ -70,7 +70,8 @@ class PrincipalHeads(Callback):
                 hook.remove()
         for name, layer in layers.items():
             begin_at_principal_components(layer, embedded.embeddings[name], self.whitening)
-            layer.weight.copy_(trainer.strategy.broadcast(layer.weight))
+            # from the CPU: it is pickled, and a tensor of the first GPU would take all processes there
+            layer.weight.copy_(trainer.strategy.broadcast(layer.weight.cpu()))
 
 
 def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
