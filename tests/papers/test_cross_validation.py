@@ -247,6 +247,21 @@ def test_stored_results_of_another_setting_are_never_replaced(
             check_setting(replace(setting, **{change: value}), stored, file)
 
 
+def test_results_of_other_values_of_conf_are_not_compared(tmp_path: Path) -> None:
+    """Such as those of an older version, whose data set had another transform."""
+    setting, file = SETTING, tmp_path / "protocol.json"
+    assert setting.identify() != replace(setting, dataset="digits").identify()
+    assert setting.identify() != replace(setting, overrides=("transform.size=32",)).identify()
+    result = replace(make_result(), setting=setting, configuration=setting.identify())
+    write_results(file, result)
+    assert read_results(file) == result == result.merge_into(None)
+    check_setting(setting, read_results(file), file)
+    with pytest.raises(
+        InputError, match=r"protocol\.json: its results were trained with other values of conf/ than today"
+    ):
+        check_setting(setting, replace(result, configuration="other"), file)
+
+
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     (tmp_path / "protocol.json").write_text((ROOT / "docs/protocol.json").read_text())
     run_protocol(["show", f"docs={tmp_path}"])

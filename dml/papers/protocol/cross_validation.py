@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dml.data.table import TEST_SPLITS
 from dml.ops.errors import InputError
-from dml.papers.experiments import compose
+from dml.papers.experiments import compose, identify
 from dml.papers.plans import PlannedRun, check_data, find_input_paths
 from dml.papers.protocol.search_spaces import RATES, Proposal, SearchedRange
 from dml.papers.tables.paper_tables import Training
@@ -69,6 +69,11 @@ class CrossValidation:
             Training(EXPERIMENT, (*chosen, *values, f"dataset.folds={self.folds}", f"dataset.fold={fold}", *extra))
             for fold in range(self.folds)
         ]
+
+    def identify(self) -> str:
+        """Return a hash of what every training has in common, which changes with the values of conf/."""
+        config = compose(self.list_trainings(Method("rll", ()), {})[0])
+        return identify(OmegaConf.masked_copy(config, [str(key) for key in config if key != "loss"]))
 
 
 def check_cross_validation(setting: CrossValidation, methods: Sequence[Method], data: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,17 @@ class ProtocolResult:
     Args:
         setting: data set, folds, seeds and overrides that the trainings of all losses share.
         methods: results of the methods.
+        configuration: `CrossValidation.identify` when they were trained; "" if an older version stored them.
     """
 
     setting: CrossValidation
     methods: list[MethodResult]
+    configuration: str = ""
 
     def merge_into(self, old: "ProtocolResult | None") -> "ProtocolResult":
         """Return these results by loss, with the old ones of other losses, which `check_setting` has let pass."""
         merged = {method.loss: method for method in (*(old.methods if old else ()), *self.methods)}
-        return ProtocolResult(self.setting, [merged[loss] for loss in sorted(merged)])
+        return replace(self, methods=[merged[loss] for loss in sorted(merged)])
 
 
 def collect_results(methods: Iterable[Method], searches: Searches) -> ProtocolResult:
@@ -106,7 +108,7 @@ def collect_results(methods: Iterable[Method], searches: Searches) -> ProtocolRe
         ranges = [searched.describe() for searched in method.ranges]
         single = sum_runs_by_class([RunFolder(run.folder) for run in runs])
         results.append(MethodResult(method.loss, ranges, tried, single, ensemble, round(measure_seconds(runs), 1)))
-    return ProtocolResult(searches.setting, results)
+    return ProtocolResult(searches.setting, results, searches.setting.identify())
 
 
 def read_results(path: Path) -> ProtocolResult | None:
@@ -121,7 +123,8 @@ def read_results(path: Path) -> ProtocolResult | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         setting = content["setting"]
         setting |= {key: tuple(setting[key]) for key in ("rates", "overrides")}
-        return ProtocolResult(CrossValidation(**setting), [_parse_method(method) for method in content["methods"]])
+        methods = [_parse_method(method) for method in content["methods"]]
+        return ProtocolResult(CrossValidation(**setting), methods, content.get("configuration", ""))
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path}: no results of dml protocol ({error}); delete it, or take it from git") from error
 
@@ -135,7 +138,7 @@ def check_setting(setting: CrossValidation, old: ProtocolResult | None, path: Pa
         path: file of the stored results.
 
     Raises:
-        InputError: if the stored results have another setting, which the new ones would replace.
+        InputError: if the stored results have another setting, or were trained with other values of conf/.
     """
     if old is None:
         return
@@ -146,6 +149,11 @@ def check_setting(setting: CrossValidation, old: ProtocolResult | None, path: Pa
         raise InputError(
             f"{path}: its results have {stored_values}, not {wanted_values}, and one page compares one setting; "
             "another --docs FOLDER takes the new results"
+        )
+    if old.configuration not in ("", setting.identify()):
+        raise InputError(
+            f"{path}: its results were trained with other values of conf/ than today's, and one page compares one "
+            "configuration; another --docs FOLDER takes the new results"
         )
 
 
@@ -170,4 +178,5 @@ def write_results(path: Path, result: ProtocolResult) -> None:
     """Write results as JSON, each method on a line of its own."""
     lines: Sequence[str] = [json.dumps(asdict(method), separators=(",", ":")) for method in result.methods]
     setting = json.dumps(asdict(result.setting))
-    write_text(path, f'{{"setting": {setting},\n"methods": [\n' + ",\n".join(lines) + "\n]}\n")
+    described = f'"setting": {setting},\n"configuration": "{result.configuration}"'
+    write_text(path, f'{{{described},\n"methods": [\n' + ",\n".join(lines) + "\n]}\n")
