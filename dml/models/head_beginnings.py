@@ -53,12 +53,15 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
     sizes = decomposition.singular_values_
     scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
-    directions = torch.from_numpy(decomposition.components_[scales > 0])
-    rows = torch.from_numpy(scales[scales > 0, None]) * directions
-    others = _make_orthogonal(layer.weight[len(rows) : layer.in_features].cpu(), directions)
-    weight = torch.cat([rows, others * rows.norm(dim=1).min()]).to(layer.weight)
-    weight = F.pad(weight, (0, 0, 0, layer.out_features - len(weight)))
-    layer.weight.copy_(weight * (layer.weight.norm() / weight.norm()))
+    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(layer.weight)
+    components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
+    found = int((scales > 0).sum())
+    if found < min(layer.weight.shape):
+        others = slice(found, layer.in_features)
+        directions = torch.from_numpy(decomposition.components_[:found]).to(layer.weight)
+        size = components[:found].norm(dim=1).min()
+        components[others] = size * _make_orthogonal(layer.weight[others], directions)
+    layer.weight.copy_(components * (layer.weight.norm() / components.norm()))
     if layer.bias is not None:
         layer.bias.zero_()
 
@@ -69,6 +72,5 @@ def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
     As rows of a layer they give 0 for all images of the training split, and learn as soon as the network or the
     augmentation changes the inputs; rows of 0 would never learn.
     """
-    rows = rows.to(directions)
     basis: Tensor = torch.linalg.qr((rows - rows @ directions.T @ directions).T).Q
     return basis.T
