@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dml.ops.errors import InputError
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_logsumexp
+from dml.ops.reductions import masked_logsumexp, softplus
 
 
 class CSLLoss(nn.Module):
@@ -70,7 +70,7 @@ class CSLLoss(nn.Module):
         for level, margin in enumerate(self._margins(levels.shape[1])):
             differs = (self.hierarchy[:, level] != levels[:, level, None]) & seen
             violations = masked_logsumexp(self.scale * (cosines - class_cosines + margin), differs)
-            total = total + F.softplus(violations).mean()
+            total = total + softplus(violations).mean()
         return total
 
     @torch.no_grad()

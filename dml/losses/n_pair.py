@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_logsumexp
+from dml.ops.reductions import masked_logsumexp, softplus
 
 Form = Literal["symmetric", "published"]
 
@@ -61,7 +61,7 @@ class NPairLoss(nn.Module):
         else:
             similarities = embeddings @ embeddings.T
             gaps = masked_logsumexp(similarities, negatives)[:, None] - similarities
-            value = F.softplus(gaps[positives]).mean()
+            value = softplus(gaps[positives]).mean()
         return value + self.norm_weight * embeddings.square().sum(dim=1).mean()
 
 

@@ -1,13 +1,12 @@
 from typing import ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
-from dml.ops.reductions import masked_logsumexp
+from dml.ops.reductions import masked_logsumexp, softplus
 
 Form = Literal["centralized", "pairwise", "cross_entropy"]
 
@@ -68,7 +67,7 @@ def _centralized(similarities: Tensor, positives: Tensor, negatives: Tensor, cou
 def _pairwise(similarities: Tensor, positives: Tensor, negatives: Tensor, count: Tensor) -> Tensor:
     """Compute Eq. 3.1 for each centre -> (B,); the double sum is the product of two sums."""
     pairs = masked_logsumexp(similarities, negatives) + masked_logsumexp(-similarities, positives)
-    return F.softplus(pairs - count.log())
+    return softplus(pairs - count.log())
 
 
 def _cross_entropy(similarities: Tensor, positives: Tensor, negatives: Tensor, count: Tensor) -> Tensor:

@@ -2,7 +2,17 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+
+def softplus(values: Tensor) -> Tensor:
+    """Compute log(1 + exp(x)) of each value, in float64 too: above 20 PyTorch's returns x, which is up to 2e-9 less.
+
+    >>> softplus(torch.tensor(25.0, dtype=torch.float64)).item() > 25
+    True
+    """
+    return F.softplus(values, threshold=40 if values.dtype == torch.float64 else 20)
 
 
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from examples import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,6 +61,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     scale=st.sampled_from([1e-6, 0.3, 2.0]),
     duplicates=st.booleans(),
 )
+@example(labels=[2, 0, 1, 2], seed=0, scale=2.0, duplicates=False)  # above 20, where PyTorch's softplus is 2e-9 off
 @examples(40)
 def test_equals_a_loop_over_centres(form: Any, labels: list[int], seed: int, scale: float, duplicates: bool) -> None:
     embeddings = scale * torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
