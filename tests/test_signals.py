@@ -152,6 +152,28 @@ def test_a_library_that_does_not_return_is_ended() -> None:
     assert seconds < 10
 
 
+HIDDEN = (
+    BEGIN
+    + """
+from dml.commands.error_lines import one_line_errors
+from dml.ops.errors import InputError
+with one_line_errors():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        import time
+        time.sleep(20)
+    finally:
+        raise InputError("of a cleanup")  # as OmegaConf's, where a signal comes while it builds a list
+"""
+)
+
+
+def test_an_error_of_a_cleanup_does_not_hide_the_signal() -> None:
+    code, errors, seconds = run_script(HIDDEN)
+    assert (code, errors) == (130, "stopped by SIGINT\n")
+    assert seconds < 15
+
+
 def catches(process_id: int, signum: int) -> bool:
     """Tell whether a process handles a signal: of SIGTERM it is dml's doing, as Python leaves it alone."""
     status = Path(f"/proc/{process_id}/status").read_text()

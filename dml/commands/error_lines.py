@@ -39,9 +39,11 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and is_output_closed():
             watch.fail(CODE, "")
             end_silently()
+        if signals.state.was_raised:
+            _end_by_signal(debug)  # a library hides it behind an error of its own
         line = _explained(error)
         if line is None and signals.state.signum is not None:
-            _end_by_signal(debug)  # a process that was waited for has ended as well, or a library hides the signal
+            _end_by_signal(debug)  # a process that was waited for has ended as well
         if debug or line is None:
             watch.fail(1, format_exc())
             raise
@@ -64,7 +66,7 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = _explained(error)
+        line = None if signals.state.was_raised else _explained(error)
         if line is None and signals.state.signum is not None:
             raise signals.Stopped(signals.state.signum) from error
         sys.stderr.write(f"failed: {printable(folder)}: {line or printable(repr(error))}\n")

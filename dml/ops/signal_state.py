@@ -121,6 +121,11 @@ class SignalState:
         return self._exception is not None and self._exception() is not None
 
     @property
+    def was_raised(self) -> bool:
+        """Whether the exception has been raised: an error that comes after it is one of a library's cleanup."""
+        return self._raised_at > 0
+
+    @property
     def is_swallowed(self) -> bool:
         """Whether the exception was raised, and a library has caught it, so that it didn't end the program."""
         return self._exception is not None and self._exception() is None and not self.is_caught
