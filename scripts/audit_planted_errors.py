@@ -104,8 +104,8 @@ def swap_labels(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     swapped = labels.copy()
     known = np.flatnonzero(labels != UNKNOWN)
     for row in rng.choice(known, round(share * len(known)), replace=False):
-        of_other_classes = known[labels[known] != labels[row]]
-        swapped[row] = labels[rng.choice(of_other_classes)]
+        candidates = known[labels[known] != labels[row]]
+        swapped[row] = labels[rng.choice(candidates)]
     return swapped
 
 

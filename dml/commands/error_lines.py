@@ -39,11 +39,10 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and is_output_closed():
             watch.fail(CODE, "")
             end_silently()
-        if signals.state.was_raised:
-            _end_by_signal(debug)  # a library hides it behind an error of its own
-        line = _explained(error)
+        # an error that comes after the exception of a signal is one of a library's cleanup, which hides it
+        line = None if signals.state.was_raised else _explained(error)
         if line is None and signals.state.signum is not None:
-            _end_by_signal(debug)  # a process that was waited for has ended as well
+            _end_by_signal(debug)  # or a process that was waited for has ended as well
         if debug or line is None:
             watch.fail(1, format_exc())
             raise

@@ -52,7 +52,7 @@ def check_job(command: str, config: DictConfig) -> None:
             check_optimizer(stage.config)
             instantiate(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
     if command == "train":
-        check_stages(config)
+        check_stages(config, stages[0])
 
 
 def check_loggers(config: DictConfig) -> None:

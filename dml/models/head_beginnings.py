@@ -55,12 +55,12 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
     components = torch.from_numpy(scales[:, None] * decomposition.components_).to(layer.weight)
     components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
-    found = int((scales > 0).sum())
-    if found < min(layer.weight.shape):
-        others = slice(found, layer.in_features)
-        directions = torch.from_numpy(decomposition.components_[:found]).to(layer.weight)
-        size = components[:found].norm(dim=1).min()
-        components[others] = size * _make_orthogonal(layer.weight[others], directions)
+    num_components = int((scales > 0).sum())
+    if num_components < min(layer.weight.shape):
+        free_rows = slice(num_components, layer.in_features)
+        directions = torch.from_numpy(decomposition.components_[:num_components]).to(layer.weight)
+        norm = components[:num_components].norm(dim=1).min()
+        components[free_rows] = norm * _make_orthogonal(layer.weight[free_rows], directions)
     layer.weight.copy_(components * (layer.weight.norm() / components.norm()))
     if layer.bias is not None:
         layer.bias.zero_()

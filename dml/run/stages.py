@@ -51,8 +51,12 @@ def list_stages(config: DictConfig) -> list[Stage]:
     return [Stage(str(name), _apply_changes(config, name)) for name in config.stages] or [Stage("", config)]
 
 
-def check_stages(config: DictConfig) -> None:
+def check_stages(config: DictConfig, first: Stage) -> None:
     """Make sure that no stage changes what all of them share, and that a recurrent model begins with a trained network.
+
+    Args:
+        config: configuration of the run.
+        first: its first stage, see `list_stages`.
 
     Raises:
         InputError: if a stage changes the data, a later one its first weights, or a recurrent model begins a run.
@@ -63,7 +67,6 @@ def check_stages(config: DictConfig) -> None:
                 raise InputError(f"stages.{name}.{key}: all stages share the run's {key}; give {key} without stages")
             if key == "init" and number:
                 raise InputError(f"stages.{name}.init: a later stage goes on with the weights of the one before it")
-    first = list_stages(config)[0]
     if first.config.recurrent and not (first.config.init or config.resume):
         raise InputError(
             "recurrent: it finds neighbours by a trained network, and the run has none; init=CHECKPOINT names one, or "
