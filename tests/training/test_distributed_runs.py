@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from conftest import SHORT_RUN, SMALL
+from conftest import SMALL
 from forks import ForkedScript
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
@@ -49,11 +49,10 @@ def second_process(folder: Path) -> int:
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the second process in /proc")
 def test_a_killed_process_ends_the_run_with_a_line(small_emoji: Path, tmp_path: Path) -> None:
     endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "evaluation.raw=false"]
-    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=1"]
+    # without workers: one that sends images to a killed process may print a trace of its own
+    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=0"]
     folder = tmp_path / "run"
-    # its steps take longer than its loader: a worker that sends images to a killed process prints a trace of its own
-    slow = [f"dataset.root={small_emoji}", *SHORT_RUN]
-    first = ForkedScript("train.py", *slow, *endless, *two, f"hydra.run.dir={folder}")
+    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *SMALL, *endless, *two, f"hydra.run.dir={folder}")
     try:
         while first.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
             time.sleep(0.1)
