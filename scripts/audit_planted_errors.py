@@ -86,9 +86,12 @@ def count_issue(findings: list[Finding], issue: str) -> int:
 
 def print_row(name: str, results: list[tuple[int, int, int]]) -> None:
     """Print the sums over the seeds of (found planted errors, planted errors, findings), and their ratios."""
-    found, planted, findings = (sum(column) for column in zip(*results, strict=True))
-    precision = f"{found / findings:.2f}" if findings else "–"
-    print(f"| {name} | {found} of {planted} | {findings} | {precision} | {found / max(1, planted):.2f} |", flush=True)
+    num_found, planted, findings = (sum(column) for column in zip(*results, strict=True))
+    precision = f"{num_found / findings:.2f}" if findings else "–"
+    print(
+        f"| {name} | {num_found} of {planted} | {findings} | {precision} | {num_found / max(1, planted):.2f} |",
+        flush=True,
+    )
 
 
 def with_labels(images: AuditedImages, labels: np.ndarray) -> AuditedImages:

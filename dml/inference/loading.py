@@ -152,7 +152,7 @@ def read_settings(path: Path) -> ModelSettings:
             "embed images alone; dml evaluate tests it"
         )
     training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}
-    folder = RunFolder.of_checkpoint(path)
+    folder = RunFolder.from_checkpoint(path)
     metrics = folder.metrics() if folder.metrics_file.exists() else {}
     is_tested = metrics.get("step") == training["step"]
     splits = folder.splits() or {}

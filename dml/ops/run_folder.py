@@ -169,8 +169,8 @@ class RunFolder:
             write_text(path, text)
 
     @classmethod
-    def of_checkpoint(cls, path: Path) -> "RunFolder":
-        """Return the folder of the run that has the checkpoint at a path; it need not be one."""
+    def from_checkpoint(cls, path: Path) -> "RunFolder":
+        """Return the folder of the run whose checkpoint has a path; neither of them need exist."""
         return cls(path.absolute().parent.parent)
 
     def read_configuration(self) -> tuple[str, str, str]:

@@ -51,7 +51,7 @@ def check_tested_data(config: DictConfig, split: str, table: ImageTable, stored:
         InputError: if the data has changed, unless ``accept_changed_data`` says so.
     """
     path = expand_home(config.checkpoint)
-    before: Any = RunFolder.of_checkpoint(path).splits()
+    before: Any = RunFolder.from_checkpoint(path).splits()
     then = without_unset_changes(stored.config.get("dataset") or {})
     if before is None or config.accept_changed_data or then != plain_config(config)["dataset"]:
         return

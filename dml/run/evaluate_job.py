@@ -68,13 +68,13 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         folder,
         split=split,
         description=description,
-        neighbors_file=RunFolder.of_checkpoint(path).fixed_neighbors_file,
+        neighbors_file=RunFolder.from_checkpoint(path).fixed_neighbors_file,
     )
 
 
 def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:
     """Return what chose a checkpoint, as ``evaluation.selection``, by the name of its file; None for another name."""
-    run_folder = RunFolder.of_checkpoint(path)
+    run_folder = RunFolder.from_checkpoint(path)
     by_validation = "test" if stored.config["evaluation"]["selection"] == "test" else "val"
     return {run_folder.last_checkpoint.name: "last", run_folder.best_checkpoint.name: by_validation}.get(path.name)
 

@@ -59,9 +59,9 @@ class CrossValidation:
         """List the trainings of a method with proposed values, one for each fold.
 
         Args:
-            method: the loss.
+            method: loss that is trained.
             proposal: values of the searched keys.
-            extra: further overrides.
+            extra: overrides of these trainings alone.
         """
         chosen = (f"dataset={self.dataset}", f"loss={method.loss}", *self.overrides)
         values = tuple(f"{key}={value}" for key, value in proposal.items())
@@ -81,11 +81,12 @@ def check_cross_validation(setting: CrossValidation, methods: Sequence[Method], 
 
     Args:
         setting: data set, folds, seeds and overrides that the trainings of all losses share.
-        methods: the losses.
+        methods: losses that are compared.
         data: folder that holds the folders of the data sets; None if the user gave none.
 
     Raises:
-        InputError: if not.
+        InputError: if there are fewer than two folds, the data set can't be read or has no test classes, or a loss's
+            embeddings aren't compared by cosine.
     """
     if setting.folds < 2:
         raise InputError(f"folds={setting.folds}: a cross-validation has 2 folds or more")

@@ -45,7 +45,7 @@ class MethodResult:
 
     Args:
         loss: name of the loss.
-        ranges: what was searched, in Markdown.
+        ranges: each searched key of the configuration with its range, in Markdown.
         tried: the tried configurations, in their order.
         single: test of each model, those of seed 0 first, in the order of the folds.
         ensemble: test of the ensemble of the folds, for each seed.
@@ -142,12 +142,12 @@ def check_setting(setting: CrossValidation, old: ProtocolResult | None, path: Pa
     """
     if old is None:
         return
-    stored, wanted = _describe_setting(old.setting), _describe_setting(setting)
-    differing = [name for name in wanted if stored[name] != wanted[name]]
+    stored, new = _describe_setting(old.setting), _describe_setting(setting)
+    differing = [name for name in new if stored[name] != new[name]]
     if differing:
-        stored_values, wanted_values = (", ".join(values[name] for name in differing) for values in (stored, wanted))
+        stored_values, new_values = (", ".join(values[name] for name in differing) for values in (stored, new))
         raise InputError(
-            f"{path}: its results have {stored_values}, not {wanted_values}, and one page compares one setting; "
+            f"{path}: its results have {stored_values}, not {new_values}, and one page compares one setting; "
             "another --docs FOLDER takes the new results"
         )
     if old.configuration not in ("", setting.identify()):
