@@ -16,6 +16,9 @@ from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
+FAISS_VERSION: str = faiss.__version__
+"""What the library says: its package has several names, one for each build, and finding which takes half a second."""
+
 BLOCK_SIZE = 256
 """Number of queries that are ranked without FAISS at a time."""
 

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from dml.evaluation.metric_names import head_sets_in
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
+from dml.retrieval.search import FAISS_VERSION
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,11 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
 
 def collect_versions() -> dict[str, str]:
     """Return the versions of the libraries that compute embeddings and metrics, and the platform."""
-    faiss = packages_distributions()["faiss"][0]  # faiss-cpu, or another build of FAISS
     return {
         "dml": version("dml"),
         "python": platform.python_version(),
         "torch": version("torch"),
         "numpy": version("numpy"),
-        "faiss": f"{version(faiss)} ({faiss})",
+        "faiss": FAISS_VERSION,
         "platform": platform.platform(),
     }
