@@ -74,7 +74,7 @@ class Index:
         vectors = VectorIndex(dimension, factory)
         if model.ball and not vectors.scores_are_products:
             raise InputError(
-                f"factory={factory}: PCA and ITQ don't keep the distances in the model's Poincare ball; {EXACT} does"
+                f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does"
             )
         vectors.set_parameters(parameters)
         items, searched = _embed_items(model, items, options)
@@ -90,7 +90,7 @@ class Index:
 
     @property
     def threshold(self) -> float | None:
-        """The model's threshold; None if it has none, or if the index searches vectors after a PCA.
+        """The model's threshold; None if it has none, or if the index changes the vectors, such as by a PCA.
 
         A PCA subtracts the mean of the vectors, so the scores are no cosine similarities.
         """

@@ -55,7 +55,7 @@ class VectorIndex:
                 f"factory={factory}: FAISS can't make an index of {dimension} numbers by it; {EXACT} would do"
             ) from error
         _check_metric(inner, factory)
-        self._index: Any = faiss.IndexIDMap2(inner)
+        self._index: Any = inner if _has_lists(inner) else faiss.IndexIDMap2(inner)
         self._is_mapped = False
 
     @classmethod
@@ -98,9 +98,14 @@ class VectorIndex:
     def scores_are_products(self) -> bool:
         """Whether the scores of a search are the inner products of the vectors themselves, perhaps rounded.
 
-        PCA and ITQ subtract the mean of the vectors.
+        Of the transforms that an index may apply to its vectors, rotations alone keep the products: a PCA subtracts
+        the mean of the vectors, and a matrix to fewer numbers, or a normalisation, changes them.
         """
-        return re.search("PCA|ITQ", self.factory) is None
+        index = faiss.downcast_index(self._index.index) if isinstance(self._index, faiss.IndexIDMap) else self._index
+        if not isinstance(index, faiss.IndexPreTransform):
+            return True
+        chain: Any = index.chain
+        return all(_is_rotation(chain.at(place)) for place in range(chain.size()))
 
     def set_parameters(self, parameters: str) -> None:
         """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own.
@@ -158,6 +163,11 @@ class VectorIndex:
         Raises:
             InputError: if this kind of index can't remove vectors.
         """
+        if isinstance(self._index, faiss.IndexIDMap) and _has_lists(self._index.index):
+            raise InputError(
+                f"factory={self.factory}: a version of dml that gave wrong answers after a removal built this index; "
+                "build it again"
+            )
         try:
             return int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
         except RuntimeError as error:
@@ -221,6 +231,24 @@ class VectorIndex:
         """Read an index that stays on the disk into memory, so that it can be changed."""
         if self._is_mapped:
             self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
+
+
+def _has_lists(index: Any) -> bool:
+    """Whether an index keeps its vectors in inverted lists, with ids of its own.
+
+    `faiss.IndexIDMap2` around such an index finds other images after a removal: it moves its ids, and the lists don't.
+    """
+    index = faiss.downcast_index(index)
+    return _has_lists(index.index) if isinstance(index, faiss.IndexPreTransform) else isinstance(index, faiss.IndexIVF)
+
+
+def _is_rotation(transform: Any) -> bool:
+    """Whether a transform of FAISS only turns the vectors; a file has a trained matrix as a linear transform."""
+    transform = faiss.downcast_VectorTransform(transform)
+    is_orthonormal = isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix) or (
+        type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias
+    )
+    return is_orthonormal and transform.d_in == transform.d_out
 
 
 def _check_metric(index: Any, factory: str) -> None:

@@ -1,0 +1,102 @@
+"""Kinds of index of FAISS: what each finds after removals and additions, and whether its scores are products."""
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dml.ops.errors import InputError
+from dml.retrieval.vector_index import VectorIndex
+
+DIMENSION = 16
+NUMBER = 400
+VECTORS = np.random.default_rng(0).normal(size=(NUMBER, DIMENSION)).astype(np.float32)
+VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
+IDS = np.arange(NUMBER) + 1000
+
+REMOVABLE = {
+    "Flat": "",
+    "SQfp16": "",
+    "SQ8": "",
+    "RR16,Flat": "",
+    "IVF4,Flat": "nprobe=4",
+    "IVF4,SQ8": "nprobe=4",
+    "IVF4_HNSW8,Flat": "nprobe=4",
+    "RR16,IVF4,SQ8": "nprobe=4",
+}
+"""Kinds of index that vectors can be removed from, and parameters with which they search all cells."""
+
+
+def build(factory: str, parameters: str) -> VectorIndex:
+    index = VectorIndex(DIMENSION, factory)
+    if index.needs_training:
+        index.train(VECTORS)
+    index.set_parameters(parameters)
+    index.add(VECTORS, IDS)
+    return index
+
+
+def find_first(index: VectorIndex, queries: npt.NDArray[np.float32]) -> list[int]:
+    found: list[int] = index.search(queries, k=1)[1][:, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("factory", REMOVABLE)
+def test_each_vector_finds_itself_after_others_were_removed(factory: str, tmp_path: Path) -> None:
+    index = build(factory, REMOVABLE[factory])
+    is_removed = np.arange(NUMBER) % 3 == 0
+    assert index.remove(IDS[is_removed]) == is_removed.sum()
+    assert index.remove(IDS[is_removed]) == 0
+    index.write(tmp_path / "index.faiss")
+    opened = VectorIndex.read(tmp_path / "index.faiss", factory)
+    opened.set_parameters(REMOVABLE[factory])
+    for searched in (index, opened):
+        assert len(searched) == (~is_removed).sum()
+        assert find_first(searched, VECTORS[~is_removed]) == IDS[~is_removed].tolist()
+    opened.make_changeable()
+    opened.set_parameters(REMOVABLE[factory])
+    opened.add(VECTORS[is_removed], IDS[is_removed] + NUMBER)
+    opened.remove(IDS[1:2])
+    expected = np.where(is_removed, IDS + NUMBER, IDS)
+    assert find_first(opened, VECTORS[2:]) == expected[2:].tolist()
+
+
+def test_an_index_of_an_older_version_refuses_removals_that_would_damage_it(tmp_path: Path) -> None:
+    older = faiss.IndexIDMap2(faiss.index_factory(DIMENSION, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT))
+    older.train(VECTORS)
+    older.add_with_ids(VECTORS, IDS)
+    faiss.write_index(older, str(tmp_path / "index.faiss"))
+    index = VectorIndex.read(tmp_path / "index.faiss", "IVF4,Flat")
+    index.set_parameters("nprobe=4")
+    index.make_changeable()
+    with pytest.raises(InputError, match=r"factory=IVF4,Flat: a version of dml .* build it again"):
+        index.check_removal()
+    assert find_first(index, VECTORS) == IDS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("factory", "are_products"),
+    [
+        ("Flat", True),
+        ("RR16,Flat", True),
+        ("RR4,Flat", False),
+        ("OPQ4_16,IVF4,Flat", True),
+        ("OPQ4_8,IVF4,Flat", False),
+        ("PCA16,Flat", False),
+        ("PCAR16,IVF4,Flat", False),
+        ("L2norm,Flat", False),
+        ("RR16,PCA8,Flat", False),
+        ("IVF4,SQ8", True),
+    ],
+)
+def test_only_rotations_keep_the_products(factory: str, are_products: bool, tmp_path: Path) -> None:
+    index = build(factory, "nprobe=4" if "IVF" in factory else "")
+    index.write(tmp_path / "index.faiss")
+    for one in (VectorIndex(DIMENSION, factory), index, VectorIndex.read(tmp_path / "index.faiss", factory)):
+        assert one.scores_are_products is are_products
+    if are_products:
+        scores, ids = index.search(VECTORS[:50], k=1)
+        np.testing.assert_array_equal(ids[:, 0], IDS[:50])
+        np.testing.assert_allclose(scores[:, 0], 1, atol=0.02)
