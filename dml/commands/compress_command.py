@@ -15,6 +15,7 @@ from dml.ops.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
+    from dml.ops.run_folder import RunFolder
 
 DESCRIPTION = """\
 Measure what smaller vectors of a trained model cost: recall@1, MAP@R, bytes
@@ -36,8 +37,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     with one_line_errors():
         from dml.evaluation.compression.rows_as_values import format_rows, make_values  # after --help: it takes seconds
         from dml.ops.run_files import write_values
-        from dml.ops.run_folder import RunFolder
 
+        path = options.output or _choose_folder(expand_home(options.model)).compression_file
         model = load_for_many_images(options.model, options.device, trust=options.trust)
         if model.ball:
             raise InputError(
@@ -48,7 +49,6 @@ def compress_vectors(arguments: Sequence[str]) -> None:
         step = model.settings.training.get("step")
         described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
         values = described | ({} if step is None else {"step": step}) | make_values(rows)
-        path = options.output or RunFolder(_choose_folder(expand_home(options.model))).compression_file
         say(format_rows(rows))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_values(path, values, {})
@@ -80,9 +80,22 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
     )
 
 
-def _choose_folder(place: Path) -> Path:
-    """Return the folder of a run or of a saved model; that of the run, for a checkpoint."""
-    return place if os.path.isdir(place) else place.absolute().parent.parent
+def _choose_folder(place: Path) -> "RunFolder":
+    """Return the folder of a run or of a saved model; that of the run, for a checkpoint.
+
+    Raises:
+        InputError: if a checkpoint lies in no run's folder.
+    """
+    from dml.ops.run_folder import RunFolder
+
+    if os.path.isdir(place):
+        return RunFolder(place)
+    folder = RunFolder.from_checkpoint(place)
+    if not folder.has_configuration:
+        raise InputError(
+            f"{printable(place)}: a checkpoint outside of a run's folder; --output FILE says where to write"
+        )
+    return folder
 
 
 def _count_threads() -> int:

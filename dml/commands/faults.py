@@ -10,10 +10,10 @@ from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
 
+from dml.ops import signals
 from dml.ops.errors import InputError
 from dml.ops.files import DISK_ERRORS
 
-GOES_ON = "what was saved is kept, and resume= with the run's folder goes on from it"
 SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes less"
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly)"
@@ -31,11 +31,11 @@ def explain_fault(error: BaseException) -> str | None:
         if isinstance(cause, InputError):
             return " ".join(str(cause).split())
         if isinstance(cause, ConnectionError | EOFError) and _is_from_loader(cause):
-            return f"a process that loads images died while it sent some: {SHORT_MEMORY}; {GOES_ON}"
+            return f"a process that loads images died while it sent some: {SHORT_MEMORY}{_describe_rest()}"
         if isinstance(cause, OSError):
             return _explain_disk(cause)
         if isinstance(cause, RuntimeError) and (lost := LOST_WORKER.search(str(cause))):
-            line = f"process {lost[1]}, which loads images, {lost[2]}: {SHORT_MEMORY}; {GOES_ON}"
+            line = f"process {lost[1]}, which loads images, {lost[2]}: {SHORT_MEMORY}{_describe_rest()}"
             return line.replace("memory", "shared memory (/dev/shm)", 1) if "shared memory" in str(cause) else line
     return None
 
@@ -65,7 +65,13 @@ def _explain_disk(error: OSError) -> str | None:
     name = "a file" if path is None else os.fsdecode(path)
     room = _describe_room(Path(os.fsdecode(path))) if code == errno.ENOSPC and path is not None else ""
     line = f"{name}: {os.strerror(code)}{room}; {DISK_ERRORS[code]}"
-    return line if code in PATH_ERRORS else f"{line}; {GOES_ON}"
+    return line if code in PATH_ERRORS else f"{line}{_describe_rest()}"
+
+
+def _describe_rest() -> str:
+    """Return how the command goes on, as after a signal; empty for one that begins anew."""
+    hint = signals.state.hint()
+    return f"; what was saved is kept, and {hint}" if hint else ""
 
 
 def _describe_room(path: Path) -> str:

@@ -82,8 +82,13 @@ def _write_index(options: argparse.Namespace) -> None:
         _refuse(options, ("factory", "parameters"), "not for an index to extend, which keeps its own; build a new one")
     elif options.output is None:
         raise InputError("--output FOLDER: the folder of the index is missing")
-    list_source(options.images)  # before the model is loaded: mistakes are told at once
     folder = options.output or options.model
+    if is_index(folder) and folder != options.model:
+        raise InputError(
+            f"--output {printable(folder)}: an index is there; dml index {printable(folder)} IMAGES adds to it, a new "
+            "one needs a new folder"
+        )
+    list_source(options.images)  # before the model is loaded: mistakes are told at once
     with hold_folder(folder) as path:
         if is_extended:
             index = Index.load(options.model, device=options.device, trust=options.trust)

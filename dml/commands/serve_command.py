@@ -83,6 +83,8 @@ def _list_hosts(host: str, allowed: Sequence[str]) -> list[str]:
     for name in allowed:
         if "*" in name:
             raise InputError(f"--allow-host {printable(name)}: * stands for any name; give each name by itself")
+        if "/" in name or (":" in name and not _is_address(name)):
+            raise InputError(f"--allow-host {printable(name)}: give the name alone, without http:// and the port")
     if _is_any_address(host):
         if not allowed:
             raise InputError(
@@ -110,6 +112,14 @@ def _is_any_address(host: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:  # a name
         return host == ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _bracket(host: str) -> str:

@@ -64,11 +64,16 @@ def check_export(file: str | Path, quantize: str | None = None) -> Path:
         raise InputError(f"quantize={printable(quantize)}: must be int8 or None")
     if quantize and path.suffix != ONNX:
         raise InputError(f"quantize={quantize}: only for a name that ends with {ONNX}, not {printable(path.name)}")
-    for target in (path, *([quantized_path(path)] if quantize else [])):
+    for target in (path, facts_path(path), *([quantized_path(path)] if quantize else [])):
         if target.exists():
             raise InputError(f"{printable(target)}: exists; delete it or give another name")
     check_libraries(path.suffix)
     return path
+
+
+def facts_path(path: Path) -> Path:
+    """Return the path of the file with the facts of an exported file."""
+    return path.with_name(f"{path.name}.json")
 
 
 def quantized_path(path: Path) -> Path:
@@ -110,7 +115,7 @@ def export_model(
             graphs.append((quantized_path(path), open_graph(small, path.suffix)))
         model, exported, *quantized = compare_graphs(graphs, probe, on_cpu, batch_size)
         refuse_difference(model, exported)
-        write_text(path.with_name(f"{path.name}.json"), json.dumps(facts, indent=1) + "\n")
+        write_text(facts_path(path), json.dumps(facts, indent=1) + "\n")
     return ExportReport(path, len(probe), model, exported, quantized[0] if quantized else None)
 
 

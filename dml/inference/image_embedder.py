@@ -27,6 +27,7 @@ from dml.metrics.pair_calibration import Calibration
 from dml.models.embedding import EmbeddingModel
 from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
 from dml.ops.tensor_hashes import add_tensors
@@ -183,7 +184,7 @@ class ImageEmbedder:
 
         Raises:
             UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
-            InputError: if an argument can't be used.
+            InputError: if an argument can't be used, or a vector has numbers that are NaN or infinite.
         """
         listed = list_inputs(images)
         embeddings = np.full((len(listed), self.dimension), np.nan, np.float32)
@@ -225,7 +226,7 @@ class ImageEmbedder:
 
         Raises:
             UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
-            InputError: if an argument can't be used.
+            InputError: if an argument can't be used, or a vector has numbers that are NaN or infinite.
         """
         if on_corrupt not in ("raise", "skip"):
             raise InputError(f"on_corrupt={on_corrupt}: raise or skip")
@@ -248,7 +249,9 @@ class ImageEmbedder:
             positions = [*range(first, first + len(readable) + len(errors))]
             vectors = np.full((len(positions), self.dimension), np.nan, np.float32)
             if batch is not None:
-                vectors[np.array(readable) - first] = self.embed_batch(batch, precision)
+                embedded = self.embed_batch(batch, precision)
+                _check_finite(embedded, [images[position] for position in readable], precision)
+                vectors[np.array(readable) - first] = embedded
             yield positions, vectors
             first += len(positions)
 
@@ -348,6 +351,20 @@ def _treat_errors(errors: Sequence[str], on_corrupt: str) -> None:
         raise UnreadableImageError(f"{errors[0]}{REMEDY}")
     for error in errors:
         logger.warning("skipped: %s", error)
+
+
+def _check_finite(vectors: NDArray[np.float32], images: Sequence[ImageInput], precision: str) -> None:
+    """Refuse vectors (B, D) with NaN or infinite numbers, which would count as those of unreadable images.
+
+    Raises:
+        InputError: if there is one; it names the first image.
+    """
+    is_finite = np.isfinite(vectors).all(axis=1)
+    if not is_finite.all():
+        image = images[int(np.argmin(is_finite))]
+        name = printable(str(image)) if isinstance(image, str | Path) else f"an image of type {type(image).__name__}"
+        reason = "its weights may have diverged" if precision == "32" else f'precision="{precision}" may be too coarse'
+        raise InputError(f"{name}: the model's vector has numbers that are NaN or infinite; {reason}")
 
 
 def _ignore(number: int) -> None:

@@ -15,7 +15,7 @@ from dml.data.images import UnreadableImageError
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import check_readable
-from dml.inference.index_folder import DESCRIPTION, FORMAT, hold_folder, read_description, remove_old_versions
+from dml.inference.index_folder import DESCRIPTION, FORMAT, hold_folder, read_description, remove_unused_versions
 from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
 from dml.metrics.pair_calibration import Calibration
@@ -130,6 +130,8 @@ class Index:
 
     def search_positions(self, images: Any, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Do the work of `search` -> scores (Q, k), and positions (Q, k) in ``items``; -1 for none."""
+        if not len(self):
+            raise InputError("the index is empty; dml index, or dml.Index.add, puts images into it")
         if not 1 <= k <= len(self):
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
         is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
@@ -252,24 +254,26 @@ class Index:
             "items": f"items-{version}.parquet",
             "model": f"model-{version}",
         }
-        with replacing(path / names["vectors"]) as partial:
-            self.vectors.write(partial)
-        with replacing(path / names["items"]) as partial:
-            self.items.write(partial)
-        self.model.save_pretrained(path / names["model"])
-        description = {
-            "format": FORMAT,
-            "fingerprint": self.model.fingerprint,
-            "geometry": self.model.geometry,
-            "dimension": self.vectors.dimension,
-            "images": len(self),
-            "factory": self.vectors.factory,
-            "parameters": self.vectors.parameters,
-            "files": names,
-            "bytes": {kind: (path / names[kind]).stat().st_size for kind in ("vectors", "items")},
-        }
-        write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n")
-        remove_old_versions(path, keep=set(names.values()))
+        try:
+            with replacing(path / names["vectors"]) as partial:
+                self.vectors.write(partial)
+            with replacing(path / names["items"]) as partial:
+                self.items.write(partial)
+            self.model.save_pretrained(path / names["model"])
+            description = {
+                "format": FORMAT,
+                "fingerprint": self.model.fingerprint,
+                "geometry": self.model.geometry,
+                "dimension": self.vectors.dimension,
+                "images": len(self),
+                "factory": self.vectors.factory,
+                "parameters": self.vectors.parameters,
+                "files": names,
+                "bytes": {kind: (path / names[kind]).stat().st_size for kind in ("vectors", "items")},
+            }
+            write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+        finally:
+            remove_unused_versions(path)  # those of this version, if a disk was full
 
     @classmethod
     def load(
@@ -316,7 +320,9 @@ class Index:
                 )
         try:
             items = IndexItems.read(path / description["files"]["items"])
-        except (pa.ArrowException, KeyError, ValueError) as error:
+        except (pa.ArrowException, KeyError, ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's, not pyarrow's
             raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
         vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])

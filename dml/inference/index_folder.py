@@ -79,21 +79,29 @@ def read_description(path: Path) -> dict[str, Any]:
         description = json.loads(file.read_text(encoding="utf-8"))
         version = description["format"]
         names = [description["files"][kind] for kind in ("vectors", "items", "model")]
-        keys = [description[key] for key in ("fingerprint", "factory", "parameters", "bytes")]
+        keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
+        sizes = [description["bytes"][kind] for kind in ("vectors", "items")]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
     if version != FORMAT:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    if any(os.path.basename(name) != name for name in names) or not all(isinstance(key, str) for key in keys[:3]):
-        raise InputError(f"{printable(file)}: damaged (its files are outside of the folder); build the index again")
+    are_kinds_right = all(isinstance(key, str) for key in keys) and all(isinstance(size, int) for size in sizes)
+    if not are_kinds_right or any(os.path.basename(name) != name for name in names):
+        raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
     return dict(description)
 
 
-def remove_old_versions(path: Path, keep: set[str]) -> None:
-    """Delete the files of other versions than the one to keep, and the partial files of processes that were killed.
+def remove_unused_versions(path: Path) -> None:
+    """Delete the files that ``index.json`` doesn't name: of older versions, and of a version that wasn't finished.
 
-    Only a process that holds the folder may do so.
+    A damaged ``index.json`` leaves all of them. Only a process that holds the folder may do so.
     """
+    used: set[str] = set()
+    if is_index(path):
+        try:
+            used = {*read_description(path)["files"].values()}
+        except InputError:
+            return
     for entry in path.iterdir():
-        if VERSIONED.match(entry.name) and entry.name not in keep:
+        if VERSIONED.match(entry.name) and entry.name not in used:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

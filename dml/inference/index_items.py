@@ -94,12 +94,13 @@ class IndexItems:
 
     def write(self, path: Path) -> None:
         """Write the items to a .parquet file."""
-        pq.write_table(pa.table({"id": self.ids, "path": self.paths, "label": self.labels}), path)
+        table = pa.table({"id": self.ids, "path": self.paths, "label": self.labels})
+        pq.write_table(table, path, write_page_checksum=True)
 
     @classmethod
     def read(cls, path: Path) -> "IndexItems":
         """Read the items from a .parquet file; pyarrow raises an exception if it is damaged."""
-        with pq.ParquetFile(path) as file:  # pq.read_table would import pandas
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # pq.read_table would import pandas
             columns = file.read(columns=["id", "path", "label"]).to_pydict()
         return cls(np.array(columns["id"], dtype=np.int64), _as_objects(columns["path"]), _as_objects(columns["label"]))
 

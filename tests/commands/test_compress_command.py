@@ -69,6 +69,7 @@ def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 numbers at most"),
         ([str(foreign)], "dataset.reader._target_=os.system comes from the model's file"),
         ([str(run), "--split", "tset"], "argument --split: invalid choice"),
+        ([str(tmp_path / "a" / "copied.ckpt")], "copied.ckpt: a checkpoint outside of a run's folder; --output FILE"),
     ):
         with pytest.raises(SystemExit) as stopped:
             dispatch(["compress", *arguments])

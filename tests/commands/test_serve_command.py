@@ -112,6 +112,8 @@ def test_mistakes_are_told_in_a_line(index: str, tmp_path: Path, capsys: pytest.
     assert "not an address of this machine" in refused(capsys, index, "--host", "192.0.2.1", "--port", "0")
     assert "no such name or address" in refused(capsys, index, "--host", "no-such.invalid", "--port", "0")
     assert "* stands for" in refused(capsys, index, "--host", "127.0.0.1", "--allow-host", "*", "--port", "0")
+    for name in ("http://box", "box:9000", "192.168.1.20:9000"):
+        assert "without http:// and the port" in refused(capsys, index, "--allow-host", name, "--port", "0")
 
 
 def test_a_model_of_other_weights_is_refused(index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

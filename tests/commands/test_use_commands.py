@@ -101,6 +101,9 @@ def test_an_index_to_extend_keeps_its_kind(
     for option, value in [("--factory", "HNSW32"), ("--parameters", "nprobe=4")]:
         line = refusal(capsys, "index", index, photos, option, value)
         assert line == f"error: {option}: not for an index to extend, which keeps its own; build a new one"
+    line = refusal(capsys, "index", model, photos, "--output", index)
+    assert line.startswith(f"error: --output {index}: an index is there; dml index {index} IMAGES adds to it")
+    assert len(dml.Index.load(index)) == 4
 
 
 def test_a_network_of_ones_own_is_trusted_on_request(

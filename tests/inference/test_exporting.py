@@ -186,6 +186,7 @@ def test_a_missing_library_is_named(model: dml.ImageEmbedder, tmp_path: Path, mo
     [
         (["--output", "model.tflite"], "model.tflite: the name must end with .onnx or .pt2 (torch.export)"),
         (["--output", "there.onnx"], "/there.onnx: exists; delete it or give another name"),
+        (["--output", "here.onnx"], "/here.onnx.json: exists; delete it or give another name"),
         (["--output", "model.pt2", "--quantize", "int8"], "quantize=int8: only for a name that ends with .onnx"),
         (["--output", "model.onnx", "--probe", "empty"], "empty: no image in it"),
         (["--output", "model.onnx"], "probe images: this model doesn't say how its data set is read; --probe FOLDER"),
@@ -202,14 +203,15 @@ def test_mistakes_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model.save_pretrained("saved")
-    Path("there.onnx").write_text("")
+    for name in ("there.onnx", "here.onnx.json"):
+        Path(name).write_text("")
     Path("empty").mkdir()
     with pytest.raises(SystemExit) as ended:
         dispatch(["export", "saved", *arguments])
     assert ended.value.code == 2
     (printed,) = capsys.readouterr().err.splitlines()
     assert line in printed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "saved", "there.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "here.onnx.json", "saved", "there.onnx"]
 
 
 def test_the_command_prints_the_comparison(

@@ -1,10 +1,13 @@
 """An index of images: exact search against brute force, changes, and saved versions."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,13 +185,13 @@ def test_saves_at_the_same_time_wait_for_each_other(
     index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = index.save(tmp_path / "index")
-    remove_old_versions = image_index.remove_old_versions
+    remove_unused_versions = image_index.remove_unused_versions
 
-    def remove_late(path: Path, keep: set[str]) -> None:
+    def remove_late(path: Path) -> None:
         time.sleep(0.3)
-        remove_old_versions(path, keep)
+        remove_unused_versions(path)
 
-    monkeypatch.setattr(image_index, "remove_old_versions", remove_late)
+    monkeypatch.setattr(image_index, "remove_unused_versions", remove_late)
     with ThreadPoolExecutor(2) as threads:
         for saved in [threads.submit(index.save, folder) for _ in range(2)]:
             saved.result()
@@ -200,6 +203,25 @@ def test_saves_at_the_same_time_wait_for_each_other(
         waiting.result()
     assert len(dml.Index.load(folder)) == 12
     assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_write_that_fails_leaves_nothing_of_its_own(
+    index: dml.Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    folder = tmp_path / "index"
+    before = [] if is_first else sorted(index.save(folder).iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr(image_index, "write_text", _find_no_room)
+        with pytest.raises(OSError, match="No space left"):
+            index.save(folder)
+    assert sorted(folder.glob("*")) == before
+    index.save(folder)
+    assert len(dml.Index.load(folder)) == 12
+
+
+def _find_no_room(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def test_an_opened_index_is_saved_again_and_again(photos: Path, tmp_path: Path) -> None:
@@ -289,6 +311,28 @@ def test_relative_paths_of_older_versions_are_known(
     assert len(index) == 4
 
 
+def test_a_changed_bit_of_the_items_is_noticed(index: dml.Index, tmp_path: Path) -> None:
+    folder = index.save(tmp_path / "index")
+    (items,) = folder.glob("items-*.parquet")
+    content = items.read_bytes()
+    for place in range(4, len(content), 97):
+        items.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        opened = None
+        with suppress(InputError):
+            opened = dml.Index.load(folder)
+        if opened:  # the bit is one of those that don't matter
+            assert opened.items.paths.tolist() == index.items.paths.tolist()
+            assert opened.items.labels.tolist() == index.items.labels.tolist()
+
+
+def test_an_empty_index_finds_nothing(index: dml.Index) -> None:
+    paths = index.items.paths.tolist()
+    assert index.remove(paths) == 12
+    with pytest.raises(InputError, match="the index is empty; dml index"):
+        index.search(paths[0], k=1)
+    assert ImageSearch(index).find_similar(Path(paths[0]).read_bytes(), k=1) == []
+
+
 def test_vectors_of_another_model_are_refused(index: dml.Index, tmp_path: Path) -> None:
     folder = index.save(tmp_path / "index")
     other = make_model(seed=1)
@@ -311,8 +355,12 @@ def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"items-\w+.parquet is damaged"):
         dml.Index.load(folder)
     text = description.read_text()
-    description.write_text(text.replace('"model": "model', '"model": "../model'))
-    with pytest.raises(InputError, match="its files are outside of the folder"):
+    for written, other in [('"model": "model', '"model": "../model'), (r'"vectors": (\d+)', r'"vectors": "\1"')]:
+        description.write_text(re.sub(written, other, text))
+        with pytest.raises(InputError, match="values that dml doesn't write"):
+            dml.Index.load(folder)
+    description.write_text(text.replace('"items": ', '"itens": '))
+    with pytest.raises(InputError, match=r"index.json: damaged"):
         dml.Index.load(folder)
     description.write_text(text[:50])
     with pytest.raises(InputError, match=r"index.json: damaged"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from runs import metrics
 from safetensors.torch import load_file, save_file
+from small_embedders import make_model
 
 import dml
 from dml.commands import main
@@ -157,6 +159,18 @@ def test_unreadable_images_are_named_or_skipped(
     np.testing.assert_allclose(vectors[[0, 3]], model.embed(paths[:2]), atol=1e-6)
     assert "broken.png" in caplog.text
     assert "none.png: no such file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("precision", "reason"), [("32", "its weights may have diverged"), ("bf16", 'precision="bf16" may be too coarse')]
+)
+def test_a_vector_of_nan_is_no_unreadable_image(paths: list[Path], precision: str, reason: str) -> None:
+    embedder = make_model()
+    for weights in embedder.model.heads.parameters():
+        weights.data.fill_(torch.nan)
+    for images, name in [(paths[:2], re.escape(str(paths[0]))), (np.zeros((4, 4, 3), np.uint8), "an image of type")]:
+        with pytest.raises(InputError, match=f"{name}.*NaN or infinite; {reason}"):
+            embedder.embed(images, precision=precision, on_corrupt="skip")
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,8 @@ class ImageSearch:
         """
         size = len(self.index)
         count = size if code is None else int(np.count_nonzero(self._codes == code))
+        if not count:
+            return np.empty(0, np.float32), np.empty(0, np.int64)
         depth = min(size, k if code is None else 2 * k * size // count)
         while True:
             scores, positions = (found[0] for found in self.index.search_positions(vectors, depth))
