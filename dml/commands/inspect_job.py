@@ -67,7 +67,8 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
         if config.sheet:
             write_contact_sheets(readable, folder.path, ImageLimits.from_settings(config.data), **config.sheet)
         results = _test_backbones(config, readable, folder, model_configs)
-    console.print(f"[bold]written[/]  {in_markup(folder.path)}: sheet_*.png, features-*.npz")
+    written = "sheet_*.png, features-*.npz" if config.sheet else "features-*.npz"
+    console.print(f"[bold]written[/]  {in_markup(folder.path)}: {written}")
     return results
 
 

@@ -104,18 +104,17 @@ def _judge(neighbor: dict[str, Any]) -> str:
 
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw each query and its neighbours in a row; a sheet of many neighbours is wider than others."""
-    from dml.evaluation.pictures import MARGIN, SMALLEST_TILE, SPACE, draw_contact_sheet
+    """Draw each query and its neighbours in a row."""
+    from dml.evaluation.pictures import draw_contact_sheet
     from dml.ops.files import replacing
 
     rows = [
         (str(result["query"]), [_shrink(_read(index, image)) for image in (result["query"], *_paths(result))])
         for result in results
     ]
-    smallest_width = 2 * MARGIN - SPACE + max(len(pictures) for _, pictures in rows) * (SMALLEST_TILE + SPACE)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
-        draw_contact_sheet(rows, partial, width=max(800, smallest_width))
+        draw_contact_sheet(rows, partial)
 
 
 def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:

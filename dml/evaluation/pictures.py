@@ -71,17 +71,16 @@ def draw_contact_sheet(rows: Sequence[tuple[str, Sequence[Pixels]]], path: str |
     Args:
         rows: pairs of a title and the pictures below it.
         path: file to write.
-        width: width of the sheet in pixels.
+        width: width of the sheet in pixels; so many pictures that they would be too small to see make it wider.
 
     Raises:
-        InputError: if there is no picture, or the tiles would be too small to see.
+        InputError: if there is no picture.
     """
     longest = max((len(pictures) for _, pictures in rows), default=0)
     if longest < 1:
         raise InputError("contact sheet: no picture to show")
+    width = max(width, 2 * MARGIN - SPACE + longest * (SMALLEST_TILE + SPACE))
     tile = (width - 2 * MARGIN + SPACE) // longest - SPACE
-    if tile < SMALLEST_TILE:
-        raise InputError(f"width = {width}: {longest} pictures leave {tile} pixels a tile, {SMALLEST_TILE} needed")
     sheet = Image.new("RGB", (width, 2 * MARGIN + len(rows) * (LINE + tile + SPACE) - SPACE), PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
     for i, (title, pictures) in enumerate(rows):
