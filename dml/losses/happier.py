@@ -35,8 +35,8 @@ class SmoothHierarchicalAPLoss(nn.Module):
                                    leak t                        t <= 0
                                    min(beta t + gamma, 1)        0 < t
 
-    The embeddings are L2-normalised here. With offset = start + sigmoid(delta / tau) the loss is never below
-    1 - H-AP, except for ties: a tied item of a lower level counts 1/2.
+    The embeddings are L2-normalised here. With offset = start + sigmoid(delta / tau) and a start of at least 0.5 the
+    loss is never below 1 - H-AP, except for ties: a tied item of a lower level counts 1/2.
 
     Departures: a t as small as rounding errors counts as a tie. The release clamps t / tau to +-50, which changes g
     by less than 2e-22; here t / tau is not clamped. A query whose only positive is itself adds 0; the paper has no
@@ -151,6 +151,9 @@ class ClusterLoss(nn.Module):
         num_classes: number of classes of the finest level, C.
         embedding_dim: size of an embedding, D.
         temperature: divisor of the cosines, sigma.
+
+    Raises:
+        InputError: if ``temperature`` is not above 0.
     """
 
     needs_positives: ClassVar[bool] = False
@@ -158,6 +161,8 @@ class ClusterLoss(nn.Module):
 
     def __init__(self, num_classes: int, embedding_dim: int, temperature: float = 0.05) -> None:
         super().__init__()
+        if not temperature > 0.0:
+            raise InputError(f"loss.temperature={temperature}: must be above 0, such as 0.05")
         self.temperature = temperature
         bound = embedding_dim**-0.5
         self.proxies = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))

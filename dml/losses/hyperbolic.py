@@ -74,8 +74,8 @@ def _list_by_class(labels: Tensor) -> Tensor:
     """List the rows of each class in their order. (B,) -> (C, K) row indices, with -1 behind a class's last one"""
     same = labels[:, None] == labels
     place = same.tril(diagonal=-1).sum(dim=1)
-    classes = torch.unique(labels, return_inverse=True)[1]
-    images = labels.new_full((int(classes.max()) + 1, int(place.max()) + 1), -1)
+    classes: Tensor = torch.unique(labels, return_inverse=True)[1]
+    images = classes.new_full((int(classes.max()) + 1, int(place.max()) + 1), -1)
     images[classes, place] = torch.arange(len(labels), device=labels.device)
     return images
 

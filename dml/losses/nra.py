@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
@@ -121,6 +122,7 @@ class _ChosenDistances(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative("NRALoss")
         differences, distances, chosen = ctx.saved_tensors
         slopes = torch.where(distances == 0, 0.0, gradient / distances)
         pulls = differences * slopes[:, :, None]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
@@ -179,8 +180,7 @@ class _RecallSurrogate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("RecallAtKLoss is differentiable once: create_graph=True isn't supported")
+        refuse_second_derivative("RecallAtKLoss")
         (gradient,) = ctx.saved_tensors
         return outer * gradient, None, None, None
 

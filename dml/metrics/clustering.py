@@ -1,9 +1,11 @@
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from dml.ops.errors import InputError
 
 Partition = Tensor | npt.NDArray[Any]
 Average = Literal["arithmetic", "geometric"]
@@ -24,8 +26,13 @@ def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic
 
     Returns:
         The value, 1 if there is only one cluster and only one class.
+
+    Raises:
+        InputError: if there is no such mean.
     """
     from sklearn.metrics import normalized_mutual_info_score  # late: it takes half a second, also below
+
+    _check_average(average)
 
     return float(normalized_mutual_info_score(_to_numpy(labels), _to_numpy(assignment), average_method=average))
 
@@ -45,10 +52,14 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
 
     Returns:
         The value, 1 if clusters and classes are the same partition, 0 if just one of them has a single group.
+
+    Raises:
+        InputError: if there is no such mean.
     """
     from sklearn.metrics import mutual_info_score
     from sklearn.metrics.cluster import contingency_matrix
 
+    _check_average(average)
     table = contingency_matrix(_to_numpy(labels), _to_numpy(assignment), sparse=True, dtype=np.int64)
     classes, clusters = (np.asarray(table.sum(axis=axis)).ravel() for axis in (1, 0))
     if _is_permutation(table):
@@ -59,6 +70,11 @@ def ami(assignment: Partition, labels: Partition, average: Average = "arithmetic
     entropies = np.array([_entropy(classes), _entropy(clusters)])
     mean = entropies.mean() if average == "arithmetic" else np.sqrt(entropies.prod())
     return float((mutual_info_score(None, None, contingency=table) - expected) / (mean - expected))
+
+
+def _check_average(average: str) -> None:
+    if average not in get_args(Average):
+        raise InputError(f"average={average}: must be one of {', '.join(get_args(Average))}")
 
 
 def pair_f1(assignment: Partition, labels: Partition) -> float:

@@ -179,7 +179,10 @@ class GeMHead(nn.Module):
         """Embed a tapped map (B, C, h, w) -> (B, embed_dim)."""
         # Powers of half-precision values would underflow; autocast runs only the linear layer in half precision.
         cells = tapped.to(torch.promote_types(tapped.dtype, torch.float32)).clamp(min=GEM_FLOOR)
-        pooled = cells.pow(self.exponent).mean(dim=(2, 3)).pow(1 / self.exponent)
+        # Divided by the largest cell of each channel, powers neither overflow nor all underflow.
+        largest = cells.detach().amax(dim=(2, 3), keepdim=True)
+        means = (cells / largest).pow(self.exponent).mean(dim=(2, 3))
+        pooled = means.pow(1 / self.exponent) * largest[:, :, 0, 0]
         embeddings: Tensor = self.embedding(pooled)
         return embeddings
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.relevance import level_counts
 
 Step = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -83,10 +84,7 @@ class _GradedAveragePrecision(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
-        # torch's once_differentiable raises only if ``outer`` has a graph. In other cases a second derivative would
-        # silently lack this part.
-        if torch.is_grad_enabled():
-            raise RuntimeError("graded_average_precision is differentiable once: create_graph=True isn't supported")
+        refuse_second_derivative("graded_average_precision")
         (gradient,) = ctx.saved_tensors
         return outer[:, None] * gradient, None, None
 

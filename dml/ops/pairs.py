@@ -5,13 +5,14 @@ ALL = slice(None)
 
 
 def finest(labels: Tensor) -> Tensor:
-    """Return the labels of the finest level, column 0. (B,) or (B, L) -> (B,)
+    """Return the labels of the finest level, column 0, whole numbers as int64. (B,) or (B, L) -> (B,)
 
     >>> import torch
     >>> finest(torch.tensor([[3, 0], [4, 0]])).tolist()
     [3, 4]
     """
-    return labels if labels.ndim == 1 else labels[:, 0]
+    column = labels if labels.ndim == 1 else labels[:, 0]
+    return column if column.is_floating_point() else column.long()
 
 
 def own_entries(pairs: Tensor, queries: slice) -> Tensor:

@@ -61,10 +61,11 @@ def to_ball(embeddings: Tensor, curvature: float, clip: float) -> Tensor:
         clip: largest norm of an embedding before the map.
 
     Returns:
-        The points (B, D).
+        The points (B, D), in float32 for embeddings of half precision, whose points could lie outside.
     """
     if not curvature:
         return F.normalize(embeddings, dim=1)
+    embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
     root = curvature**0.5
     directions: Tensor = F.normalize(embeddings, dim=1)
     norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)

@@ -12,7 +12,7 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     Under autocast the product of the embeddings would have half precision, with errors of 1e-2, which are as large as
     the differences that losses depend on. Half-precision embeddings are therefore converted to float32, and autocast
-    and TF32 are switched off in the loss.
+    and TF32 are switched off in the loss. Products of the backward pass are as ``matmul_precision`` says.
 
     >>> import torch.nn as nn
     >>> class MeanLoss(nn.Module):

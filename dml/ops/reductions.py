@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dml.ops.derivatives import refuse_second_derivative
+
 
 def softplus(values: Tensor) -> Tensor:
     """Compute log(1 + exp(x)) of each value, in float64 too: above 20 PyTorch's returns x, which is up to 2e-9 less.
@@ -32,7 +34,7 @@ def masked_logsumexp(logits: Tensor, mask: Tensor) -> Tensor:
 
     A row without entries gives -inf with a zero gradient. Terms below 1e-28 of the largest one (in float32) count as 0.
     They don't change the sum, and their gradients could become subnormal numbers, which are about a hundred times
-    slower to compute with.
+    slower to compute with. It can be differentiated once, not twice.
 
     >>> masked_logsumexp(torch.tensor([[0.0, 5.0], [0.0, 5.0]]), torch.tensor([[True, False], [False, False]])).tolist()
     [0.0, -inf]
@@ -59,5 +61,6 @@ class _MaskedLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative("masked_logsumexp")
         (softmax,) = ctx.saved_tensors
         return softmax * gradient.unsqueeze(-1), None

@@ -185,11 +185,10 @@ def test_gradcheck(smooth_h_rank: bool) -> None:
     assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), draw(12, 0, size=4).requires_grad_())
 
 
-def test_a_second_derivative_is_refused() -> None:
-    embeddings = draw(6, 0).requires_grad_()
-    value = SmoothHierarchicalAPLoss()(embeddings, torch.tensor([0, 0, 1, 1, 2, 2]))
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(value, embeddings, create_graph=True)
+@pytest.mark.parametrize("temperature", [0.0, -0.05])
+def test_a_temperature_of_the_cluster_loss_is_above_zero(temperature: float) -> None:
+    with pytest.raises(InputError, match=rf"loss\.temperature={temperature}: must be above 0"):
+        ClusterLoss(3, 2, temperature)
 
 
 @pytest.mark.parametrize("block", [1, 50, 10**6])

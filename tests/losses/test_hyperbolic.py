@@ -119,6 +119,13 @@ def test_zero_embeddings_have_a_finite_gradient() -> None:
     assert embeddings.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_points_of_half_precision_embeddings_are_inside_the_ball(dtype: torch.dtype) -> None:
+    points = to_ball(rows(200, scale=20).to(dtype), 1.0, 50.0)
+    assert points.norm(dim=1).max() < 0.9991
+    assert poincare_distances(points, points, 1.0).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,6 @@
 """Laws that hold for every loss, found by its YAML."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_the_order_of_rows_is_irrelevant(loss: nn.Module) -> None:
     shuffled, its_gradient = value_and_gradient(loss, batch()[order], LABELS[order])
     torch.testing.assert_close(value, shuffled)
     torch.testing.assert_close(gradient[order], its_gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_of_any_whole_numbers(loss: nn.Module, dtype: torch.dtype) -> None:
+    same, its_gradient = value_and_gradient(deepcopy(loss), batch(), LABELS)
+    value, gradient = value_and_gradient(loss, batch(), LABELS.to(dtype))
+    assert value == same
+    assert torch.equal(gradient, its_gradient)
+
+
+@pytest.mark.parametrize("name", ["tuplet", "n_pair", "csl", "nra", "happier", "recall_at_k"])
+def test_a_written_out_gradient_refuses_a_second_one(name: str) -> None:
+    embeddings = batch().requires_grad_()
+    with pytest.raises(RuntimeError, match="differentiable once: create_graph=True"):
+        torch.autograd.grad(build(name)(embeddings, LABELS), embeddings, create_graph=True)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_mutual_info_score
 
 from dml.metrics.clustering import ami, nmi, pair_f1
+from dml.ops.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
 CLUSTERINGS = [case["clustering"] for case in CASES if "clustering" in case]
@@ -119,3 +120,9 @@ def test_pair_f1_counts_billions_of_pairs() -> None:
     labels = np.arange(100_000) % 2
     pairs, right = 100_000 * 99_999, 2 * 50_000 * 49_999
     assert pair_f1(np.zeros(100_000, dtype=np.int32), labels.astype(np.int32)) == 2 * right / (pairs + right)
+
+
+@pytest.mark.parametrize("metric", [nmi, ami])
+def test_other_means_are_refused(metric: Any) -> None:
+    with pytest.raises(InputError, match=r"average=max: must be one of arithmetic, geometric"):
+        metric(np.array([0, 0, 1]), np.array([0, 1, 1]), average="max")

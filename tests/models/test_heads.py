@@ -176,6 +176,21 @@ def test_gem_head_is_the_mean_of_powers(exponent: float) -> None:
         torch.testing.assert_close(embedding, apply_layer(layer, pooled))
 
 
+@pytest.mark.parametrize("exponent", [8.0, 40.0, 1000.0])
+def test_gem_head_of_a_large_exponent_is_finite(exponent: float) -> None:
+    head, batch = GeMHead((3, 2, 2), 3, exponent=exponent), 30 * maps(2, 3, 2, 2)
+    batch[0, 0] = 0  # a channel that no cell of an image has
+    layer = randomized_layer(head)
+    embeddings = head.float()(batch.requires_grad_())
+    embeddings.sum().backward()
+    assert all(tensor is not None and tensor.isfinite().all() for tensor in (batch.grad, head.exponent.grad))
+    cells = batch.detach().double().clamp(min=1e-6).flatten(2)
+    largest = cells.amax(dim=2, keepdim=True)
+    pooled = largest[:, :, 0] * ((cells / largest) ** exponent).mean(dim=2) ** (1 / exponent)
+    expected = torch.stack([apply_layer(layer, row.tolist()) for row in pooled]).float()
+    torch.testing.assert_close(embeddings, expected, rtol=1e-5, atol=1e-4)
+
+
 def test_gem_head_trains_its_exponent() -> None:
     head, batch = GeMHead((7, 2, 3), 5).double(), tokens(3, 7, 2, 3).requires_grad_()
     assert torch.autograd.gradcheck(

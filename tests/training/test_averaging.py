@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 
 class Line(LightningModule):
-    """A network with a frozen weight, running statistics, a counter and a flag."""
+    """A network with a frozen weight, running statistics, a counter and a flag, and a loss with a memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +31,8 @@ class Line(LightningModule):
         self.model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         self.model.register_parameter("frozen", nn.Parameter(torch.randn(50), requires_grad=False))
         self.model.register_buffer("odd", torch.tensor(False))
+        self.losses = nn.Module()
+        self.losses.register_buffer("memory", torch.zeros(3))
         self.run_description: dict[str, Any] = {}
         self.after: list[State] = []  # each step
         self.judged: list[State] = []
@@ -40,6 +42,7 @@ class Line(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.model.odd.logical_not_()
+        self.losses.memory[self.trainer.global_step % 3] = 1.0 + self.trainer.global_step
         loss: Tensor = (self.model(batch) - 1).square().mean()
         return loss
 
@@ -121,6 +124,7 @@ def test_the_average_is_kept_in_the_checkpoint_beside_the_weights(
         current = read_checkpoint(path)["current_model_state"][f"model.{name}"]
         assert torch.equal(current, module.after[-1][name]), name
     assert torch.equal(written.model.frozen, Line().model.frozen)  # to the last bit
+    assert read_checkpoint(path)["state_dict"]["losses.memory"].tolist() == [7, 8, 6]  # no mixture of items
     assert not torch.allclose(expected["0.weight"], module.after[-1]["0.weight"], rtol=1e-3)
 
 

@@ -25,7 +25,8 @@ class Averaging(WeightAveraging):
 
     as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``. So the weights of the first steps soon lose
     their share; with a fixed decay of 0.999 they would dominate the average of a run of a few hundred steps. Buffers of
-    real numbers, such as running statistics, are averaged as well; other buffers are copied.
+    real numbers, such as running statistics, are averaged as well; other buffers, and those of losses, such as the
+    embeddings of a memory, are copied.
 
     Checkpoints hold the average as their ``state_dict``, so that loading a model loads the average. They hold the
     weights too, with which a resumed training continues.
@@ -73,9 +74,10 @@ class Averaging(WeightAveraging):
         """Update the average as `AveragedModel.update_parameters` does, without waiting for the GPU."""
         assert self._average_model is not None
         pairs = list(zip(_tensors(self._average_model.module), _tensors(module), strict=True))
-        moving = [pair for pair in pairs if self._updates and pair[0].is_floating_point()]
-        for average, current in pairs:
-            if not self._updates or not average.is_floating_point():
+        is_moving = [bool(self._updates) and is_averaged for is_averaged in _list_averaged(module)]
+        moving = [pair for pair, moves in zip(pairs, is_moving, strict=True) if moves]
+        for (average, current), moves in zip(pairs, is_moving, strict=True):
+            if not moves:
                 average.copy_(current)
         if moving:
             averages, weights = zip(*moving, strict=True)
@@ -98,6 +100,12 @@ class Averaging(WeightAveraging):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the weights back into the module before the checkpoints are written."""
         super().on_validation_epoch_end(trainer, pl_module)
+
+
+def _list_averaged(module: nn.Module) -> list[bool]:
+    """Tell of each tensor of `_tensors` whether it is averaged."""
+    buffers = [buffer.is_floating_point() and not name.startswith("losses.") for name, buffer in module.named_buffers()]
+    return [*(parameter.is_floating_point() for parameter in module.parameters()), *buffers]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
