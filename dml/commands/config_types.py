@@ -33,6 +33,7 @@ OWN_KEYS: dict[str, Any] = {
     "data.check_images": int,
     "data.max_list_bytes": int,
     "data.on_corrupt": Literal["raise", "skip"],
+    "dataset.name": str,
     "dataset.disjoint": bool,
     "dataset.verify": bool,
     "dataset.queries_in_gallery": bool | None,
@@ -54,6 +55,7 @@ OWN_KEYS: dict[str, Any] = {
     "evaluation.clustering": bool,
     "evaluation.heads": bool,
     "evaluation.raw": bool,
+    "evaluation.fixed_neighbors": int | None,
     "evaluation.report.map": bool,
     "evaluation.threshold.fmr": float | None,
     "evaluation.threshold.seed": int,
@@ -65,14 +67,24 @@ OWN_KEYS: dict[str, Any] = {
 """Types of the keys that belong to no `_target_`."""
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-LISTS = (
-    "evaluation.recall_at",
-    "evaluation.metrics",
-    "evaluation.level_weights",
-    "model.heads",
-    "evaluation.rerankings",
-)
-"""Keys whose value is a list."""
+LISTS = {
+    "evaluation.recall_at": False,
+    "evaluation.metrics": False,
+    "evaluation.level_weights": True,
+    "evaluation.rerankings": True,
+    "model.heads": False,
+    "backbones": True,
+}
+"""Keys whose value is a list, and whether it may be null."""
+MAPPINGS = {
+    "transform.train": False,
+    "transform.test": False,
+    "evaluation.other_labels": False,
+    "evaluation.report": True,
+    "evaluation.sheet": True,
+    "sheet": True,
+}
+"""Keys whose value is a mapping, and whether it may be null."""
 OTHER_VALUES = {
     **dict.fromkeys(("fp16", "float16", "half", "amp", "16bit"), "16-mixed"),
     **dict.fromkeys(("fp32", "float32", "full"), "32-true"),
@@ -80,6 +92,7 @@ OTHER_VALUES = {
 }
 """Values that have other names elsewhere, and the choices here."""
 Scalar = bool | int | float | str | None
+MISSING = object()
 
 
 def select_used_parts(command: str, config: DictConfig) -> DictConfig:
@@ -116,12 +129,26 @@ def check_types(config: DictConfig) -> None:
     for key, annotation in OWN_KEYS.items():
         if key in values and not _is_reference(values[key]):
             _check(key, values[key], _kinds(annotation))
-    for key in LISTS:
-        value = values.get(key)
-        if isinstance(value, Scalar) and value is not None and not _is_reference(value):
-            raise InputError(f"{key}={value}: must be a list, such as '{key}=[{value}]'")
+    for key, may_be_null in LISTS.items():
+        if (value := _find_scalar(values, key, may_be_null)) is not MISSING:
+            raise InputError(f"{key}={_show(value)}: must be a list, such as '{key}=[{_show(value)}]'")
+    for key, may_be_null in MAPPINGS.items():
+        if (value := _find_scalar(values, key, may_be_null)) is not MISSING:
+            raise InputError(f"{key}={_show(value)}: must be a mapping{' or null' if may_be_null else ''}")
     for path, node in _nodes_with_target(plain):
         _check_node(path, node)
+
+
+def _find_scalar(values: Mapping[str, Any], key: str, may_be_null: bool) -> Any:
+    """Return the number, text, true, false or null that stands where a list or a mapping is due; `MISSING` if none."""
+    value = values.get(key, MISSING)
+    is_right = not isinstance(value, Scalar) or _is_reference(value) or (value is None and may_be_null)
+    return MISSING if is_right else value
+
+
+def _show(value: Scalar) -> str:
+    """Return a value as it is written in a configuration."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _nodes_with_target(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -197,7 +224,7 @@ def _check(key: str, value: Scalar, kinds: tuple[Any, ...]) -> None:
         return
     choices = [str(kind[1]) for kind in kinds if isinstance(kind, tuple)]
     expected_types = [word for kind, word in WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
-    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    shown = _show(value)
     if not choices:
         raise InputError(f"{key}={shown}: must be {' or '.join(expected_types)}")
     meant = OTHER_VALUES.get(shown)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import StrategyRegistry
 from torch import nn
 
-from dml.commands.crop_sizes import warn_of_small_crops
+from dml.commands.crop_sizes import check_crops
 from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_whole, nearest
 from dml.run.feature_source import check_frozen
@@ -27,7 +27,7 @@ LOGGER_PACKAGES = ("tensorboard", "wandb")
 
 
 def check_job(command: str, config: DictConfig) -> None:
-    """Make sure that a training's strategy, optimizer, schedule, adapter, fold and loggers fit; warn of small crops.
+    """Make sure that a training's strategy, optimizer, schedule, adapter, fold and loggers fit, and crops too.
 
     Args:
         command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
@@ -42,7 +42,7 @@ def check_job(command: str, config: DictConfig) -> None:
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage in stages:
-        warn_of_small_crops(stage.config.transform)
+        check_crops(stage.config.transform)
         if command == "train":
             check_strategy(stage.config.trainer.strategy)
             check_folding(stage.config)
@@ -70,8 +70,10 @@ def check_numbers(config: DictConfig) -> None:
     """Make sure that the seed and the size of batches can be used.
 
     Raises:
-        InputError: if one is too small.
+        InputError: if one is too small, or the seed too large for NumPy and Lightning.
     """
+    if isinstance(config.get("seed"), int) and config.seed >= 2**32:
+        raise InputError(f"seed={config.seed}: must be below 2**32 = {2**32}")
     for key, least in {"seed": 0, "data.eval_batch_size": 1}.items():
         if (value := OmegaConf.select(config, key)) is not None:
             check_whole(key, value, least)

@@ -144,6 +144,16 @@ def _describe_lack(source: str, count: int, option: str, to_keep: int) -> str:
     return f"{source}: {count} {classes}, {to_keep + 1} are needed to draw whole classes: {needed}; {remedy}"
 
 
+def describe_shared_classes(table: ImageTable) -> str:
+    """Describe the classes that are in training and in validation; "" if there is none, or no validation."""
+    shared = np.intersect1d(*(table.labels[table.rows(split), 0] for split in ("train", "val")))
+    if not len(shared):
+        return ""
+    name = table.names[0][shared[0]] if table.names else str(shared[0])
+    classes = "class is" if len(shared) == 1 else "classes are"
+    return f"{len(shared):,} {classes} in training too, such as {name}: the checkpoint isn't chosen on new classes"
+
+
 def describe_splits(table: ImageTable) -> str:
     """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573"."""
     numbers = {split: (counts["images"], counts[table.levels[0]]) for split, counts in table.counts().items()}

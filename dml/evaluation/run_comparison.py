@@ -90,7 +90,10 @@ def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[F
     Raises:
         InputError: if a folder holds no run, or none is finished.
     """
-    listed = {folder: _list_runs(folder) for folder in folders if not folder.is_file()}  # a glob matches files, too
+    given = list(folders)
+    listed = {folder: _list_runs(folder) for folder in given if not folder.is_file()}  # a glob matches files, too
+    if given and not listed:
+        raise InputError(f"{given[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
     finished = [run for runs in listed.values() for run in runs if run.is_finished]
     for folder, runs in listed.items():
         if not runs or not finished:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,16 +80,33 @@ def disk_refusal(error: BaseException) -> OSError | None:
     return None
 
 
-def remove_partial_files(folder: Path, left_alone: Path | None = None) -> None:
-    """Delete the partial files that killed processes left below ``folder``; no process may be writing there now.
+def remove_partial_files(folder: Path, left_alone: Path | None = None, *, is_shared: bool = False) -> None:
+    """Delete the partial files that killed processes left below ``folder``.
 
     Args:
         folder: folder in which files were written, at any depth.
         left_alone: folder below it in which other processes may be writing.
+        is_shared: whether processes of this machine may be writing in the folder now, whose files are left alone.
     """
     for partial in folder.rglob(f".*{PARTIAL}"):
-        if left_alone not in partial.parents:
+        if left_alone not in partial.parents and not (is_shared and _may_be_in_use(partial)):
             partial.unlink(missing_ok=True)
+
+
+def _may_be_in_use(partial: Path) -> bool:
+    """Return whether the process lives whose number `replacing` has written into a partial file's name."""
+    number = re.search(rf"\.(\d+)-[0-9a-f]+{PARTIAL}$", partial.name)
+    if number is None or not hasattr(os, "fork"):  # on Windows os.kill would end the process
+        return False
+    if int(number[1]) == os.getpid():
+        return partial in _partial_files
+    try:
+        os.kill(int(number[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def remove_partial_files_of_this_process() -> None:

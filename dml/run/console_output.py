@@ -7,7 +7,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.copies import count_queries_in_gallery
-from dml.data.splits import describe_splits
+from dml.data.splits import describe_shared_classes, describe_splits
 from dml.losses.memory import CrossBatchMemory
 from dml.ops.console import console
 from dml.ops.escaping import in_markup
@@ -29,8 +29,10 @@ def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, 
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in model.parameters())
     console.print(f"[bold]data[/]     {in_markup(f'{config.dataset.name}: {describe_splits(images.table)}')}")
+    if shared := describe_shared_classes(images.table):
+        console.print(f"[bold red]val[/]      {in_markup(shared)}")
     in_gallery, queries = count_queries_in_gallery(images.table)
-    if in_gallery:
+    if queries and builders.compares_contents(config):
         console.print(
             f"[bold]queries[/]  {in_gallery:,} of {queries:,} are in their gallery as files of the same content, which "
             "are excluded from their rankings"

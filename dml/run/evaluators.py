@@ -147,15 +147,18 @@ def choose_selection(config: DictConfig, table: ImageTable) -> str:
 
 
 def check_pictures(settings: DictConfig) -> None:
-    """Make sure that the report and the picture of a test show at least one query and one neighbour.
+    """Make sure that the report and the picture of a test have all their settings, and show something.
 
     Raises:
-        InputError: if a number is below 1, or a seed below 0.
+        InputError: if a setting is missing or there is no such one, a number is below 1, or a seed below 0.
     """
-    for name, keys in (("report", ("neighbors", "seed")), ("sheet", ("queries", "neighbors", "seed"))):
-        for key in keys:
-            if (value := OmegaConf.select(settings, f"{name}.{key}")) is not None:
-                check_whole(f"evaluation.{name}.{key}", value, least=0 if key == "seed" else 1)
+    for name, keys in (("report", {"neighbors", "map", "seed"}), ("sheet", {"queries", "neighbors", "seed"})):
+        if settings.get(name) is None:
+            continue
+        if {*settings[name]} != keys:
+            raise InputError(f"evaluation.{name}={{{', '.join(settings[name])}}}: takes {', '.join(sorted(keys))}")
+        for key in sorted(keys - {"map"}):
+            check_whole(f"evaluation.{name}.{key}", settings[name][key], least=0 if key == "seed" else 1)
 
 
 def check_evaluation(config: DictConfig, table: ImageTable) -> None:

@@ -62,7 +62,7 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
     """Write the files -> the faults."""
     dataset, compare_contents = config.dataset, config.verify == "content"
     processes, limits = choose_processes(config.processes), ImageLimits.from_settings(config.data)
-    remove_partial_files(folder.path)
+    remove_partial_files(folder.path, is_shared=True)  # a training may write features there
     if compare_contents:
         delete_content_hashes(folder)
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:

@@ -1,4 +1,4 @@
-"""The warning of crops that are much smaller than the resized image."""
+"""Crops that are larger than the resized image are refused, and much smaller ones are warned of."""
 
 import logging
 
@@ -6,8 +6,9 @@ import pytest
 from configurations import CONF, compose
 from omegaconf import OmegaConf
 
-from dml.commands.crop_sizes import warn_of_small_crops
+from dml.commands.crop_sizes import check_crops
 from dml.commands.training_checks import check_job
+from dml.ops.errors import InputError
 
 CROP = "torchvision.transforms.v2.CenterCrop"
 TRANSFORMS = sorted(path.stem for path in (CONF / "transform").glob("*.yaml"))
@@ -16,7 +17,7 @@ TRANSFORMS = sorted(path.stem for path in (CONF / "transform").glob("*.yaml"))
 def warned(caplog: pytest.LogCaptureFixture, *overrides: str) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        warn_of_small_crops(compose(*overrides).transform)
+        check_crops(compose(*overrides).transform)
     return caplog.messages
 
 
@@ -43,6 +44,20 @@ def test_a_small_crop_warns_of_the_split_and_both_sizes(caplog: pytest.LogCaptur
     assert warned(caplog, "transform=nra", "transform.size=127") == both
 
 
+@pytest.mark.parametrize(
+    ("name", "split", "size", "resized"),
+    [("hyp", "test", 384, 224), ("rll", "test", 336, 256), ("rsk", "test", 384, 256), ("lns", "train", 300, 256)],
+)
+def test_a_crop_that_the_image_does_not_fill_is_refused(name: str, split: str, size: int, resized: int) -> None:
+    check_crops(compose(f"transform={name}", f"transform.size={resized}").transform)
+    with pytest.raises(InputError, match=f"transform.{split} crops {size} of {resized} pixels, and would frame"):
+        check_crops(compose(f"transform={name}", f"transform.size={size}").transform)
+
+
+def test_a_padded_image_is_large_enough() -> None:
+    check_crops(compose("transform=nra", "transform.size=384").transform)
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_trainings_and_tests_warn(caplog: pytest.LogCaptureFixture, command: str) -> None:
     check_job(command, compose("transform=rll", "transform.size=64"))
@@ -52,6 +67,6 @@ def test_trainings_and_tests_warn(caplog: pytest.LogCaptureFixture, command: str
 def test_transforms_of_other_kinds_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     own = {"train": {"_target_": "own.Transform"}, "test": {"steps": [{"_target_": CROP, "size": [8, 8]}, {}]}}
     with caplog.at_level(logging.WARNING):
-        warn_of_small_crops(OmegaConf.create(own))
-        warn_of_small_crops(OmegaConf.create({"test": {"steps": [{"_target_": CROP, "size": 8}]}}))
+        check_crops(OmegaConf.create(own))
+        check_crops(OmegaConf.create({"test": {"steps": [{"_target_": CROP, "size": 8}]}}))
     assert caplog.messages == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dml.data.splits import complete_splits, number_classes
+from dml.data.splits import complete_splits, describe_shared_classes, number_classes
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
@@ -191,3 +191,16 @@ def test_no_class_is_drawn_for_a_test_with_a_fraction_of_0() -> None:
     images = table([*range(20)])
     assert {*complete_splits(images, test_fraction=0, val_fraction=0.2, seed=0).split.tolist()} == {"train", "val"}
     assert {*complete_splits(images, test_fraction=0, val_fraction=0, seed=0).split.tolist()} == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        ([0, 0, 1, 1, 2], ""),
+        ([0, 1, 1, 2, 3], "1 class is in training too, such as 1: the checkpoint isn't chosen on new classes"),
+        ([0, 1, 0, 1, 3], "2 classes are in training too, such as 0: the checkpoint isn't chosen on new classes"),
+    ],
+)
+def test_classes_of_the_validation_that_are_trained_on_are_counted(labels: list[int], line: str) -> None:
+    assert describe_shared_classes(table(labels, ["train", "train", "val", "val", "test"])) == line
+    assert describe_shared_classes(table(labels, ["train"] * 4 + ["test"])) == ""

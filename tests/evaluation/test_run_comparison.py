@@ -145,6 +145,8 @@ def test_no_run_and_the_same_run_twice(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "begun" / ".hydra").mkdir(parents=True)
     for name in ("config", "overrides"):
         shutil.copy(sweep / "0" / ".hydra" / f"{name}.yaml", tmp_path / "begun" / ".hydra")
+    with pytest.raises(InputError, match=r"multirun\.yaml: a file; the folder of a run"):
+        find_runs([tmp_path / "multirun.yaml"])
     found = find_runs([sweep / "0", *tmp_path.iterdir()])  # as a glob gives them
     assert [run.folder for run in found] == [sweep / "0"]
     shutil.rmtree(tmp_path / "begun")

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,15 @@ def test_what_killed_processes_were_writing_is_deleted(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     remove_partial_files(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a", "kept.partial"]
+
+
+def test_what_living_processes_are_writing_is_left_alone_where_they_share_a_folder(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    numbers = {"first": os.getppid(), "mine": os.getpid(), "killed": ended.pid}
+    for name, number in numbers.items():
+        (tmp_path / f".{name}.{number}-ab12.partial").touch()
+    with replacing(tmp_path / "file") as partial:
+        remove_partial_files(tmp_path, is_shared=True)
+        assert partial.exists()
+        assert [path.name.split(".")[1] for path in sorted(tmp_path.iterdir())] == ["file", "first"]
