@@ -9,6 +9,7 @@ from dml.commands.embedding_model import load_for_many_images
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Embed images with a trained model, and write an index of them, in which
@@ -83,7 +84,7 @@ def _write_index(options: argparse.Namespace) -> None:
     elif options.output is None:
         raise InputError("--output FOLDER: the folder of the index is missing")
     folder = options.output or options.model
-    if is_index(folder) and folder != options.model:
+    if is_index(folder) and expand_home(folder).resolve() != expand_home(options.model).resolve():
         raise InputError(
             f"--output {printable(folder)}: an index is there; dml index {printable(folder)} IMAGES adds to it, a new "
             "one needs a new folder"

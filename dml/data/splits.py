@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.table import SPLITS, ImageTable
+from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
 from dml.ops.errors import InputError
 
 SPLIT_NAMES = {name: name for name in SPLITS} | {
@@ -72,7 +72,8 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
         if has_test:
             split[_draw_classes(table, split, "test_fraction", test_fraction, seed, to_keep)] = "test"
     present = {*np.unique(split).tolist()}
-    if has_test and not ("train" in present and ("test" in present or {"query", "gallery"} <= present)):
+    tested = present & {*TEST_SPLITS}
+    if has_test and not ("train" in present and tested in ({"test"}, {"query", "gallery"})):
         raise InputError(
             f"{table.source}: has the splits {', '.join(sorted(present))}; "
             "train and test are needed, or train, query and gallery"

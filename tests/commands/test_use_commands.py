@@ -104,6 +104,8 @@ def test_an_index_to_extend_keeps_its_kind(
     line = refusal(capsys, "index", model, photos, "--output", index)
     assert line.startswith(f"error: --output {index}: an index is there; dml index {index} IMAGES adds to it")
     assert len(dml.Index.load(index)) == 4
+    dispatch(["index", str(index), str(photos), "--output", f"{index}/../index", "--workers", "0"])
+    assert len(dml.Index.load(index)) == 8
 
 
 def test_a_network_of_ones_own_is_trusted_on_request(

@@ -168,11 +168,17 @@ def test_no_validation_is_drawn_if_none_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("split", "found"),
-    [(["train", "val"], "train, val"), (["test", "test"], "test"), (["train", "query"], "query, train")],
+    [
+        (["train", "val"], "train, val"),
+        (["test", "test"], "test"),
+        (["train", "query"], "query, train"),
+        (["train", "test", "query", "gallery"], "gallery, query, test, train"),
+        (["train", "test", "query"], "query, test, train"),
+    ],
 )
-def test_splits_that_lack_a_half(split: list[str], found: str) -> None:
+def test_splits_that_cannot_be_trained_on_and_tested(split: list[str], found: str) -> None:
     with pytest.raises(InputError, match=f"^mine: has the splits {found}; train and test are needed, or train, query"):
-        complete_splits(table([0, 1], split), test_fraction=0.5, val_fraction=0, seed=0)
+        complete_splits(table([*range(len(split))], split), test_fraction=0.5, val_fraction=0, seed=0)
 
 
 @pytest.mark.parametrize("fraction", [-0.5, 1, 2.5])
