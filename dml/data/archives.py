@@ -34,6 +34,19 @@ class TarEntry(NamedTuple):
     size: int
 
 
+class TarIndex(NamedTuple):
+    """What the headers of a tar file say.
+
+    Args:
+        entries: where the bytes of each member lie that can be read, by the member's name.
+        unread: names of the members that can't be read, by their kind: "symbolic link", "broken hard link" for one to
+            no file in front of it, or "sparse file".
+    """
+
+    entries: dict[str, TarEntry]
+    unread: dict[str, list[str]]
+
+
 def split_member(path: str) -> tuple[str, str]:
     """Split the path of a member into that of the archive and the member's name, which is empty if it is no such path.
 
@@ -62,7 +75,7 @@ def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes
     stamp = _check_stamp(archive)
     if not archive.endswith(".tar"):
         return read_zip_member(_open_zip(archive, stamp, os.getpid()), member, max_bytes, option)
-    entry = _index_tar(archive, stamp)[member]
+    entry = _index_tar(archive, stamp).entries[member]
     check_size(entry.size, max_bytes, option)
     # forked workers share the file, and so its position, which pread leaves alone
     content = os.pread(_open_tar(archive, stamp).descriptor, entry.size, entry.offset)
@@ -82,7 +95,7 @@ def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, optio
 def measure_member(archive: str, member: str) -> int:
     """Return the size of a member in bytes, unpacked; the errors are those of `read_member`."""
     if archive.endswith(".tar"):
-        return index_tar(archive)[member].size
+        return index_tar(archive).entries[member].size
     return _open_zip(archive, _check_stamp(archive), os.getpid()).getinfo(member).file_size
 
 
@@ -95,18 +108,20 @@ def list_members(archive: str) -> Set[str]:
         one of `DAMAGES`: if it is damaged.
     """
     if archive.endswith(".tar"):
-        return index_tar(archive).keys()
+        return index_tar(archive).entries.keys()
     return _open_zip(archive, _check_stamp(archive), os.getpid()).NameToInfo.keys()
 
 
-def index_tar(archive: str) -> dict[str, TarEntry]:
+def index_tar(archive: str) -> TarIndex:
     """Find the regular files in a tar file, which is read once from its beginning to its end, without their content.
+
+    A hard link is the file that it names, which has to stand in front of it, as for ``tar``.
 
     Args:
         archive: path of the tar file, without compression: its members couldn't be read in any order.
 
     Returns:
-        The members by name, in their order; of members with the same name, the last one counts, as for ``tar``.
+        The index, with the members in their order; of files with the same name, the last one counts, as for ``tar``.
 
     Raises:
         FileNotFoundError, RefusedFileError: if there is no such file, or it isn't a regular one.
@@ -122,9 +137,10 @@ def _check_stamp(archive: str) -> Stamp:
 
 
 @cache  # a data set has all its archives in use; forked workers inherit what is known
-def _index_tar(archive: str, _: Stamp) -> dict[str, TarEntry]:
+def _index_tar(archive: str, _: Stamp) -> TarIndex:
     """Read the headers of a tar file, see `index_tar`; a file that has changed has another stamp."""
     entries: dict[str, TarEntry] = {}
+    unread: dict[str, list[str]] = {}
     end = -1
     with tarfile.open(archive, "r:") as file:
         for member in file:
@@ -132,10 +148,25 @@ def _index_tar(archive: str, _: Stamp) -> dict[str, TarEntry]:
                 raise tarfile.ReadError(f"{member.name} stands at byte {member.offset}, before the one in front of it")
             end = member.offset
             file.members = []  # type: ignore[attr-defined]  # they would take a kilobyte each
+            name = posixpath.normpath(member.name)
+            target = posixpath.normpath(member.linkname) if member.islnk() else None
             if member.isreg() and not member.issparse():
-                entries[posixpath.normpath(member.name)] = TarEntry(member.offset_data, member.size)
+                entries[name] = TarEntry(member.offset_data, member.size)
+            elif target in entries:
+                entries[name] = entries[target]
+            elif kind := _describe_unread_kind(member):
+                unread.setdefault(kind, []).append(name)
         _check_tar_end(file)
-    return entries
+    return TarIndex(entries, unread)
+
+
+def _describe_unread_kind(member: tarfile.TarInfo) -> str:
+    """Return the kind of a member that can't be read; an empty string for a folder, a pipe or a device."""
+    if member.issym():
+        return "symbolic link"
+    if member.islnk():
+        return "broken hard link"
+    return "sparse file" if member.isreg() else ""
 
 
 def _check_tar_end(file: tarfile.TarFile) -> None:

@@ -139,9 +139,10 @@ class CacheFolder:
 
         Args:
             setting: value of ``data.cache``. A path is a folder that holds one folder a data set, whose name ends in a
-                hash of the root: two data sets of one name don't share it. A folder without the hash, which an earlier
-                version made, stays in use. "auto" is ``.dml`` in the root of the data set, or beside the root if that
-                is a file; without a root it selects no folder. None selects no folder.
+                hash of the root: two data sets of one name don't share it. A folder without the hash,
+                which an earlier version made, stays in use if it holds prepared files; one of another content may be
+                the user's. "auto" is ``.dml`` in the root of the data set, or beside the root if that is a file;
+                without a root it selects no folder. None selects no folder.
             root: root of the data set.
             name: name of the data set.
         """
@@ -158,7 +159,7 @@ class CacheFolder:
         if setting == "auto" and root:
             return cls(_base_folder(root) / FOLDER / name, root, arguments)
         path = expand_home(setting) / name
-        if root is not None and not os.path.isdir(path):
+        if root is not None and not _holds_prepared_files(path):
             path = path.with_name(f"{name}-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]}")
         return cls(path, root, arguments)
 
@@ -252,6 +253,12 @@ def _identify_file(path: Path) -> tuple[int, int, int] | None:
     except OSError as error:
         raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
     return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _holds_prepared_files(folder: Path) -> bool:
+    """Tell whether a folder holds a file that ``dml prepare`` has written, perhaps until it was stopped."""
+    names = ("table.parquet", "verified.jsonl")
+    return any(os.path.isfile(folder / name) for name in names) or any(folder.glob("*.pixels"))
 
 
 def _base_folder(root: str) -> Path:

@@ -4,6 +4,7 @@
 """
 
 import csv
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -171,20 +172,31 @@ def apply_corrections(
 
 
 class _ImageNames:
-    """The rows of images by their paths, relative to the root or as the table has them."""
+    """The rows of images by their paths: relative to the root, absolute, or as the table has them.
+
+    Args:
+        table: table of the data set.
+        root: root of the data set.
+    """
 
     def __init__(self, table: ImageTable, root: str | None) -> None:
         self.rows_by_path: dict[str, list[int]] = {}
+        self.folder = find_base_folder(root, table)
         paths = table.paths.tolist()
-        for row, name in enumerate(make_relative(paths, find_base_folder(root, table))):
+        for row, name in enumerate(make_relative(paths, self.folder)):
             for key in {name, paths[row]}:
                 self.rows_by_path.setdefault(key, []).append(row)
 
     def find(self, correction: Correction) -> list[int]:
         for path in (correction.path, correction.path.strip()):  # somebody may have written a space behind the comma
-            if path in self.rows_by_path:
-                return self.rows_by_path[path]
+            for spelling in (path, self._normalize(path)):
+                if spelling in self.rows_by_path:
+                    return self.rows_by_path[spelling]
         raise InputError(f"{correction.place}: the data set has no image {printable(correction.path)!r}")
+
+    def _normalize(self, path: str) -> str:
+        """Return a path relative to the root, without parts such as ``./``."""
+        return os.path.relpath(path, self.folder or ".") if os.path.isabs(path) else os.path.normpath(path)
 
 
 class _ClassNames:

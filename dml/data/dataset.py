@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from dml.data.cache import DamagedPixelsError, ImageCache
 from dml.data.images import LIMITS, ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
-from dml.data.table import ImageTable
+from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -68,6 +68,7 @@ class ImageDataset(BatchDataset):
             raise InputError(f"on_corrupt={on_corrupt}: expected raise, replace or drop")
         self.paths = table.paths
         self.labels = torch.from_numpy(table.labels)
+        self.class_names = table.names[0] if table.names else ()
         self.transform = transform if isinstance(transform, Pipeline) else Pipeline([transform])
         self.on_corrupt = on_corrupt
         self.cache = cache
@@ -87,7 +88,7 @@ class ImageDataset(BatchDataset):
                     raise
                 logger.warning("skipped: %s", error)
         if self.on_corrupt == "replace":
-            raise InputError(f"image {printable(self.paths[row])}: not one image of its class can be read")
+            raise make_unreadable_class_error(self.paths[row], int(self.labels[row, 0]), self.class_names)
         return None
 
     def _candidates(self, row: int) -> Iterator[int]:
@@ -121,6 +122,25 @@ def _seed_generator(seed: tuple[int, ...] | None) -> Iterator[None]:
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
         yield
+
+
+def make_unreadable_class_error(path: str, label: int, class_names: Sequence[str]) -> InputError:
+    """Return the error for a class of which no image can be read; its line says how to leave the class out.
+
+    Args:
+        path: path of an image of the class.
+        label: label of the class at the finest level.
+        class_names: names of the classes by label; empty if the data set has no class names.
+    """
+    line = f"image {printable(path)}: not one image of its class can be read"
+    if not class_names or label == UNKNOWN:
+        return InputError(f"{line}; drop its images in a file for dataset.corrections (docs/audit.md)")
+    name = printable(class_names[label])
+    quoted_name = name.replace('"', '""')
+    return InputError(
+        f"{line}, which is {name}; to leave the class out, give dataset.corrections=FILE.csv with the lines "
+        f'action,path,label and drop,,"{quoted_name}" (docs/audit.md)'
+    )
 
 
 def collate(items: Sequence[Item | None]) -> Batch:

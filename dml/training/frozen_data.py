@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dml.data.dataset import Batch, BatchDataset, Draw
+from dml.data.dataset import Batch, BatchDataset, Draw, make_unreadable_class_error
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
 from dml.training.data import DataModule, Transform
 from dml.training.head_inputs import HeadInputs
 
@@ -41,7 +39,8 @@ class FeatureDataset(BatchDataset):
         is_candidate = self.is_readable & (self.labels[:, 0] == self.labels[row, 0])
         candidates: list[int] = torch.nonzero(is_candidate).flatten().tolist()
         if not candidates:
-            raise InputError(f"image {printable(table.paths[row])}: not one image of its class can be read")
+            class_names = table.names[0] if table.names else ()
+            raise make_unreadable_class_error(table.paths[row], int(self.labels[row, 0]), class_names)
         return next((candidate for candidate in candidates if candidate > row), candidates[0])
 
     def __len__(self) -> int:

@@ -65,6 +65,27 @@ def test_spaces_around_a_path_are_of_its_name_or_were_typed() -> None:
     assert list_classes(make_table()).keys() - apply(*dropped, table=table).keys() == {"0", "1"}
 
 
+@pytest.mark.parametrize("root", ["mine", "{folder}/mine", "mine.zip", "{folder}/mine.zip"])
+def test_paths_are_relative_or_absolute_whatever_the_root_is(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = root.format(folder=tmp_path)
+    if root.endswith(".zip"):
+        Path(root).touch()
+    else:
+        Path(root).mkdir()
+    table = make_table()
+    table = replace(table, paths=np.array([f"{root}/birds/{row}.jpg" for row in range(len(table))]))
+    absolute = tmp_path / Path(root).name
+    paths = ["birds/0.jpg", "./birds/1.jpg", f"{absolute}/birds/2.jpg", f"{absolute}/./birds/../birds/3.jpg"]
+    corrected, counts = apply_corrections(table, [Correction("drop", path) for path in paths], root)
+    assert counts.dropped == 4
+    assert list_classes(make_table()).keys() - list_classes(corrected).keys() == {"0", "1", "2", "3"}
+    with pytest.raises(InputError, match=f"the data set has no image '{tmp_path}/birds/0.jpg'"):
+        apply_corrections(table, [Correction("drop", f"{tmp_path}/birds/0.jpg")], root)
+
+
 def test_merged_classes_take_the_name_of_the_first_through_any_chain() -> None:
     merged = [
         Correction("same_class", label="robin", other_label="wren"),

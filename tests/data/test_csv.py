@@ -76,6 +76,8 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
         InputError, match=r"^dataset\.reader\.columns: .*mine\.csv has no column 'klass' among 'image', 'c"
     ):
         read(file, columns=columns | {"label": "klass"})
+    numbered = written(tmp_path, "0,1", "1.jpg,a", "2.jpg,b")
+    assert read(numbered, columns={"path": 0, "label": 1}).names == (("a", "b"),)  # type: ignore[dict-item]
     with pytest.raises(InputError, match=r"^dataset\.reader\.columns: unknown column 'labels'; path, label, level0"):
         read(file, columns={"labels": "class"})
 

@@ -1,3 +1,5 @@
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.dataset import ImageDataset, collate
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline, RandomResizedCrop, Resize
@@ -143,6 +146,18 @@ def test_replace_without_another_image(table: ImageTable) -> None:
     for row in (1, 3, 5):
         with pytest.raises(InputError, match=f"image {table.paths[row]}: not one image of its class can be read"):
             dataset[row]
+
+
+def test_the_line_about_an_unreadable_class_says_how_to_drop_it(table: ImageTable, tmp_path: Path) -> None:
+    named = replace(table, names=(('robin, "red"', "wren", "owl"), tuple("abcdefgh")))
+    damage(named, 0, 2, 4)
+    with pytest.raises(InputError, match='its class can be read, which is robin, "red"; to leave the class') as raised:
+        ImageDataset(named, same, on_corrupt="replace")[2]
+    line = re.search("the lines (.*) and (.*) [(]docs/audit.md[)]", str(raised.value))
+    assert line is not None
+    (tmp_path / "drop.csv").write_text("\n".join(line.groups()))
+    corrected, _ = apply_corrections(named, read_corrections(tmp_path / "drop.csv"))
+    assert [Path(path).stem for path in corrected.paths] == ["1", "3", "5"]
 
 
 def test_a_replaced_draw_is_a_function_of_its_numbers(table: ImageTable) -> None:

@@ -1,9 +1,12 @@
 """Tar files in the layout of WebDataset: what is read of them, in which order, and by which processes."""
 
 import gzip
+import io
 import json
+import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,6 +109,101 @@ def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCap
     assert len(read(tmp_path)) == 8
     assert "left out" in caplog.text
     assert "1 image of a kind that dml doesn't read (1 .svg)" in caplog.text
+
+
+def pack_links(path: Path, *entries: tuple[str, bytes | str, bytes]) -> None:
+    """Write a tar file of (name, content of a file or target of a link, type of the member)."""
+    with tarfile.open(path, "w") as archive:
+        for name, content, kind in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type = kind
+            if isinstance(content, bytes):
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+            else:
+                entry.linkname = content
+                archive.addfile(entry)
+
+
+def test_a_hard_link_is_the_file_that_it_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pack_links(
+        tmp_path / "0.tar",
+        ("./a/1.png", IMAGE, tarfile.REGTYPE),
+        ("./a/1.cls", b"robin", tarfile.REGTYPE),
+        ("./b/1.png", "./a/1.png", tarfile.LNKTYPE),
+        ("./b/1.cls", "a/1.cls", tarfile.LNKTYPE),
+        ("./c/1.png", "./b/1.png", tarfile.LNKTYPE),  # a link to a link
+        ("./c/1.cls", b"wren", tarfile.REGTYPE),
+    )
+    table = read(tmp_path, test_fraction=0)
+    assert rows(table, tmp_path) == {
+        ("0.tar/a/1.png", "robin", "train"),
+        ("0.tar/b/1.png", "robin", "train"),
+        ("0.tar/c/1.png", "wren", "train"),
+    }
+    assert {read_content(path) for path in table.paths.tolist()} == {IMAGE}
+    assert find_missing(table.paths.tolist()) == []
+    assert not caplog.records
+
+
+def test_links_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TREE.build(tmp_path)
+    for number in (1, 2):
+        pack_links(
+            tmp_path / f"test-{number}.tar",
+            ("1.jpg", "2.jpg", tarfile.SYMTYPE),
+            ("2.jpg", "none.jpg", tarfile.LNKTYPE),
+            ("._3.jpg", "2.jpg", tarfile.SYMTYPE),
+        )
+    assert len(read(tmp_path)) == 8
+    first, second = caplog.messages
+    assert first.startswith(
+        f"left out: {tmp_path}: 2 symbolic links, such as {tmp_path}/test-1.tar/1.jpg, which dml doesn't read; "
+    )
+    assert f"2 broken hard links, such as {tmp_path}/test-1.tar/2.jpg, which dml doesn't read; " in second
+
+
+def test_label_files_without_an_image_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    TREE.build(tmp_path)
+    pack(tmp_path / "test-1.tar", {"1.cls": b"owl", "2.seg.png": IMAGE, "2.cls": b"owl", "3.txt": b"a remark"})
+    assert len(read(tmp_path)) == 8
+    (line,) = caplog.messages
+    assert f"2 label files without an image of the same name, such as {tmp_path}/test-1.tar/1.cls; " in line
+
+
+@pytest.mark.parametrize("name", ["test-1.TAR", "test-1.tar.gz", "test-1.tgz"])
+def test_tar_files_of_other_endings_are_counted(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / name).touch()
+    count = f"1 tar file that dml doesn't read, such as {tmp_path}/others/{name}"
+    with pytest.raises(InputError, match=rf"no \.tar file in it, but {re.escape(count)}; give the path of shards"):
+        read(tmp_path)
+    TREE.build(tmp_path)
+    assert len(read(tmp_path)) == 8
+    (line,) = caplog.messages
+    assert line == f"left out: {tmp_path}: {count}; unpack compressed ones, and end their names in .tar"
+
+
+@pytest.mark.parametrize(
+    ("place", "contents"),
+    [
+        ("cls", [b"lynx", b"\xef\xbb\xbflynx\r\n", b" lynx\n"]),
+        ("json.kind", [b'{"kind": "lynx"}', b'\xef\xbb\xbf{"kind": "lynx"}', b'{"kind": " lynx\\n"}']),
+    ],
+)
+def test_marks_and_blanks_around_a_class_are_not_of_its_name(place: str, contents: list[bytes], tmp_path: Path) -> None:
+    ending = place.partition(".")[0]
+    images = {f"{number}.png": IMAGE for number in range(len(contents))}
+    label_files = {f"{number}.{ending}": content for number, content in enumerate(contents)}
+    pack(tmp_path / "a.tar", images | label_files)
+    assert read(tmp_path, labels=place, test_fraction=0).names == (("lynx",),)
+
+
+@pytest.mark.parametrize(("labels", "text"), [([1], r"\[1\]"), (5, "5"), ([""], r"\[''\]"), (["cls", None], "")])
+def test_labels_that_are_not_names_are_one_line(labels: Any, text: str, tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    with pytest.raises(InputError, match=rf"dataset\.reader\.labels={text}.*: not names of .* such as \[cls\] or"):
+        read(tmp_path, labels=labels)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,41 @@ LAYOUT = Layout(
     page="docs/own_data.md",
 )
 
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+"""Endings of tar files in lower case; of these, only files that end in ``.tar`` itself are read."""
+
 Members = dict[str, str]
 """The members with the same name by their endings: {"jpg": "a/0001.jpg", "cls": "a/0001.cls"}."""
+
+
+@dataclass
+class LeftOut:
+    """The paths of the members of shards that the reader leaves out.
+
+    Args:
+        images: images of kinds that aren't read.
+        label_files: files that name the class of an image that isn't there, one for each missing image.
+        members: members that can't be read, by their kind, such as "symbolic link".
+    """
+
+    images: list[str] = field(default_factory=list)
+    label_files: list[str] = field(default_factory=list)
+    members: dict[str, list[str]] = field(default_factory=dict)
+
+    def describe(self) -> Iterator[str]:
+        """Yield a line for each kind of member: how many are left out, the first of them, and what to do."""
+        if self.images:
+            yield describe_unread(self.images)
+        for kind, paths in self.members.items():
+            yield (
+                f"{_count(paths, kind)}, such as {printable(paths[0])}, which dml doesn't read; pack the files "
+                "themselves (tar --dereference --hard-dereference, without --sparse)"
+            )
+        if self.label_files:
+            yield (
+                f"{_count(self.label_files, 'label file')} without an image of the same name, such as "
+                f"{printable(self.label_files[0])}; the names are compared up to the first dot"
+            )
 
 
 def read(
@@ -60,23 +94,21 @@ def read(
 
     Raises:
         InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a
-            split and some have none, or the splits are incomplete.
+            split and some have none, the splits are incomplete, or ``labels`` is empty or not of strings.
     """
-    places = [labels] if isinstance(labels, str) else labels
-    if not places:
-        raise InputError("dataset.reader.labels: empty; give where the classes stand, such as [cls] or [json.species]")
+    places = _check_places(labels)
     paths: list[str] = []
     classes: list[list[str]] = []
     split: list[str] = []
-    unread: list[str] = []
+    left_out = LeftOut()
     for shard, shard_split in _find_shards(root).items():
         with _name_shard_in_errors(shard):
-            for image, members in _group_members(shard, unread):
+            for image, members in _group_members(shard, places, left_out):
                 paths.append(f"{shard}/{image}")
                 classes.append([_read_class(shard, image, members, place) for place in places])
         split += [shard_split] * (len(paths) - len(split))
-    if unread:
-        logger.warning("left out: %s: %s", printable(root), describe_unread(unread))
+    for line in left_out.describe():
+        logger.warning("left out: %s: %s", printable(root), line)
     if not paths:
         raise InputError(f"dataset.root={root}: no image in its tar files; give the path of {LAYOUT}")
     columns, names = zip(*(number_classes(level) for level in zip(*classes, strict=True)), strict=True)
@@ -91,6 +123,21 @@ def read(
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
+def _check_places(labels: Any) -> Sequence[str]:
+    """Return where the class of each level stands, as a sequence of at least one."""
+    places = [labels] if isinstance(labels, str) else labels
+    remedy = "give where the classes stand, such as [cls] or [json.species]"
+    if not places:
+        raise InputError(f"dataset.reader.labels: empty; {remedy}")
+    if not isinstance(places, Sequence) or not all(isinstance(place, str) and place for place in places):
+        raise InputError(f"dataset.reader.labels={printable(labels)}: not names of endings and fields; {remedy}")
+    return places
+
+
+def _count(paths: Sequence[object], noun: str) -> str:
+    return f"1 {noun}" if len(paths) == 1 else f"{len(paths):,} {noun}s"
+
+
 def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
     place = LAYOUT.locate(root, "FOLDER", "file or folder")
@@ -98,9 +145,21 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
         if place.suffix != ".tar":  # `read_content` recognises an archive by this ending
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
         return {place: ""}
-    shards = sorted(path for path in place.rglob("*.tar") if not path.name.startswith("."))
+    archives = sorted(
+        path for path in place.rglob("*") if path.name.lower().endswith(TAR_SUFFIXES) and not path.name.startswith(".")
+    )
+    shards = [path for path in archives if path.suffix == ".tar"]
+    unread = [path for path in archives if path.suffix != ".tar"]
+    description = (
+        f"{_count(unread, 'tar file')} that dml doesn't read, such as {printable(unread[0])}" if unread else ""
+    )
     if not shards:
-        raise InputError(f"dataset.root={root}: no .tar file in it; give the path of {LAYOUT}")
+        found = f", but {description}" if unread else ""
+        raise InputError(f"dataset.root={root}: no .tar file in it{found}; give the path of {LAYOUT}")
+    if unread:
+        logger.warning(
+            "left out: %s: %s; unpack compressed ones, and end their names in .tar", printable(root), description
+        )
     splits = {shard: _find_split(shard.relative_to(place)) for shard in shards}
     with_split = [shard for shard, split in splits.items() if split]
     if with_split and len(with_split) < len(shards):
@@ -131,24 +190,35 @@ def _name_shard_in_errors(shard: Path) -> Iterator[None]:
         raise InputError(f"{printable(shard)}: no tar file without compression that can be read ({error})") from error
 
 
-def _group_members(shard: Path, unread: list[str]) -> Iterator[tuple[str, Members]]:
+def _group_members(shard: Path, places: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, Members]]:
     """Yield each image's name and the members beside it.
 
     Args:
         shard: path of the tar file.
-        unread: list to which the paths of images are added whose kind isn't read.
+        places: where the class of each level stands, see `read`.
+        left_out: object to which the paths of members that aren't read are added.
     """
     samples: dict[str, Members] = {}
-    for member in index_tar(str(shard)):
+    index = index_tar(str(shard))
+    for member in index.entries:
         folder, name = os.path.split(member)
         stem, _, ending = name.partition(".")
         if stem:  # the name of a hidden file, such as a copy by macOS, begins with a dot
             samples.setdefault(f"{folder}/{stem}", {})[ending.lower()] = member
+    for kind, names in index.unread.items():
+        visible = [f"{shard}/{name}" for name in names if not os.path.basename(name).startswith(".")]
+        if visible:
+            left_out.members.setdefault(kind, []).extend(visible)
+    label_endings = {place.partition(".")[0] for place in places}
     suffixes = read_suffixes()
     unread_suffixes = {*UNREAD_SUFFIXES} - {*suffixes}
     for members in samples.values():
         images = [member for ending, member in members.items() if f".{ending}" in suffixes]
-        unread += [f"{shard}/{member}" for ending, member in members.items() if f".{ending}" in unread_suffixes]
+        unread = [f"{shard}/{member}" for ending, member in members.items() if f".{ending}" in unread_suffixes]
+        left_out.images += unread
+        if not images and not unread:
+            label_files = [f"{shard}/{member}" for ending, member in members.items() if ending in label_endings]
+            left_out.label_files += label_files[:1]
         if len(images) > 1:
             raise InputError(
                 f"{printable(shard)}: {printable(images[0])} and {printable(images[1])} are both the image of one name"
@@ -159,7 +229,7 @@ def _group_members(shard: Path, unread: list[str]) -> Iterator[tuple[str, Member
 
 def _read_class(shard: Path, image: str, members: Members, place: str) -> str:
     """Read the class of an image from a text file, or from a field of a JSON file."""
-    ending, _, field = place.partition(".")
+    ending, _, key = place.partition(".")
     where = f"{printable(shard)}/{printable(image)}"
     if ending not in members:
         endings = ", ".join(sorted({*members} - {image.partition(".")[2].lower()})) or "nothing else"
@@ -168,10 +238,12 @@ def _read_class(shard: Path, image: str, members: Members, place: str) -> str:
         )
     content = read_member(str(shard), members[ending], current_max_list_bytes(), LIST_OPTION)
     try:
-        value: Any = json.loads(content)[field] if field else content.decode("utf-8").strip()
+        value: Any = json.loads(content)[key] if key else content.decode("utf-8-sig")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"no field {field}" if isinstance(error, KeyError) else f"{type(error).__name__}"
+        reason = f"no field {key}" if isinstance(error, KeyError) else f"{type(error).__name__}"
         raise InputError(f"{where}: its .{ending} gives no class ({reason})") from error
+    if isinstance(value, str):
+        value = value.strip()
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise InputError(f"{where}: its class is {printable(repr(value))}, expected a name or a whole number")
     return str(value)
