@@ -1,7 +1,7 @@
 """The check of a transform's sizes: a crop must fit the resized image, and show most of it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -14,9 +14,10 @@ CROPS = ("torchvision.transforms.v2.CenterCrop", "torchvision.transforms.v2.Rand
 
 RESIZES = ("dml.data.transforms.Resize", "torchvision.transforms.v2.Resize")
 PAD = "dml.data.transforms.Pad"
+REMEDY = "transform=imagenet resizes in proportion to transform.size"
 
 
-def check_crops(transform: DictConfig) -> None:
+def check_crops(transform: DictConfig, *, is_trained: bool = False) -> None:
     """Refuse a crop that is larger than the image is resized to before, and log a warning if it is less than half.
 
     Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll resizes to 256, as
@@ -25,36 +26,35 @@ def check_crops(transform: DictConfig) -> None:
 
     Args:
         transform: configuration of the transforms, with the keys ``train`` and ``test``.
+        is_trained: whether a model was trained with it; then a crop that is too large is warned of, too.
 
     Raises:
         InputError: if a crop is larger than the resized image.
     """
+    for split, size, resized in _find_crops(transform):
+        line = f"transform.{split} crops {size} of {resized} pixels"
+        if size > resized and not is_trained:
+            raise InputError(
+                f"{line}, and frames each image in black: transform.size must be {resized} at most; {REMEDY}"
+            )
+        if size > resized:
+            logger.warning("%s, and frames each image in black; %s", line, REMEDY)
+        elif 2 * size < resized:
+            logger.warning("%s: most of each image is cut off; %s", line, REMEDY)
+
+
+def _find_crops(transform: DictConfig) -> Iterator[tuple[str, int, int]]:
+    """Yield the split of each crop behind a Resize, its side, and the side of the image that it is cut out of."""
     for split in ("train", "test"):
         steps = OmegaConf.to_container(transform[split], resolve=True) if split in transform else {}
-        resized, is_padded = None, False
+        side: int | None = None
         for step in steps.get("steps") or () if isinstance(steps, Mapping) else ():
             target, size = (step.get("_target_"), step.get("size")) if isinstance(step, Mapping) else (None, None)
             if not isinstance(size, int):
                 continue
             if target in RESIZES:
-                resized, is_padded = size, False
-            elif target == PAD:
-                is_padded = True
-            elif target in CROPS and resized is not None:
-                _check_crop(split, size, resized, is_padded)
-
-
-def _check_crop(split: str, size: int, resized: int, is_padded: bool) -> None:
-    if size > resized and not is_padded:
-        raise InputError(
-            f"transform.{split} crops {size} of {resized} pixels, and would frame each image in black: transform.size "
-            f"must be {resized} at most; transform=imagenet resizes in proportion to it"
-        )
-    if 2 * size < resized:
-        logger.warning(
-            "transform.%s crops %d of %d pixels: most of each image is cut off; transform=imagenet resizes in "
-            "proportion to transform.size",
-            split,
-            size,
-            resized,
-        )
+                side = size
+            elif side is not None and target == PAD:
+                side = max(side, size)
+            elif side is not None and target in CROPS:
+                yield split, size, side

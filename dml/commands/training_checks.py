@@ -42,7 +42,7 @@ def check_job(command: str, config: DictConfig) -> None:
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage in stages:
-        check_crops(stage.config.transform)
+        check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
             check_strategy(stage.config.trainer.strategy)
             check_folding(stage.config)

@@ -48,10 +48,17 @@ def test_a_small_crop_warns_of_the_split_and_both_sizes(caplog: pytest.LogCaptur
     ("name", "split", "size", "resized"),
     [("hyp", "test", 384, 224), ("rll", "test", 336, 256), ("rsk", "test", 384, 256), ("lns", "train", 300, 256)],
 )
-def test_a_crop_that_the_image_does_not_fill_is_refused(name: str, split: str, size: int, resized: int) -> None:
+def test_a_crop_that_the_image_does_not_fill_is_refused(
+    caplog: pytest.LogCaptureFixture, name: str, split: str, size: int, resized: int
+) -> None:
     check_crops(compose(f"transform={name}", f"transform.size={resized}").transform)
-    with pytest.raises(InputError, match=f"transform.{split} crops {size} of {resized} pixels, and would frame"):
-        check_crops(compose(f"transform={name}", f"transform.size={size}").transform)
+    line = f"transform.{split} crops {size} of {resized} pixels, and frames each image in black"
+    transform = compose(f"transform={name}", f"transform.size={size}").transform
+    with pytest.raises(InputError, match=line):
+        check_crops(transform)
+    with caplog.at_level(logging.WARNING):
+        check_crops(transform, is_trained=True)
+    assert caplog.messages[0].startswith(line)
 
 
 def test_a_padded_image_is_large_enough() -> None:

@@ -125,7 +125,10 @@ def test_a_logger_that_is_not_installed(
         (["evaluation.fixed_neighbors=true"], "evaluation.fixed_neighbors=true: must be a whole number or null"),
         (["dataset.name=2026"], "dataset.name=2026: must be a text"),
         (["seed=4294967296"], "seed=4294967296: must be below 2**32 = 4294967296"),
-        (["transform=rll", "transform.size=336"], "transform.test crops 336 of 256 pixels, and would frame each image"),
+        (
+            ["transform=rll", "transform.size=336"],
+            "transform.test crops 336 of 256 pixels, and frames each image in black",
+        ),
         (["transform=rll_plain", "transform.size=300"], "transform.train crops 300 of 256 pixels"),
         (["init=nowhere.ckpt"], "init=nowhere.ckpt: no such file; a checkpoint of another run"),
     ],
