@@ -73,7 +73,6 @@ LISTS = {
     "evaluation.level_weights": True,
     "evaluation.rerankings": True,
     "model.heads": False,
-    "backbones": True,
 }
 """Keys whose value is a list, and whether it may be null."""
 MAPPINGS = {

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException, MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from dml.commands.checked_images import (
     build_seeded_model,
@@ -67,8 +67,8 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
         if config.sheet:
             write_contact_sheets(readable, folder.path, ImageLimits.from_settings(config.data), **config.sheet)
         results = _test_backbones(config, readable, folder, model_configs)
-    written = "sheet_*.png, features-*.npz" if config.sheet else "features-*.npz"
-    console.print(f"[bold]written[/]  {in_markup(folder.path)}: {written}")
+    sheets = "sheet_*.png, " if config.sheet else ""
+    console.print(f"[bold]written[/]  {in_markup(folder.path)}: {in_markup(sheets)}features-*.npz")
     return results
 
 
@@ -85,7 +85,7 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
     names = [chosen] if config.backbones is None else config.backbones
-    if isinstance(names, str) or not names:
+    if not isinstance(names, list | ListConfig) or not names:
         raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
     model_configs = {}
     for name in map(str, names):

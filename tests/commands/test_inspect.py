@@ -178,6 +178,7 @@ def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> N
         ("backbones=[resnet19]", "backbones=resnet19: no such model; nearest: resnet18"),
         ("backbones=resnet18", r"backbones=resnet18: a list of models, such as \[tf_efficientnet_lite0,resnet18\]"),
         ("backbones=[]", "a list of models"),
+        ("backbones=true", "a list of models"),
         ("max_images=0", "max_images=0: a whole number above 0, or null for all images"),
         ("sheet.seed=-1", "sheet.seed=-1: must be a whole number, 0 or more"),
         ("components=0", "components=0: a whole number above 0, or null"),
