@@ -34,6 +34,8 @@ OWN_KEYS: dict[str, Any] = {
     "data.max_list_bytes": int,
     "data.on_corrupt": Literal["raise", "skip"],
     "dataset.name": str,
+    "dataset.root": str | None,
+    "output": str | None,
     "dataset.disjoint": bool,
     "dataset.verify": bool,
     "dataset.queries_in_gallery": bool | None,

@@ -231,6 +231,7 @@ class VectorIndex:
         """Read an index that stays on the disk into memory, so that it can be changed."""
         if self._is_mapped:
             self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
+            self.set_parameters(self.parameters)  # FAISS's files don't hold all of them
 
 
 def _has_lists(index: Any) -> bool:

@@ -21,6 +21,7 @@ WRONG = {
     "accept_changed_data=1": "accept_changed_data=1: must be true or false",
     "dataset.queries_in_gallery=no_copies": "dataset.queries_in_gallery=no_copies: must be true or false or null",
     "model.backbone.name=3": "model.backbone.name=3: must be a text",
+    "dataset.root=2025": "dataset.root=2025: must be a text or null",
     "scheduler.warmup_steps=null": "scheduler.warmup_steps=null: must be a whole number",
     "scheduler.warmup_epochs=abc": "scheduler.warmup_epochs=abc: must be a number or null",
 }
@@ -70,7 +71,7 @@ def test_nodes_in_lists_are_checked():
 
 def test_own_keys_are_keys_of_the_configuration():
     # a test has the keys of a training, too
-    configs = compose("dataset=folder", command="evaluate"), compose(command="prepare")
+    configs = compose("dataset=folder", command="evaluate"), compose(command="prepare"), compose(command="audit")
     for key in OWN_KEYS:
         parent, _, name = key.rpartition(".")
         assert any(name in (OmegaConf.select(config, parent) or () if parent else config) for config in configs), key

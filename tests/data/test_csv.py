@@ -80,6 +80,8 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     assert read(numbered, columns={"path": 0, "label": 1}).names == (("a", "b"),)  # type: ignore[dict-item]
     with pytest.raises(InputError, match=r"^dataset\.reader\.columns: unknown column 'labels'; path, label, level0"):
         read(file, columns={"labels": "class"})
+    with pytest.raises(InputError, match=r"^dataset\.reader\.columns=\['path'\]: must be a mapping, such as \{path: "):
+        read(file, columns=["path"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

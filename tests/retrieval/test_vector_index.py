@@ -56,7 +56,6 @@ def test_each_vector_finds_itself_after_others_were_removed(factory: str, tmp_pa
         assert len(searched) == (~is_removed).sum()
         assert find_first(searched, VECTORS[~is_removed]) == IDS[~is_removed].tolist()
     opened.make_changeable()
-    opened.set_parameters(REMOVABLE[factory])
     opened.add(VECTORS[is_removed], IDS[is_removed] + NUMBER)
     opened.remove(IDS[1:2])
     expected = np.where(is_removed, IDS + NUMBER, IDS)

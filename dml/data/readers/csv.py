@@ -142,6 +142,8 @@ def _read_rows(file: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
 
 def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
+    if not isinstance(columns, Mapping):
+        raise InputError(f"dataset.reader.columns={columns}: must be a mapping, such as {{path: file, label: kind}}")
     # a name such as 0 comes from the command line as a number
     columns = {str(name): str(file_name) for name, file_name in columns.items()}
     for name, file_name in columns.items():
