@@ -37,6 +37,7 @@ def test_another_name_is_refused(package: str) -> None:
         _ = import_module(f"dml.{package}").Typo
 
 
+@pytest.mark.pipeline
 def test_importing_packages_and_light_modules_imports_no_heavy_library() -> None:
     script = (
         "import sys, dml.samplers.class_balanced, dml.losses, dml.metrics, dml.models, dml.retrieval\n"

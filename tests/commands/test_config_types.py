@@ -77,6 +77,7 @@ def test_own_keys_are_keys_of_the_configuration():
         assert any(name in (OmegaConf.select(config, parent) or () if parent else config) for config in configs), key
 
 
+@pytest.mark.pipeline
 @pytest.mark.parametrize("group", ["dataset", "transform", "model", "loss", "sampler", "optimizer", "scheduler"])
 def test_every_choice_passes(group: str):
     for path in (CONF / group).glob("*.yaml"):

@@ -79,6 +79,7 @@ def test_the_addresses_that_it_names_answer(index: str, options: list[str], host
     assert script.finish(timeout=15).stdout == f"{index}: 4 images at {addresses}; Ctrl-C ends it\n"
 
 
+@pytest.mark.pipeline
 def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None:
     script, port = start(index)
     with socket.create_connection(("127.0.0.1", port)) as upload:

@@ -396,6 +396,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.pipeline
 def test_a_process_with_little_memory(tmp_path: Path) -> None:
     """A new process, as this one may hold enough freed memory for the images."""
     small, paths = tmp_path / "small", [tmp_path / "jpeg", tmp_path / "png"]

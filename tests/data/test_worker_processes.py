@@ -41,6 +41,7 @@ def load_in_a_process() -> list[int]:
     return [int(number) for number in loader]
 
 
+@pytest.mark.pipeline
 def test_a_loader_has_a_process_within_one_of_joblibs() -> None:
     assert choose_start_method(1) is None
     assert Parallel(n_jobs=2)([delayed(load_in_a_process)()] * 2) == [[1, 2, 3]] * 2

@@ -61,7 +61,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), 12)
 
 
-@pytest.fixture(params=SEARCHES)
+@pytest.fixture(params=["qdrant", "lancedb", pytest.param("milvus", marks=pytest.mark.pipeline)])  # it starts a server
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     return StoreAddress.parse(f"{request.param}:{tmp_path / 'vectors.db'}")
 

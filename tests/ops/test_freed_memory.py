@@ -25,6 +25,7 @@ print(before, count_faults())
 """
 
 
+@pytest.mark.pipeline
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_the_next_allocation_finds_its_memory_ready() -> None:
     done = subprocess.run([sys.executable, "-c", COUNT_FAULTS], check=True, stdout=subprocess.PIPE, text=True)

@@ -81,6 +81,7 @@ assert "torch._dynamo" in sys.modules
 """
 
 
+@pytest.mark.pipeline
 def test_timm_leaves_torchs_compiler_to_the_functions_that_need_it() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -60,6 +60,7 @@ def test_the_usual_value_comes_first_and_others_are_named() -> None:
     assert join_facts({}) == ""
 
 
+@pytest.mark.pipeline
 def test_the_trainings_of_every_paper_have_facts() -> None:
     """The first of each table: 512 numbers of a paper's one head, or those that its experiment names."""
     for table in find_tables(None):

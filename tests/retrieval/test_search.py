@@ -130,6 +130,7 @@ def test_right_beside_torch() -> None:
     products_in_turns()
 
 
+@pytest.mark.pipeline
 def test_right_with_torch_loaded_first() -> None:
     here = Path(__file__)
     program = f"""

@@ -123,6 +123,7 @@ def test_wandb_gets_configuration_metrics_and_media_and_goes_on_with_its_run(
     assert pictures <= {sha256(content).hexdigest() for content in staged}
 
 
+@pytest.mark.pipeline
 def test_a_failed_run_of_a_sweep_leaves_the_next_one_its_own(tmp_path: Path) -> None:
     loggers = []
     for name in "ab":
