@@ -27,6 +27,7 @@ OWN_KEYS: dict[str, Any] = {
     "accept_changed_data": bool,
     "choose_heads": bool,
     "processes": int | None,
+    "output": str | None,
     "data.eval_batch_size": int,
     "data.max_image_bytes": int,
     "data.max_pixels": int,
@@ -35,7 +36,6 @@ OWN_KEYS: dict[str, Any] = {
     "data.on_corrupt": Literal["raise", "skip"],
     "dataset.name": str,
     "dataset.root": str | None,
-    "output": str | None,
     "dataset.disjoint": bool,
     "dataset.verify": bool,
     "dataset.queries_in_gallery": bool | None,
@@ -93,7 +93,6 @@ OTHER_VALUES = {
 }
 """Values that have other names elsewhere, and the choices here."""
 Scalar = bool | int | float | str | None
-MISSING = object()
 
 
 def select_used_parts(command: str, config: DictConfig) -> DictConfig:
@@ -131,20 +130,19 @@ def check_types(config: DictConfig) -> None:
         if key in values and not _is_reference(values[key]):
             _check(key, values[key], _kinds(annotation))
     for key, may_be_null in LISTS.items():
-        if (value := _find_scalar(values, key, may_be_null)) is not MISSING:
-            raise InputError(f"{key}={_show(value)}: must be a list, such as '{key}=[{_show(value)}]'")
+        if key in values and not _is_container(values[key], may_be_null):
+            shown = _show(values[key])
+            raise InputError(f"{key}={shown}: must be a list, such as '{key}=[{shown}]'")
     for key, may_be_null in MAPPINGS.items():
-        if (value := _find_scalar(values, key, may_be_null)) is not MISSING:
-            raise InputError(f"{key}={_show(value)}: must be a mapping{' or null' if may_be_null else ''}")
+        if key in values and not _is_container(values[key], may_be_null):
+            raise InputError(f"{key}={_show(values[key])}: must be a mapping{' or null' if may_be_null else ''}")
     for path, node in _nodes_with_target(plain):
         _check_node(path, node)
 
 
-def _find_scalar(values: Mapping[str, Any], key: str, may_be_null: bool) -> Any:
-    """Return the number, text, true, false or null that stands where a list or a mapping is due; `MISSING` if none."""
-    value = values.get(key, MISSING)
-    is_right = not isinstance(value, Scalar) or _is_reference(value) or (value is None and may_be_null)
-    return MISSING if is_right else value
+def _is_container(value: Any, may_be_null: bool) -> bool:
+    """Return whether a value is a list or a mapping, perhaps one that is filled in later, or null where it may be."""
+    return not isinstance(value, Scalar) or _is_reference(value) or (value is None and may_be_null)
 
 
 def _show(value: Scalar) -> str:

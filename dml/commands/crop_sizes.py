@@ -33,12 +33,11 @@ def check_crops(transform: DictConfig, *, is_trained: bool = False) -> None:
     """
     for split, size, resized in _find_crops(transform):
         line = f"transform.{split} crops {size} of {resized} pixels"
-        if size > resized and not is_trained:
-            raise InputError(
-                f"{line}, and frames each image in black: transform.size must be {resized} at most; {REMEDY}"
-            )
         if size > resized:
-            logger.warning("%s, and frames each image in black; %s", line, REMEDY)
+            line += ", and frames each image in black"
+            if not is_trained:
+                raise InputError(f"{line}: transform.size must be {resized} at most; {REMEDY}")
+            logger.warning("%s; %s", line, REMEDY)
         elif 2 * size < resized:
             logger.warning("%s: most of each image is cut off; %s", line, REMEDY)
 

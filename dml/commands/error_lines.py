@@ -39,8 +39,7 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and is_output_closed():
             watch.fail(CODE, "")
             end_silently()
-        # an error that comes after the exception of a signal is one of a library's cleanup, which hides it
-        line = None if signals.state.was_raised else _explained(error)
+        line = _explained(error)
         if line is None and signals.state.signum is not None:
             _end_by_signal(debug)  # or a process that was waited for has ended as well
         if debug or line is None:
@@ -65,7 +64,7 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = None if signals.state.was_raised else _explained(error)
+        line = _explained(error)
         if line is None and signals.state.signum is not None:
             raise signals.Stopped(signals.state.signum) from error
         sys.stderr.write(f"failed: {printable(folder)}: {line or printable(repr(error))}\n")
@@ -81,8 +80,11 @@ def say(line: str) -> None:
 
 
 def _explained(error: BaseException) -> str | None:
-    """Return the line as a terminal may show it: names out of files and arguments are in it."""
-    line = explain(error)
+    """Return the line as a terminal may show it: names out of files and arguments are in it.
+
+    It is None, as for a bug, after the exception of a signal: the error is one of a library's cleanup, and hides it.
+    """
+    line = None if signals.state.was_raised else explain(error)
     return None if line is None else printable(line)
 
 

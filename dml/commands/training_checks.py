@@ -27,7 +27,7 @@ LOGGER_PACKAGES = ("tensorboard", "wandb")
 
 
 def check_job(command: str, config: DictConfig) -> None:
-    """Make sure that a training's strategy, optimizer, schedule, adapter, fold and loggers fit, and crops too.
+    """Make sure that a training's strategy, optimizer, schedule, adapter, fold, loggers and crops fit.
 
     Args:
         command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".

@@ -109,7 +109,7 @@ def name_movable_classes(table: ImageTable, option: str) -> dict[str, int]:
     labels: NDArray[np.int64] = np.unique(table.labels[rows, 0])
     labels_by_name: dict[str, int] = {}
     for label in labels.tolist():
-        name = (table.names[0][label] if table.names else str(label)).strip()
+        name = table.name_class(label).strip()
         if name in labels_by_name:
             raise InputError(f"{option}: two classes are called {printable(name)!r}; give them names of their own")
         labels_by_name[name] = label

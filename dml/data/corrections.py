@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dml.data.layout import read_list_lines
 from dml.data.split_changes import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError, nearest
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -63,8 +64,8 @@ class CorrectionCounts:
     def describe(self) -> str:
         """Return the numbers in words, such as "dropped 3 images, relabelled 1, merged 0 classes into others"."""
         moved = f", {self.moved:,} moved to the split of the new class" if self.moved else ""
-        images = "1 image" if self.dropped == 1 else f"{self.dropped:,} images"
-        classes = "1 class" if self.merged == 1 else f"{self.merged:,} classes"
+        images = format_count(self.dropped, "image")
+        classes = format_count(self.merged, "class", "classes")
         return f"dropped {images}, relabelled {self.relabelled:,}, merged {classes} into others{moved}"
 
 
@@ -208,8 +209,7 @@ class _ClassNames:
         self.size = int(table.labels[:, 0].max(initial=-1)) + 1
         self.labels_by_name: dict[str, list[int]] = {}
         for label in used:
-            name = table.names[0][label] if table.names else str(label)
-            self.labels_by_name.setdefault(name.strip(), []).append(label)
+            self.labels_by_name.setdefault(table.name_class(label).strip(), []).append(label)
 
     def find(self, name: str, correction: Correction) -> int:
         if not name:
@@ -269,9 +269,9 @@ def _relabel(
         if before == UNKNOWN:
             continue
         if correction.label and classes.find(correction.label, correction) not in (before, merged_label[before]):
-            name = table.names[0][before] if table.names else str(before)
+            name = printable(table.name_class(before))
             raise InputError(
-                f"{correction.place}: {printable(correction.path)} is of the class {printable(name)!r}, not "
+                f"{correction.place}: {printable(correction.path)} is of the class {name!r}, not "
                 f"{printable(correction.label)!r}; the data has changed since the audit"
             )
         if new_labels.setdefault(row, label) != label:

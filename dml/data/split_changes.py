@@ -8,6 +8,7 @@ import numpy as np
 
 from dml.data.archives import ARCHIVES
 from dml.data.table import SPLITS, ImageTable
+from dml.ops.counts import format_count
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
@@ -86,13 +87,13 @@ def describe_changes(before: SplitSummary, after: SplitSummary) -> list[str]:
             move = (" and ".join(splits_before[name]), " and ".join(splits_after[name]))
             moves.setdefault(move, []).append(name)
     for (old, new), names in moves.items():
-        changes.append(f"{_count(names)} moved from {old} to {new} ({_list(names)})")
+        changes.append(f"{format_count(len(names), 'class', 'classes')} moved from {old} to {new} ({_list(names)})")
     for phrase, names in (
         ("gone", [name for name in splits_before if name not in splits_after]),
         ("new", [name for name in splits_after if name not in splits_before]),
     ):
         if names:
-            changes.append(f"{_count(names)} {'is' if len(names) == 1 else 'are'} {phrase} ({_list(names)})")
+            changes.append(f"{format_count(len(names), 'class is', 'classes are')} {phrase} ({_list(names)})")
     altered = [
         (name, before[split][name].split()[0], after[split][name].split()[0])
         for name in common_classes
@@ -104,7 +105,7 @@ def describe_changes(before: SplitSummary, after: SplitSummary) -> list[str]:
         names = [
             f"{name}: {new} instead of {old}" if old != new else f"{name}: other files" for name, old, new in altered
         ]
-        changes.append(f"{_count(names)} {'has' if len(names) == 1 else 'have'} other images ({_list(names)})")
+        changes.append(f"{format_count(len(names), 'class has', 'classes have')} other images ({_list(names)})")
     return changes
 
 
@@ -114,10 +115,6 @@ def _splits_by_class(summary: SplitSummary) -> dict[str, list[str]]:
         for name in classes:
             splits.setdefault(name, []).append(split)
     return splits
-
-
-def _count(names: list[str]) -> str:
-    return "1 class" if len(names) == 1 else f"{len(names):,} classes"
 
 
 def _list(names: list[str]) -> str:

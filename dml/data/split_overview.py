@@ -1,6 +1,6 @@
 """What a data set holds, split by split: counts, sizes of images, and files of the same content."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dml.data.table import SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
 from dml.data.verification import NO_FILE, CheckedImage
+from dml.ops.counts import format_count
 from dml.ops.escaping import printable
 
 SizeInPixels = tuple[int, int]
@@ -119,7 +120,7 @@ def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> It
         shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
         if shared:
             example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
-            finding = f"{_count_files(shared)} in {second} with the content of a file in {first}"
+            finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
             yield f"{finding}, such as {example}{_advise(first, second)}"
     yield from _describe_double_labels(table, images)
 
@@ -141,8 +142,5 @@ def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage
             labels_by_content.setdefault(images[path].sha256, set()).add(label)
     doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
     if doubtful:
-        yield f"{_count_files(doubtful)} with the content of a file of another class, such as {printable(doubtful[0])}"
-
-
-def _count_files(paths: Sequence[str]) -> str:
-    return "1 file" if len(paths) == 1 else f"{len(paths):,} files"
+        files = format_count(len(doubtful), "file")
+        yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 
 SPLIT_NAMES = {name: name for name in SPLITS} | {
@@ -106,7 +107,7 @@ def _draw_classes(
     count = len(labels)
     if count <= to_keep:
         raise InputError(_describe_lack(table.source, count, option, to_keep))
-    names = [table.names[0][label] if table.names else str(label) for label in labels.tolist()]
+    names = [table.name_class(label) for label in labels.tolist()]
     hashes = np.array([_hash_to_fraction(seed, option, name) for name in names])
     number = int((hashes < fraction).sum())
     number = max(number, min(2, count - to_keep), math.ceil(fraction * count / 2))
@@ -150,9 +151,10 @@ def describe_shared_classes(table: ImageTable) -> str:
     shared = np.intersect1d(*(table.labels[table.rows(split), 0] for split in ("train", "val")))
     if not len(shared):
         return ""
-    name = table.names[0][shared[0]] if table.names else str(shared[0])
-    classes = "class is" if len(shared) == 1 else "classes are"
-    return f"{len(shared):,} {classes} in training too, such as {name}: the checkpoint isn't chosen on new classes"
+    classes = format_count(len(shared), "class is", "classes are")
+    return (
+        f"{classes} in training too, such as {table.name_class(shared[0])}: the checkpoint isn't chosen on new classes"
+    )
 
 
 def describe_splits(table: ImageTable) -> str:

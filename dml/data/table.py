@@ -119,6 +119,12 @@ class ImageTable:
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
 
+    def name_class(self, label: int) -> str:
+        """Return the name of a class of the finest level; its number if it has none, "" for `UNKNOWN`."""
+        if label == UNKNOWN:
+            return ""
+        return self.names[0][label] if self.names else str(label)
+
     def select_evaluated(self, split: str) -> "ImageTable":
         """Return a table of the rows that an evaluation of a split uses; "test" includes query and gallery."""
         return self.subset(*TEST_SPLITS) if split == "test" else self.subset(split)

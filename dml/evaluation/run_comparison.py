@@ -39,7 +39,7 @@ class FinishedRun:
             configurations apart.
         metrics: numbers in metrics.json.
         custom_metrics: metrics that the user has defined.
-        facts: what the metrics are of, see `describe_measurement`.
+        facts: vector, split, first weights and checkpoint of the test, by name, as `describe_measurement` returns them.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class ConfigurationResult:
         name: settings that tell the configuration from the others, such as "loss=rll".
         metrics: {name in metrics.json: mean and confidence interval over the seeds}.
         custom_metrics: metrics that the user has defined.
-        facts: what the metrics are of, see `describe_measurement`.
+        facts: vector, split, first weights and checkpoint of the test, by name, as `describe_measurement` returns them.
         folders: folders of the runs.
     """
 
@@ -90,12 +90,12 @@ def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[F
     Raises:
         InputError: if a folder holds no run, or none is finished.
     """
-    given = list(folders)
-    listed = {folder: _list_runs(folder) for folder in given if not folder.is_file()}  # a glob matches files, too
-    if given and not listed:
-        raise InputError(f"{given[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
-    finished = [run for runs in listed.values() for run in runs if run.is_finished]
-    for folder, runs in listed.items():
+    paths = list(folders)
+    runs_by_folder = {path: _list_runs(path) for path in paths if not path.is_file()}  # a glob matches files, too
+    if paths and not runs_by_folder:
+        raise InputError(f"{paths[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
+    finished = [run for runs in runs_by_folder.values() for run in runs if run.is_finished]
+    for folder, runs in runs_by_folder.items():
         if not runs or not finished:
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
     return [_read(run, resolve) for run in finished]

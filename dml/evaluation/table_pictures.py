@@ -80,8 +80,7 @@ def write_contact_sheets(
         chosen_classes = _choose(np.unique(part.labels[:, 0]), classes, rng)
         rows_by_class = [np.flatnonzero(part.labels[:, 0] == number) for number in chosen_classes]
         chosen_rows = [_choose(rows, pictures, rng) for rows in rows_by_class]
-        labels = [part.labels[rows[0], 0] for rows in chosen_rows]
-        titles = [part.names[0][label] if part.names else str(label) for label in labels]
+        titles = [part.name_class(part.labels[rows[0], 0]) for rows in chosen_rows]
         images = [[read_image(part.paths[i], limits) for i in rows.tolist()] for rows in chosen_rows]
         with replacing_file(folder / f"sheet_{split}.png") as partial:
             draw_contact_sheet(list(zip(titles, images, strict=True)), partial)

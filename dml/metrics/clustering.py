@@ -33,7 +33,6 @@ def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic
     from sklearn.metrics import normalized_mutual_info_score  # late: it takes half a second, also below
 
     _check_average(average)
-
     return float(normalized_mutual_info_score(_to_numpy(labels), _to_numpy(assignment), average_method=average))
 
 

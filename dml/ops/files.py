@@ -101,11 +101,10 @@ def _may_be_in_use(partial: Path) -> bool:
     if int(number[1]) == os.getpid():
         return partial in _partial_files
     try:
-        os.kill(int(number[1]), 0)
+        with suppress(PermissionError):  # it lives, and is another user's
+            os.kill(int(number[1]), 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
-        return True
     return True
 
 

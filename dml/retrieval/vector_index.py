@@ -261,7 +261,7 @@ def _check_metric(index: Any, factory: str) -> None:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return what FAISS says is wrong, without the C++ function and line."""
+    """Return the message of an error of FAISS, without the C++ function and line number in front of it."""
     return " ".join(re.split(r":\d+: (?:Error: )?", str(error))[-1].split())
 
 

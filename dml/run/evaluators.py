@@ -155,11 +155,11 @@ def check_pictures(settings: DictConfig) -> None:
     for name, keys in (("report", {"neighbors", "map", "seed"}), ("sheet", {"queries", "neighbors", "seed"})):
         if settings.get(name) is None:
             continue
-        given = {*settings[name]}
+        setting_names = {*settings[name]}
         unused = {"seed"} if settings[name].get("map") is False else set()  # the map alone is drawn with a seed
-        if given - keys or keys - given - unused:
+        if setting_names - keys or keys - setting_names - unused:
             raise InputError(f"evaluation.{name}={{{', '.join(settings[name])}}}: takes {', '.join(sorted(keys))}")
-        for key in sorted(given - {"map"}):
+        for key in sorted(setting_names - {"map"}):
             check_whole(f"evaluation.{name}.{key}", settings[name][key], least=0 if key == "seed" else 1)
 
 

@@ -20,6 +20,7 @@ from dml.data.verification import CheckedImage, check_images, list_faults, write
 from dml.data.worker_processes import choose_processes
 from dml.evaluation.table_pictures import check_sheet, write_contact_sheets
 from dml.ops.console import console, progress_bar, warn
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
 from dml.ops.files import remove_partial_files
@@ -52,8 +53,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
     with hold_preparation_lock(folder.path):
         faults = _prepare(config, table, resize, folder)
     if faults and dataset.verify:
-        number = sum(len(lines) for lines in faults.values())
-        count = "1 fault" if number == 1 else f"{number:,} faults"
+        count = format_count(sum(len(lines) for lines in faults.values()), "fault")
         raise InputError(f"{dataset.name}: {count}, listed above (dataset.verify=false accepts them)")
     return faults
 

@@ -56,7 +56,7 @@ def check_stages(config: DictConfig, first: Stage) -> None:
 
     Args:
         config: configuration of the run.
-        first: its first stage, see `list_stages`.
+        first: first stage of the run, as `list_stages` returns it.
 
     Raises:
         InputError: if a stage changes the data, a later one its first weights, or a recurrent model begins a run.

@@ -19,6 +19,7 @@ from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_er
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
 from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -57,12 +58,12 @@ class LeftOut:
             yield describe_unread(self.images)
         for kind, paths in self.members.items():
             yield (
-                f"{_count(paths, kind)}, such as {printable(paths[0])}, which dml doesn't read; pack the files "
-                "themselves (tar --dereference --hard-dereference, without --sparse)"
+                f"{format_count(len(paths), kind)}, such as {printable(paths[0])}, which dml doesn't read; pack the "
+                "files themselves (tar --dereference --hard-dereference, without --sparse)"
             )
         if self.label_files:
             yield (
-                f"{_count(self.label_files, 'label file')} without an image of the same name, such as "
+                f"{format_count(len(self.label_files), 'label file')} without an image of the same name, such as "
                 f"{printable(self.label_files[0])}; the names are compared up to the first dot"
             )
 
@@ -134,10 +135,6 @@ def _check_places(labels: Any) -> Sequence[str]:
     return places
 
 
-def _count(paths: Sequence[object], noun: str) -> str:
-    return f"1 {noun}" if len(paths) == 1 else f"{len(paths):,} {noun}s"
-
-
 def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
     place = LAYOUT.locate(root, "FOLDER", "file or folder")
@@ -151,7 +148,9 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
     shards = [path for path in archives if path.suffix == ".tar"]
     unread = [path for path in archives if path.suffix != ".tar"]
     description = (
-        f"{_count(unread, 'tar file')} that dml doesn't read, such as {printable(unread[0])}" if unread else ""
+        f"{format_count(len(unread), 'tar file')} that dml doesn't read, such as {printable(unread[0])}"
+        if unread
+        else ""
     )
     if not shards:
         found = f", but {description}" if unread else ""
@@ -195,7 +194,7 @@ def _group_members(shard: Path, places: Sequence[str], left_out: LeftOut) -> Ite
 
     Args:
         shard: path of the tar file.
-        places: where the class of each level stands, see `read`.
+        places: where the class of each level stands, as the argument ``labels`` of `read` says, the finest first.
         left_out: object to which the paths of members that aren't read are added.
     """
     samples: dict[str, Members] = {}

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.data.table import UNKNOWN, ImageTable
+from dml.data.table import ImageTable
 
 NEAR_DUPLICATE = "near_duplicate"
 DOUBTFUL_LABEL = "doubtful_label"
@@ -44,9 +44,7 @@ class AuditedImages:
 
     def name_class(self, label: int) -> str:
         """Return the name of a class of the finest level; its number if it has none, "" for `UNKNOWN`."""
-        if label == UNKNOWN:
-            return ""
-        return self.table.names[0][label] if self.table.names else str(label)
+        return self.table.name_class(label)
 
 
 @dataclass(frozen=True)

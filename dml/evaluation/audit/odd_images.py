@@ -28,8 +28,7 @@ def report_broken_images(table: ImageTable, checked: Mapping[str, CheckedImage])
     findings = []
     for path, label in dict(zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True)).items():
         if checked[path].error:
-            name = "" if label < 0 else table.names[0][label] if table.names else str(label)
-            findings.append(Finding(BROKEN_IMAGE, 1.0, checked[path].error, path=path, label=name))
+            findings.append(Finding(BROKEN_IMAGE, 1.0, checked[path].error, path=path, label=table.name_class(label)))
     return findings
 
 

@@ -38,7 +38,7 @@ class RefusedRequestError(Exception):
 
     Args:
         status: status of the HTTP answer.
-        line: what is wrong, and what would be right.
+        line: sentence that tells the client what is wrong with the request, and what would be right.
     """
 
     def __init__(self, status: int, line: str) -> None:
@@ -83,7 +83,7 @@ class ImageSearch:
 
     Args:
         index: the index, which nobody changes meanwhile.
-        limits: largest upload.
+        limits: largest number of bytes and pixels of an uploaded image.
     """
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
@@ -199,7 +199,7 @@ class ImageSearch:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         depth = min(size, k if code is None else 2 * k * size // count)
         while True:
-            scores, positions = (found[0] for found in self.index.search_positions(vectors, depth))
+            scores, positions = (rows[0] for rows in self.index.search_positions(vectors, depth))
             is_wanted = positions >= 0
             is_exhausted = depth == size or not is_wanted.all()
             if code is not None:
