@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from dml.ops.files import replacing
+from dml.papers.charts import add_difference_axes, new_chart
 from dml.papers.claims.verdicts import Outcome, Verdict
 
 COLORS = {
@@ -29,22 +28,13 @@ def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> None:
         outcomes: outcomes to draw, the first in the top row; the row of an outcome without differences stays empty.
         path: file to write; a missing folder is made.
     """
-    height = MARGINS + ROW_HEIGHT * len(outcomes)
-    figure = Figure(figsize=(WIDTH, height), dpi=150, facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(0, color="#20262c", linewidth=1)
-    for row, outcome in enumerate(outcomes):
-        _draw_row(axes, row, outcome)
-    axes.set_yticks(range(len(outcomes)), [str(outcome.comparison) for outcome in outcomes])
-    axes.set_ylim(len(outcomes) - 0.4, -0.6)
-    axes.set_xlabel("difference on the test classes, percent points (above 0: as claimed)")
-    axes.grid(axis="x", color="#e3e6e9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        figure.savefig(partial, format="png", metadata={"Software": None})
+    names = [str(outcome.comparison) for outcome in outcomes]
+    with new_chart(path, size=(WIDTH, MARGINS + ROW_HEIGHT * len(outcomes))) as figure:
+        axes = add_difference_axes(
+            figure, names, "difference on the test classes, percent points (above 0: as claimed)"
+        )
+        for row, outcome in enumerate(outcomes):
+            _draw_row(axes, row, outcome)
 
 
 def _draw_row(axes: Axes, row: int, outcome: Outcome) -> None:

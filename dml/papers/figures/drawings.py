@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
@@ -20,8 +19,8 @@ from dml.evaluation.pictures import choose_queries
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
 from dml.models.recurrent import AnyModel
-from dml.ops.files import replacing
 from dml.ops.run_folder import RunFolder
+from dml.papers.charts import new_chart
 from dml.papers.experiments import compose
 from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, Plot, Value, read_values
 from dml.papers.plans import Plan, PlannedRun
@@ -226,10 +225,6 @@ def _title(point: str, values: Sequence[Value]) -> str:
 
 
 def _write(fill: Callable[[Canvas], None], figure: Figure, path: Path, *, size: tuple[float, float]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with style.context("default", after_reset=True):  # a user's matplotlibrc must not change the bytes
-        canvas = Canvas(figsize=size, dpi=110, layout="constrained")
+    with new_chart(path, size=size, dpi=110) as canvas:
         canvas.suptitle(f"{figure.title}, on {figure.dataset}")
         fill(canvas)
-        with replacing(path) as partial:
-            canvas.savefig(partial, format="png", metadata={"Software": None})

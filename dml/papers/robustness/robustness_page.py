@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.evaluation.measured_facts import join_facts
-from dml.ops.files import replacing, write_text
+from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table
+from dml.papers.charts import add_difference_axes, new_chart
 from dml.papers.leaderboard.contest_results import ContestResult
 from dml.papers.leaderboard.leaderboard_page import CRITERION, class_interval, format_difference, sort_results
 from dml.papers.robustness.conditions import Conditions
@@ -125,26 +126,13 @@ def draw_losses(
         by_condition: {name of the condition: {loss: its result}}.
         path: PNG file to write.
     """
-    from matplotlib.figure import Figure  # importing matplotlib is slow
-
-    size = (WIDTH, MARGINS + ROW_HEIGHT * len(ordered))
-    figure = Figure(figsize=size, dpi=150, facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(0, color="#20262c", linewidth=1)
-    for place, (condition, color) in enumerate(zip(conditions.conditions, cycle(COLORS), strict=False)):
-        shift = ROW_SHIFT * (place - (len(conditions.conditions) - 1) / 2)
-        _draw_condition(axes, ordered, by_condition[condition.name], shift, color, condition.title)
-    axes.set_yticks(range(len(ordered)), [result.loss for result in ordered])
-    axes.set_ylim(len(ordered) - 0.4, -0.6)
-    axes.set_xlabel("difference in MAP@R to the training without faults, points")
-    axes.grid(axis="x", color="#e3e6e9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    figure.legend(loc="outside upper center", ncols=len(conditions.conditions), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        figure.savefig(partial, format="png", metadata={"Software": None})
+    names = [result.loss for result in ordered]
+    with new_chart(path, size=(WIDTH, MARGINS + ROW_HEIGHT * len(ordered))) as figure:
+        axes = add_difference_axes(figure, names, "difference in MAP@R to the training without faults, points")
+        for place, (condition, color) in enumerate(zip(conditions.conditions, cycle(COLORS), strict=False)):
+            shift = ROW_SHIFT * (place - (len(conditions.conditions) - 1) / 2)
+            _draw_condition(axes, ordered, by_condition[condition.name], shift, color, condition.title)
+        figure.legend(loc="outside upper center", ncols=len(conditions.conditions), frameon=False)
 
 
 def _draw_condition(
