@@ -43,8 +43,10 @@ class UnreadableImageError(InputError):
 
 
 def without_remedy(error: InputError) -> str:
-    """Return the error line for an image without its end, which names a key that only a training has."""
-    return str(error).removesuffix(REMEDY)
+    """Return the error line for an image without its end, which names options that only a training has."""
+    line = str(error).removesuffix(REMEDY)
+    cause = error.__cause__
+    return line.removesuffix(f"; {cause.remedy}") if isinstance(cause, RefusedFileError) and cause.remedy else line
 
 
 class MissingImageError(UnreadableImageError):

@@ -59,8 +59,8 @@ class ImageLimits:
         """
         if height * width > self.max_pixels:
             raise RefusedFileError(
-                f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded; "
-                f"data.max_pixels={height * width} reads it"
+                f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded",
+                f"data.max_pixels={height * width} reads it",
             )
 
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
@@ -77,7 +77,8 @@ class ImageLimits:
         if pixels > self.max_pixels:
             raise RefusedFileError(
                 f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}, at most "
-                f"{self.max_pixels:,} pixels; data.max_pixels={pixels} scales it"
+                f"{self.max_pixels:,} pixels",
+                f"data.max_pixels={pixels} scales it",
             )
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
-REMEDY = ' (on_corrupt="skip" leaves it out)'
+REMEDY = ' (on_corrupt="skip" leaves it out, in a command --on-corrupt skip)'
 """The end of the error line for an unreadable image, which names an argument of `ImageEmbedder.embed`."""
 
 logger = logging.getLogger(__name__)

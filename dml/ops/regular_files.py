@@ -15,7 +15,21 @@ KINDS = {
 
 
 class RefusedFileError(Exception):
-    """An error for a file that isn't regular or is larger than the limit; the message tells the reason alone."""
+    """An error for a file that isn't regular or is larger than a limit.
+
+    Args:
+        reason: reason for the refusal, without the name of the file.
+        remedy: option that raises the limit, and the value to give; empty if there is none.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        """Return the reason and the remedy in one line."""
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 def check_regular(path: str | Path) -> os.stat_result:
@@ -86,7 +100,7 @@ def check_size(size: int, max_bytes: int, option: str) -> None:
         RefusedFileError: if the content is larger; the message names the option and the value that it needs.
     """
     if size > max_bytes:
-        raise RefusedFileError(f"{size:,} bytes, at most {max_bytes:,} are read; {option}={size} reads it")
+        raise RefusedFileError(f"{size:,} bytes, at most {max_bytes:,} are read", f"{option}={size} reads it")
 
 
 def check_unpacked(size: int, max_bytes: int, option: str) -> None:
@@ -101,7 +115,7 @@ def check_unpacked(size: int, max_bytes: int, option: str) -> None:
         RefusedFileError: if the content is larger; the message names the option.
     """
     if size > max_bytes:
-        raise RefusedFileError(f"more than {max_bytes:,} bytes; {option} with a larger number reads it")
+        raise RefusedFileError(f"more than {max_bytes:,} bytes", f"{option} with a larger number reads it")
 
 
 def _check_kind(state: os.stat_result) -> None:

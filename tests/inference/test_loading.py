@@ -161,6 +161,18 @@ def test_unreadable_images_are_named_or_skipped(
     assert "none.png: no such file" in caplog.text
 
 
+def test_a_refused_image_is_told_without_options_of_a_training(paths: list[Path]) -> None:
+    embedder = make_model()
+    for limit, reason in [
+        ("max_pixels", r"\d+ x \d+ pixels, at most 9 are decoded"),
+        ("max_image_bytes", "at most 9 are read"),
+    ]:
+        settings = replace(embedder.settings, config=embedder.settings.config | {"data": {limit: 9}})
+        limited = dml.ImageEmbedder(embedder.model, settings, device="cpu")
+        with pytest.raises(UnreadableImageError, match=rf'{reason} \(on_corrupt="skip" leaves it out'):
+            limited.embed(paths[:2], batch_size=2)
+
+
 @pytest.mark.parametrize(
     ("precision", "reason"), [("32", "its weights may have diverged"), ("bf16", 'precision="bf16" may be too coarse')]
 )

@@ -263,5 +263,5 @@ def _explained_upload() -> Iterator[None]:
         ) from error
     except UnreadableImageError as error:
         if isinstance(error.__cause__, RefusedFileError):
-            raise RefusedRequestError(413, f"upload: {str(error.__cause__).partition(';')[0]}") from error
+            raise RefusedRequestError(413, f"upload: {error.__cause__.reason}") from error
         raise RefusedRequestError(422, without_remedy(error).removeprefix("image ")) from error
