@@ -58,11 +58,12 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     output = expand_home(config.output) if config.output else folder.path
     read_decided_rows(output / FILE)  # a file that isn't one of an audit is refused before the work
     network = build_network(config)
-    table, is_whole = read_part(config)
+    table, whole_table = read_part(config)
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, is_whole=is_whole)
+        checked = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
         images = collect_images(config, take_readable(table, checked), checked, folder, network, settings)
-    findings = [*audit_images(images, settings), *report_broken_images(table, checked)]
+    class_sizes = None if len(table) == len(whole_table) else _count_images(whole_table)
+    findings = [*audit_images(images, settings, class_sizes), *report_broken_images(table, checked)]
     paths = [*dict.fromkeys(table.paths.tolist())]
     shown_paths = make_relative(paths, find_base_folder(config.dataset.root, table))
     report = AuditReport(
@@ -118,6 +119,13 @@ def collect_images(
         contrasts=traits[:, HASH_BITS].numpy(),
         sizes=np.array(sizes, dtype=np.int64),
     )
+
+
+def _count_images(table: ImageTable) -> dict[int, int]:
+    """Return the number of images of each class of the finest level."""
+    in_splits = table.subset(*SPLITS)
+    labels, counts = np.unique(in_splits.labels[_choose_rows(in_splits), 0], return_counts=True)
+    return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
 
 def _choose_rows(table: ImageTable) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -18,8 +18,8 @@ from dml.run.builders import build_table
 from dml.run.stored_configuration import TABLE_KEYS
 
 
-def read_part(config: DictConfig) -> tuple[ImageTable, bool]:
-    """Read the data set, or a part of each class with ``max_images`` -> the table, and whether it is the whole one.
+def read_part(config: DictConfig) -> tuple[ImageTable, ImageTable]:
+    """Read the data set -> the table, with ``max_images`` of a part of each class, and the table of the whole.
 
     Raises:
         InputError: if the data set has a fault, or ``max_images`` isn't a number above 0.
@@ -31,7 +31,7 @@ def read_part(config: DictConfig) -> tuple[ImageTable, bool]:
         console.print(
             f"[bold]part[/]     {number:,} of {total:,} images, the same share of each class, at least 2 (max_images)"
         )
-    return table, len(table) == len(whole_table)
+    return table, whole_table
 
 
 def check_and_summarize(

@@ -55,10 +55,10 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
     if config.components is not None and not (isinstance(config.components, int) and config.components > 0):
         raise InputError(f"components={config.components}: a whole number above 0, or null")
     check_sheet(config.sheet)
-    table, is_whole = read_part(config)
+    table, whole_table = read_part(config)
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
-        images = check_and_summarize(config, table, folder, is_whole=is_whole)
+        images = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
         for line in describe_copies(table, images):
             warn(line)
         readable = take_readable(table, images)

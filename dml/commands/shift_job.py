@@ -39,10 +39,10 @@ def shift(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     folder = make_cache_folder(config)
     output = expand_home(config.output) if config.output else folder.path
     network = build_backbone_network(config)
-    table, is_whole = read_part(config)
+    table, whole_table = read_part(config)
     labels_by_name = name_movable_classes(table, "dml shift")
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, is_whole=is_whole)
+        checked = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
         readable = take_readable(table, checked).subset(*SPLITS)
         _check_classes(labels_by_name, readable)
         features = network.embed(set_for_readable(config), readable, folder).double().numpy()

@@ -38,6 +38,10 @@ class BenchmarkList(NamedTuple):
         """Return the name that a metric of the list has in metrics.json, which holds those of all lists."""
         return metric if self.level is None else f"level{self.level}/{metric.rpartition('/')[2]}"
 
+    def level_name(self, level: str) -> str:
+        """Return what stands before the / in the name that a metric of a level has in metrics.json."""
+        return level if self.level is None else f"level{self.level}"
+
 
 def has_level_lists(table: ImageTable) -> bool:
     """Return whether the table has a separate list for each level, as DyML does, instead of one for all levels."""

@@ -46,7 +46,8 @@ def mean_difference(
     is C classes, drawn with replacement, each with all its queries and their values in both runs (cluster bootstrap;
     Davison and Hinkley, 1997, section 3.8): queries of one class are easy or hard together, and an interval that takes
     them for independent is too short. Without labels, a resample is Q queries. The interval covers the choice of the
-    classes or queries, not the choice of the seeds. Queries that are NaN in both runs are skipped.
+    classes or queries, not the choice of the seeds; of a single one its ends are NaN. Queries that are NaN in both runs
+    are skipped.
 
     Args:
         first: values (Q,) of a metric, such as those of `PerQuery.values`.
@@ -76,7 +77,7 @@ def mean_difference(
             raise InputError(f"comparison: labels of shape {labels.shape}, expected {first.shape}, one for each query")
         _, groups = np.unique(labels[has_value], return_inverse=True)
     means = resample_means(np.bincount(groups, differences), np.bincount(groups), resamples, seed)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]) if groups.any() else (np.nan, np.nan)
     classes = None if labels is None else int(groups.max()) + 1
     return Difference(len(differences), float(differences.mean()), float(low), float(high), classes)
 

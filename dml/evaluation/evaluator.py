@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dml.data.table import ImageTable
 from dml.evaluation.benchmark_lists import BenchmarkList, benchmark_lists, has_level_lists
-from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind
+from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.queries import PerQuery, rank_items
 from dml.evaluation.unit_embeddings import UnitEmbeddings
@@ -186,6 +187,7 @@ class Evaluator:
                 ranked,
                 queries=part.queries[ranked.queries],
                 values={part.metric_name(name): values for name, values in ranked.values.items()},
+                has_positive={part.level_name(level): values for level, values in ranked.has_positive.items()},
                 neighbors=part.searched[ranked.neighbors],
             )
             lists.append(ranked)
@@ -231,7 +233,7 @@ def _rank_and_cluster(
     for level, labels in enumerate(queries.labels.T if metrics else ()):
         assignment = kmeans(queries.embeddings, len(np.unique(labels)), config.seed)
         for metric in metrics:
-            clusters[f"level{level}/{metric.name}"] = metric.function(assignment, labels, config)
+            clusters[f"level{level}/{metric.name}"] = metric.compute_value(assignment, labels, config)
     if rank == 0:
         clusters |= _judge_pairs(queries, gallery, config, excluded)
     if world > 1:
@@ -252,7 +254,7 @@ def _judge_pairs(
         if gallery is not None:
             pairs = LabelledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)
         verification = PairVerification(pairs)
-        metrics |= {f"level{level}/{metric.name}": metric.function(verification) for metric in selected}
+        metrics |= {f"level{level}/{metric.name}": metric.compute_value(verification) for metric in selected}
     return metrics
 
 

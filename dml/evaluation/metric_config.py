@@ -1,107 +1,19 @@
 """The one table of metrics, and the configuration of an evaluation."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any
 
 from torch import Tensor
 
+from dml.evaluation.metric import Kind, Metric
 from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.pair_verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
-from dml.ops.errors import InputError, check_whole
+from dml.ops.errors import InputError, check_number, check_whole
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
-
-QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
-"""The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
-
-
-class Kind(StrEnum):
-    """The input of a metric, which decides the arguments of its function."""
-
-    AT_K = "at_k"
-    """One value for each level and each k of ``recall_at``: ``function(ranks, k)`` -> (Q,).
-
-    Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbours
-    finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
-    """
-    WITHIN_R = "within_r"
-    """One value for each level: ``function(ranks, counts)`` -> (Q,).
-
-    ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives; None stands for
-    the number of its ranks. Like MAP@R, the metric may depend on the ranks up to R alone: where R is small, a search
-    for the nearest neighbours finds no others.
-    """
-    LEVEL = "level"
-    """One value for each level: ``function(ranks)`` -> (Q,).
-
-    ``ranks`` (Q, P) float64 are the rising ranks of each query's positives, from 1 and padded with infinity.
-    """
-    HIERARCHY = "hierarchy"
-    """One value over all levels: ``function(ranks_by_level, counts, config)`` -> (Q,).
-
-    ``ranks_by_level`` are L tensors of ranks, see `dml.metrics.graded`; ``counts`` (Q, L + 1) float64 is the number of
-    items that share 0, 1, ... L levels with the query, as `dml.ops.relevance` takes it; ``config`` is the
-    `MetricConfig`.
-    """
-    CLUSTERS = "clusters"
-    """One value for each level: ``function(assignment, labels, config)`` -> float.
-
-    ``assignment`` (N,) are the clusters of k-means, ``labels`` (N,) those of the level.
-    """
-    PAIRS = "pairs"
-    """One value for each level: ``function(verification)`` -> float.
-
-    ``verification`` is a `dml.metrics.pair_verification.PairVerification` of all pairs of two queries, or of a query
-    and an item of the gallery.
-    """
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric: a row of `METRICS`, or a custom one, which a user defines.
-
-    Args:
-        name: name of the metric in ``evaluation.metrics`` and, behind a level and before an @k, in metrics.json.
-        label: name of the metric in tables, reports and comparisons.
-        kind: input of the metric, a `Kind` or its value, such as "level".
-        function: function of the arguments that the kind names; a ranking metric gives one value for each query.
-        higher_is_better: whether a larger value is the better one.
-        is_default: whether an evaluation computes the metric unless ``metrics`` names others.
-        shown_in_percent: whether tables show 0.5 as 50.0; False for values that are no fractions, such as ranks.
-
-    Raises:
-        InputError: if the kind is unknown, or the name could be mistaken for other parts of a name in metrics.json.
-    """
-
-    name: str
-    label: str
-    kind: Kind
-    function: Callable[..., Any]
-    higher_is_better: bool = True
-    is_default: bool = True
-    shown_in_percent: bool = True
-
-    def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "kind", Kind(self.kind))  # a YAML file gives the kind as a string
-        except ValueError:
-            raise InputError(f"metric {self.name}: kind = {self.kind!r}, expected one of {', '.join(Kind)}") from None
-        if (
-            not self.name
-            or "/" in self.name
-            or re.search(r"@\d+$", self.name)
-            or self.name == QUERIES_WITHOUT_POSITIVES
-        ):
-            raise InputError(
-                f"metric {self.name!r}: a name must not be empty, hold a /, end in @ and a number, or be "
-                f"{QUERIES_WITHOUT_POSITIVES}"
-            )
 
 
 def name_rate(rate: float) -> str:
@@ -199,8 +111,8 @@ class MetricConfig:
             as 2^21 distances if the gallery has more than 65,536 items.
 
     Raises:
-        InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,
-            or a k is below 1.
+        InputError: if a metric is unknown, two metrics share a name or a label, a custom metric has the name of a
+            packaged one, a k is below 1, or a number can't be used.
     """
 
     metrics: Sequence[str | Metric] = DEFAULT_METRICS
@@ -216,15 +128,13 @@ class MetricConfig:
     memory: int = 2**29
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.metrics if isinstance(name, str) and name not in METRICS_BY_NAME]
-        if unknown:
-            raise InputError(f"metrics = {unknown[0]!r}: expected some of {', '.join(METRICS_BY_NAME)}")
-        for metric in self.custom:
-            if metric.name in METRICS_BY_NAME:
-                raise InputError(f"metrics: {metric.name} is a packaged metric; give yours another name")
-        names = [metric.name for metric in self.selected]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise InputError(f"metrics: two metrics are named {repeated[0]}")
+        self._check_entries()
+        self._check_names()
+        check_number("alpha", self.alpha)
+        for weight in self.level_weights or ():
+            check_number("level_weights", weight, least=0)
+        if self.level_weights is not None and not sum(self.level_weights):
+            raise InputError(f"level_weights = {list(self.level_weights)}: at least one must be above 0")
         if self.select_kind(Kind.AT_K):
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
@@ -232,6 +142,32 @@ class MetricConfig:
             raise InputError(f"curvature = {self.curvature}: must be 0 (cosine) or above (Poincare distance)")
         if self.curvature and (pair_metrics := self.select_kind(Kind.PAIRS)):
             raise InputError(f"metrics: {pair_metrics[0].name} is of cosine similarities, and needs curvature = 0")
+
+    def _check_entries(self) -> None:
+        """Make sure that each entry of ``metrics`` is the name of a packaged metric, or a metric."""
+        if isinstance(self.metrics, str):
+            raise InputError(f"metrics = {self.metrics!r}: expected a list, such as [{self.metrics}]")
+        for entry in self.metrics:
+            if isinstance(entry, Metric):
+                continue
+            if not isinstance(entry, str):
+                raise InputError(
+                    f"metrics: {entry!r} is neither a name nor a metric; one of your own has "
+                    "_target_: dml.evaluation.Metric"
+                )
+            if entry not in METRICS_BY_NAME:
+                raise InputError(f"metrics = {entry!r}: expected some of {', '.join(METRICS_BY_NAME)}")
+
+    def _check_names(self) -> None:
+        """Make sure that names and labels tell the metrics apart."""
+        for metric in self.custom:
+            if metric.name in METRICS_BY_NAME:
+                raise InputError(f"metrics: {metric.name} is a packaged metric; give yours another name")
+        names, labels = [[getattr(metric, field) for metric in self.selected] for field in ("name", "label")]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise InputError(f"metrics: two metrics are named {repeated[0]}")
+        if repeated := sorted({label for label in labels if labels.count(label) > 1}):
+            raise InputError(f"metrics: two metrics have the label {repeated[0]}, by which tables name them")
 
     @property
     def custom(self) -> tuple[Metric, ...]:
@@ -257,7 +193,7 @@ class MetricConfig:
     def nearest_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """{"recall@4": function of ranks (Q, P), ...}: the metrics at k, which are computed at each level."""
         return {
-            f"{metric.name}@{k}": _bind_k(metric.function, k)
+            f"{metric.name}@{k}": _bind_k(metric.compute_values, k)
             for metric in self.select_kind(Kind.AT_K)
             for k in self.recall_at
         }
@@ -265,13 +201,13 @@ class MetricConfig:
     @cached_property
     def within_r_functions(self) -> dict[str, Callable[[Tensor, Tensor | None], Tensor]]:
         """{name: function of ranks (Q, P) and counts (Q,)}: the metrics that depend on ranks up to R alone."""
-        return {metric.name: metric.function for metric in self.select_kind(Kind.WITHIN_R)}
+        return {metric.name: metric.compute_values for metric in self.select_kind(Kind.WITHIN_R)}
 
     @cached_property
     def level_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
         """{name: function of ranks (Q, P)}: all ranking metrics that are computed at each level."""
         return self.nearest_functions | {
-            metric.name: metric.function if metric.kind == Kind.LEVEL else _bind_counts(metric.function)
+            metric.name: metric.compute_values if metric.kind == Kind.LEVEL else _bind_counts(metric.compute_values)
             for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)
         }
 
@@ -283,7 +219,7 @@ class MetricConfig:
     @property
     def largest_k(self) -> int:
         """The largest k of the metrics at k; 0 without such a metric."""
-        return max(self.recall_at, default=0) if self.select_kind(Kind.AT_K) else 0
+        return int(max(self.recall_at, default=0)) if self.select_kind(Kind.AT_K) else 0
 
     def ranking_names(self, levels: int) -> Iterator[str]:
         """Yield the names in metrics.json of all ranking metrics, for labels (N, L) with ``levels`` = L."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dml.evaluation.metric_config import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Metric
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Metric
+from dml.evaluation.metric_config import METRICS_BY_NAME
 from dml.evaluation.metric_names import MetricName
 
 

@@ -7,13 +7,8 @@ from typing import Any
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.benchmark_lists import has_level_lists
-from dml.evaluation.metric_config import (
-    METRICS_BY_NAME,
-    QUERIES_WITHOUT_POSITIVES,
-    Kind,
-    Metric,
-    MetricConfig,
-)
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, Metric
+from dml.evaluation.metric_config import METRICS_BY_NAME, MetricConfig
 
 HEADS = "heads"
 """The first part of a metric's name if the metric is not computed of all heads together."""

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dml.evaluation.metric_config import Metric
+from dml.evaluation.metric import Metric
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, format_value
 from dml.evaluation.metric_names import (
     HEADS,
@@ -116,13 +116,19 @@ def choose_first_metric(metrics: Mapping[str, Any]) -> str | None:
 
 
 def _choose_level_metrics(metrics: Mapping[str, Any], custom: Sequence[Metric] = ()) -> list[str]:
-    """Return metrics that fit 80 columns: up to four of recall@k, then the user's metrics, then map@r, nmi and ap."""
-    names = [name.removeprefix("level0/") for name in metrics if name.startswith("level0/")]
+    """Return metrics that fit 80 columns: up to four of recall@k, then the user's metrics, then map@r, nmi and ap.
+
+    Without any of these they are the first six of a level.
+    """
+    level_names = [
+        name for name, value in metrics.items() if name.startswith("level0/") and is_joint_metric(name, value)
+    ]
+    names = [name.removeprefix("level0/") for name in level_names]
     recalls = [name for name in names if name.startswith("recall@")][:4]
     custom_names = {metric.name for metric in custom}
     more = [name for name in names if MetricName.parse(name).family in custom_names]
     more += [name for name in ("map@r", "nmi", "ap") if name in names]
-    return recalls + more[: 6 - len(recalls)]
+    return recalls + more[: 6 - len(recalls)] or names[:6]
 
 
 def _hierarchical_metrics(metrics: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,8 @@ from difflib import get_close_matches
 
 from dml.data.table import ImageTable
 from dml.evaluation.head_sets import are_heads
-from dml.evaluation.metric_config import Metric, MetricConfig
+from dml.evaluation.metric import Metric
+from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.metric_names import HEADS, MetricName, heads_of, metric_names
 from dml.ops.errors import InputError
 

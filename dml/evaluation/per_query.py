@@ -140,6 +140,7 @@ def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **d
                 values={name: part.values.get(name, np.full(len(part.queries), np.nan)) for name in names},
                 neighbors=part.neighbors[:, :nearest],
                 similarities=part.similarities[:, :nearest],
+                has_positive={},  # whose levels differ by list
             )
             for part in lists
         ]

@@ -41,17 +41,16 @@ def draw_retrieval_sheet(
         rows: pairs of a query and its neighbours, nearest first; a neighbour is a pair of a picture, and whether it has
             the query's class. Pictures may have any size.
         path: file to write.
-        width: width of the sheet in pixels.
+        width: width of the sheet in pixels; so many neighbours that they would be too small to see make it wider.
 
     Raises:
-        InputError: if there are no rows, a picture is not of the type `Pixels`, or the tiles would be too small to see.
+        InputError: if there are no rows, or a picture is not of the type `Pixels`.
     """
     longest = max((len(neighbors) for _, neighbors in rows), default=0)
     if longest < 1:
         raise InputError("retrieval sheet: no query with a neighbour to show")
+    width = max(width, 2 * MARGIN + GAP + SMALLEST_TILE + longest * (SMALLEST_TILE + SPACE))
     tile = (width - 2 * MARGIN - GAP - longest * SPACE) // (longest + 1)
-    if tile < SMALLEST_TILE:
-        raise InputError(f"width = {width}: {longest} neighbours leave {tile} pixels a tile, {SMALLEST_TILE} needed")
     first = width - MARGIN - longest * (tile + SPACE) + SPACE  # what the division leaves over widens the gap
     height = 2 * MARGIN + 2 * LINE + len(rows) * (tile + SPACE) - SPACE
     sheet = Image.new("RGB", (width, height), PAPER)

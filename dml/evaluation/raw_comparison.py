@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.metric_table import choose_first_metric
 
 Metrics = dict[str, float]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dml.evaluation.evaluator import Evaluator, Metrics
-from dml.evaluation.metric_config import Kind
+from dml.evaluation.metric import Kind
 from dml.evaluation.metric_names import RERANKED
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError

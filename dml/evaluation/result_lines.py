@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.metric_config import Metric
+from dml.evaluation.metric import Metric
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
 from dml.evaluation.metric_names import PCA
 from dml.evaluation.metric_table import choose_first_metric, summary_table

@@ -28,7 +28,9 @@ def write_pictures(
     sheet: Mapping[str, int] | None,
     report: Any,
 ) -> None:
-    """Write retrieval.png, and per_query.parquet with report.html, into the folder of a run.
+    """Write retrieval.png, and per_query.parquet with report.html, into the folder of a run, or remove those there.
+
+    Files of an earlier test would be taken for those of this one.
 
     Args:
         folder: folder of the run.
@@ -43,6 +45,8 @@ def write_pictures(
     """
     if sheet:
         write_retrieval_sheet(table, lists[0], folder.picture_file, limits, **sheet)
+    else:
+        folder.picture_file.unlink(missing_ok=True)
     if report:
         queries = np.concatenate([part.queries for part in lists])
         positions = embedding_map(embeddings.take(queries), seed=report.seed) if report.map else None
@@ -51,3 +55,6 @@ def write_pictures(
         write_queries(folder.queries_file, queries_table)
         with replacing(folder.report_file) as partial:
             partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")
+    else:
+        folder.queries_file.unlink(missing_ok=True)
+        folder.report_file.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 from collections.abc import Collection
 from difflib import get_close_matches
-from numbers import Integral
+from math import isfinite
+from numbers import Integral, Real
 
 
 class InputError(ValueError):
@@ -23,6 +24,22 @@ def check_whole(key: str, value: object, least: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise InputError(f"{key}={value}: must be a whole number, {least} or more")
+
+
+def check_number(key: str, value: object, least: float = -float("inf")) -> None:
+    """Check that a setting is a finite number.
+
+    Args:
+        key: key of the setting, for the error line.
+        value: value of the setting.
+        least: smallest value allowed.
+
+    Raises:
+        InputError: if the value isn't a finite number, or is below ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value) or value < least:
+        range_text = f", {least:g} or more" if isfinite(least) else ""
+        raise InputError(f"{key}={value}: must be a finite number{range_text}")
 
 
 def nearest(name: str, options: Collection[str]) -> str:

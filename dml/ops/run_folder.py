@@ -202,7 +202,9 @@ class RunFolder:
 
     @cached_property
     def overrides(self) -> list[str]:
-        """Read the overrides: the arguments of the command line."""
+        """Read the overrides: the arguments of the command line; empty if there is no overrides.yaml."""
+        if not self.overrides_file.exists():
+            return []
         return [str(override) for override in self._read_yaml(self.overrides_file, list)]
 
     @cached_property

@@ -138,7 +138,7 @@ class Search:
 
 def sort_ties(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
     """Sort neighbours (Q, k) with equal scores by index; FAISS has sorted them by descending score."""
-    if (indices < 0).any():  # FAISS gives -1 where a score isn't a number
+    if (indices < 0).any() or not np.isfinite(scores).all():  # FAISS gives -1 where a score isn't a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
     tied = (scores[:, 1:] == scores[:, :-1]) & (indices[:, 1:] < indices[:, :-1])
     rows = np.flatnonzero(tied.any(axis=1))

@@ -13,7 +13,7 @@ from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder
 from dml.run import builders, loop
 from dml.run.data_changes import check_tested_data
-from dml.run.evaluators import choose_tested_split
+from dml.run.evaluators import check_tested_settings, choose_tested_split
 from dml.run.final_test import run_test
 from dml.run.stages import find_stage, make_evaluation_config
 from dml.run.stored_configuration import (
@@ -53,6 +53,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         description["selection"] = stage_config.evaluation.selection = selection
     seed_everything(stage_config.seed, verbose=False)
     table = builders.build_table(stage_config, needs_fold=stage_config.split in ("train", "val"))
+    check_tested_settings(stage_config, table)
     split = _choose_split(stage_config, table)
     check_tested_data(config, split, table, stored)
     images = builders.build_evaluation_data(stage_config, table)

@@ -163,6 +163,35 @@ def check_pictures(settings: DictConfig) -> None:
             check_whole(f"evaluation.{name}.{key}", settings[name][key], least=0 if key == "seed" else 1)
 
 
+def check_shares(config: DictConfig, table: ImageTable) -> None:
+    """Make sure that a share of the batches of a validation or a test is a batch at least.
+
+    Raises:
+        InputError: if ``trainer.limit_val_batches`` or ``trainer.limit_test_batches`` is less than one batch.
+    """
+    validated = "test" if choose_selection(config, table) == "test" else "val"
+    for key, split in (("limit_val_batches", validated), ("limit_test_batches", choose_tested_split(config, table))):
+        share, images = config.trainer.get(key), len(table.select_evaluated(split))
+        batches = -(-images // config.data.eval_batch_size)
+        if isinstance(share, float) and share > 0 and int(share * batches) < 1 <= batches:
+            raise InputError(
+                f"trainer.{key}={share}: less than one of the {batches} batches; {1 / batches:.3g} or more, or a whole "
+                "number of batches"
+            )
+
+
+def check_tested_settings(config: DictConfig, table: ImageTable) -> None:
+    """Make sure, before anything is embedded, that a test can use its settings.
+
+    Raises:
+        InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
+    """
+    build_metric_config(config, table)
+    build_threshold_settings(config)
+    check_pictures(config.evaluation)
+    build_rerankings(config, table)
+
+
 def check_evaluation(config: DictConfig, table: ImageTable) -> None:
     """Make sure, before any training, that every metric of the configuration can be computed.
 
@@ -174,10 +203,8 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
         InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, or no query
             has a positive.
     """
+    check_tested_settings(config, table)
     metrics, heads = build_metric_config(config, table), list(config.model.heads)
-    build_threshold_settings(config)
-    check_pictures(config.evaluation)
-    build_rerankings(config, table)
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, config.evaluation)
     validated = table.select_evaluated("test" if choose_selection(config, table) == "test" else "val")

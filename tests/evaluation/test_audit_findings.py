@@ -109,6 +109,10 @@ def test_small_classes_and_odd_images() -> None:
         ("7", 1 - 1 / 3),
         ("6", 1 - 2 / 3),
     ]
+    sizes = dict.fromkeys(range(7), 12) | {7: 1}  # of the data set, of which these images are a part
+    assert [(f.label, f.remark) for f in report_small_classes(images, SETTINGS, sizes)] == [
+        ("7", "1 image: no query of it finds a positive")
+    ]
     images.contrasts[3] = 1
     images.sizes[4] = (64, 10)
     similarities = find_neighbors(images, AuditSettings(isolation=1e9))[1]

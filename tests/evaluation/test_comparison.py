@@ -61,7 +61,9 @@ def test_queries_of_a_class_are_not_independent() -> None:
 
 def test_labels_of_queries_without_a_value_are_left_out() -> None:
     first, second = np.array([0.0, NAN, 1.0]), np.array([1.0, NAN, 1.0])
-    assert mean_difference(first, second, labels=np.array([4, 5, 4])).classes == 1
+    difference = mean_difference(first, second, labels=np.array([4, 5, 4]))
+    assert difference.classes == 1
+    assert np.isnan([difference.low, difference.high]).all(), "one class tells nothing about others"
     with pytest.raises(InputError, match=r"labels of shape \(2,\), expected \(3,\)"):
         mean_difference(first, second, labels=np.array([4, 5]))
 

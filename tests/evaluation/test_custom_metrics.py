@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import SMALL
 
 from dml.commands import main
@@ -14,6 +15,7 @@ from dml.data.table import ImageTable
 from dml.evaluation import Kind, Metric, MetricConfig, evaluate, evaluate_table
 from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics, metric_label
 from dml.evaluation.metric_names import metric_names
+from dml.evaluation.per_query import COLUMNS
 from dml.evaluation.report import comparison_report, read_run
 from dml.evaluation.report.side_by_side import align_queries, compare_metrics
 from dml.evaluation.run_comparison import compare, find_runs, markdown
@@ -100,7 +102,7 @@ def test_a_kind_may_be_a_string() -> None:
         Metric("own", "Own", "query", is_among)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "hits@10", "queries_without_positives"])
+@pytest.mark.parametrize("name", ["", "a/b", "hits@10", "queries_without_positives", "step", *COLUMNS])
 def test_a_name_that_metrics_json_could_not_tell_apart_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"metric '{name}': a name must not be empty"):
         Metric(name, "Own", Kind.LEVEL, is_among)
@@ -111,6 +113,60 @@ def test_names_are_taken_once() -> None:
         MetricConfig((CUSTOM[0], CUSTOM[0]))
     with pytest.raises(InputError, match="recall is a packaged metric; give yours another name"):
         MetricConfig((Metric("recall", "R", Kind.AT_K, is_among),))
+    with pytest.raises(InputError, match=r"two metrics have the label MAP@R, by which tables name them"):
+        MetricConfig(("map@r", Metric("mine", "MAP@R", Kind.LEVEL, is_among)))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ("recall", r"metrics = 'recall': expected a list, such as \[recall\]"),
+        (["recall", 5], "metrics: 5 is neither a name nor a metric"),
+        (["recall", {"name": "mine", "kind": "level"}], "one of your own has _target_: dml.evaluation.Metric"),
+    ],
+)
+def test_what_is_no_metric_is_refused(metrics: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MetricConfig(metrics)
+
+
+@pytest.mark.parametrize("kind", ["level", "within_r", "at_k", "hierarchy"])
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (np.zeros(60), "'ndarray'"),
+        (1.5, "'float'"),
+        (torch.tensor(1.5), r"a tensor \(\)"),
+        (torch.zeros(60, 1), r"a tensor \(60, 1\)"),
+    ],
+)
+def test_a_function_gives_one_value_for_each_query(kind: Kind, values: Any, found: str) -> None:
+    metric = Metric("mine", "Mine", kind, lambda *_: values)
+    with pytest.raises(InputError, match=rf"metric mine: its function returned {found} for 60 queries; .*\(60,\)"):
+        evaluate(EMBEDDINGS, LABELS[:, :1], metrics=(metric,))
+
+
+def test_a_function_of_clusters_gives_one_number() -> None:
+    metric = Metric("mine", "Mine", Kind.CLUSTERS, lambda *_: "many")
+    with pytest.raises(InputError, match="metric mine: its function returned 'str'; expected one number"):
+        evaluate(EMBEDDINGS, LABELS, metrics=(metric,))
+
+
+def test_a_metric_without_a_value_is_no_query_without_a_positive() -> None:
+    labels = np.repeat(np.arange(25), 3)[:60]  # 20 classes of three
+    labels[:20] = np.arange(10).repeat(2) + 100  # of which twenty images are ten classes of two
+    second = Metric(
+        "second", "2nd", Kind.LEVEL, lambda ranks: torch.where(ranks[:, 1:2].isinf(), torch.nan, ranks[:, 1:2])[:, 0]
+    )
+    for metrics in [(second,), ("recall", second)]:
+        values = evaluate(EMBEDDINGS, labels, metrics=metrics)
+        assert values["level0/queries_without_positives"] == sum(np.bincount(labels)[labels] == 1)
+        assert values["level0/second"] >= 2
+    pairs = np.arange(60) // 2
+    padded = Metric("second", "2nd", Kind.LEVEL, lambda ranks: torch.full((len(ranks),), torch.nan))
+    values = evaluate(EMBEDDINGS, pairs, metrics=(padded,))
+    assert values["level0/queries_without_positives"] == 0
+    assert np.isnan(values["level0/second"])
 
 
 MODULE = """

@@ -304,6 +304,14 @@ PAIRS = torch.tensor([0, 0, 1, 1])
         ({"recall_at": (1, 0)}, "recall_at"),
         ({"metrics": ["recall", "map"]}, "metrics = 'map': expected some of recall, ap, map@r"),
         ({"seed": -1}, "seed"),
+        ({"alpha": float("nan")}, "alpha=nan: must be a finite number$"),
+        ({"level_weights": ["abc"]}, "level_weights=abc: must be a finite number, 0 or more"),
+        ({"level_weights": [-1]}, "level_weights=-1: must be a finite number, 0 or more"),
+        ({"level_weights": [0]}, r"level_weights = \[0\]: at least one must be above 0"),
+        (
+            {"gallery": FOUR, "gallery_labels": PAIRS.numpy().astype(np.uint64)},
+            "query_labels are int64, gallery_labels uint64; give both int64",
+        ),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
@@ -332,3 +340,9 @@ def test_embeddings_on_apples_gpu_are_ranked_on_cpu(metrics: Any, with_gallery: 
 @pytest.mark.parametrize(("kind", "expected"), [("cuda:1", "cuda:1"), ("mps", "cpu"), ("xpu", "cpu"), ("cpu", "cpu")])
 def test_cuda_alone_ranks_by_itself(kind: str, expected: str) -> None:
     assert ranking_device(torch.device(kind)) == torch.device(expected)
+
+
+def test_recall_at_may_be_numpys_numbers() -> None:
+    for metrics in (["recall"], ["recall", "ap"]):
+        values = evaluate(FOUR, PAIRS, metrics=metrics, recall_at=np.array([1, 2]))
+        assert values == evaluate(FOUR, PAIRS, metrics=metrics, recall_at=(1, 2))

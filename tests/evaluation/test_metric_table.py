@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.evaluation.metric_descriptions import MetricDescription
-from dml.evaluation.metric_table import metric_table, summary_table
+from dml.evaluation.metric_table import choose_first_metric, metric_table, summary_table
 from dml.ops.errors import InputError
 
 NAMES = ("raw features", "head L", "head M", "head H", "all heads")
@@ -51,6 +51,13 @@ def test_values_that_are_no_fractions_are_shown_as_they_are() -> None:
     assert lines[0].split() == ["%", "R@1", "First"]
     assert lines[-2].split() == ["raw", "50.0", "12.35"]
     assert lines[-1] == "not in percent: First"
+
+
+@pytest.mark.parametrize("name", ["r_precision", "f1", "ami", "eer", "ap", "map@r", "recall@3"])
+def test_a_summary_of_any_metric_has_its_number(name: str) -> None:
+    metrics = {"level0/queries_without_positives": 3.0, f"level0/{name}": 0.432}
+    assert "43.2" in "".join(text(summary_table(metrics, ["emoji"], ["H"])))
+    assert choose_first_metric(metrics) == f"level0/{name}"
 
 
 def test_no_rows() -> None:

@@ -73,7 +73,6 @@ def test_tensor_and_array_draw_the_same(tmp_path: Path) -> None:
     [
         ([], 800, "no query"),
         ([(BLUE, [])], 800, "no query"),
-        ([(BLUE, [(BLUE, True)] * 30)], 800, "width = 800: 30 neighbours leave"),
         ([(BLUE, [(BLUE[..., :2], True)])], 800, "picture of shape"),
         ([(BLUE / 255, [(BLUE, True)])], 800, "float64, expected uint8"),
         ([(torch.zeros(8, 8), [(BLUE, True)])], 800, "picture of shape"),
@@ -83,6 +82,12 @@ def test_errors(tmp_path: Path, rows: Any, width: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         draw_retrieval_sheet(rows, tmp_path / "sheet.png", width=width)
     assert not (tmp_path / "sheet.png").exists()
+
+
+def test_a_sheet_of_many_neighbours_is_wider(tmp_path: Path) -> None:
+    for number, width in [(16, 800), (30, 2 * 20 + 22 + 32 + 30 * (32 + 10))]:
+        draw_retrieval_sheet([(BLUE, [(BLUE, True)] * number)], tmp_path / "sheet.png", width=800)
+        assert pixels(tmp_path / "sheet.png").shape[1] == width
 
 
 def test_chosen_queries_are_a_uniform_sample_by_seed() -> None:

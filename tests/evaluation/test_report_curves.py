@@ -98,6 +98,8 @@ def test_nothing_logged_nothing_drawn() -> None:
 def test_a_step_beyond_the_axis_is_not_marked() -> None:
     history = [{"step": 10.0, "loss": 1.0}]
     assert [make_charts(history, LEVELS, tested)[0].marked for tested in (None, 0, 10, 11)] == [None, None, 100, None]
+    history = [{"step": 10.0 * (i + 1), "loss": 1.0} for i in range(1000)]  # more points than are drawn
+    assert [make_charts(history, LEVELS, tested)[0].marked for tested in (5_000, 10_000)] == [50, 100]
 
 
 def test_many_points_are_smoothed_and_thinned() -> None:

@@ -133,6 +133,22 @@ def test_a_list_of_queries_has_the_classes_of_its_level(runs: tuple[ReportedRun,
     assert compared.interval == " to ".join(bounds)
 
 
+def test_a_metric_with_a_value_in_one_run_alone_has_no_interval(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    a, b = runs
+    values = b.queries.metrics["level0/ap"].copy()
+    values[3] = np.nan
+    other = replace(b, queries=replace(b.queries, metrics=b.queries.metrics | {"level0/ap": values}))
+    rows = {row.name: row for row in compare_metrics(a, other)["shape"]}
+    assert (rows["AP"].interval, rows["AP"].bar) == ("", None)
+    assert rows["R@1"].bar is not None
+
+
+def test_a_single_class_has_no_interval(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    one_class = [replace(run, queries=replace(run.queries, labels=np.zeros_like(run.queries.labels))) for run in runs]
+    rows = {row.name: row for row in compare_metrics(*one_class)["shape"]}
+    assert (rows["AP"].interval, rows["AP"].bar, rows["AP"].sure) == ("", None, False)
+
+
 def test_the_same_run_twice(runs: tuple[ReportedRun, ReportedRun]) -> None:
     a, _ = runs
     rows = [row for own in compare_metrics(a, align_queries(a, a)).values() for row in own]

@@ -208,6 +208,8 @@ def broken(rows: int) -> np.ndarray[Any, Any]:
         ((np.ones(3), 1), "shape"),
         ((np.ones((2, 3)), 1, np.ones((0, 3))), "gallery: embeddings of shape"),
         ((np.array([[3e38, 3e38], [-3e38, -3e38], [3e38, -3e38]]), 2), "overflow"),
+        ((np.full((3, 2), 1e20), 1), "overflow"),
+        ((np.array([[1e20, 0], [0, 1], [2e20, 0], [3e20, 1]]), 2), "overflow"),
     ],
 )
 def test_errors(arguments: Any, message: str) -> None:

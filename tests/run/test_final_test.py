@@ -66,6 +66,32 @@ def test_each_reranking_is_tested_beside_the_plain_ranking(
     assert "a re-ranking is of cosine similarities" in message
 
 
+def test_a_test_without_pictures_leaves_none_of_an_earlier_test(
+    here: Here, refused: Refused, small_emoji: Path, tmp_path: Path
+) -> None:
+    run, short = tmp_path / "run", ["trainer.max_steps=2", "trainer.val_check_interval=2"]
+    given = [*SMALL, *short, f"dataset.root={small_emoji}", "evaluation.raw=false", "evaluation.metrics=[recall]"]
+    here("train", *given, "evaluation.sheet=null", f"hydra.run.dir={run}")
+    evaluate = [f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}"]
+    files = [tmp_path / "again" / name for name in ("retrieval.png", "per_query.parquet", "report.html")]
+    pictures = "evaluation.sheet={queries:2,neighbors:20,seed:0}", "evaluation.report={neighbors:2,map:false,seed:0}"
+    here("evaluate", *evaluate, *pictures)
+    assert all(file.exists() for file in files)
+    here("evaluate", *evaluate, "evaluation.sheet=null", "evaluation.report=null")
+    assert not any(file.exists() for file in files)
+    assert "per_query" not in (tmp_path / "again" / "metrics.json").read_text()
+
+    for setting, line in [
+        (
+            "evaluation.report={neighbors:abc,map:false,seed:0}",
+            "evaluation.report.neighbors=abc: must be a whole number",
+        ),
+        ("evaluation.sheet={queries:0,neighbors:5,seed:0}", "evaluation.sheet.queries=0: must be a whole number"),
+        ("evaluation.level_weights=[abc,1,0]", "level_weights=abc: must be a finite number"),
+    ]:
+        assert line in refused(*evaluate, setting, command="evaluate")
+
+
 def test_recall_among_fixed_neighbors_is_of_those_before_the_training(
     here: Here, refused: Refused, small_emoji: Path, tmp_path: Path
 ) -> None:

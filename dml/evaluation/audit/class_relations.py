@@ -1,5 +1,7 @@
 """Classes that could be merged, split or left out."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -114,11 +116,20 @@ def _describe_divided(images: AuditedImages, label: int, halves: list[NDArray[np
     )
 
 
-def report_small_classes(images: AuditedImages, settings: AuditSettings) -> list[Finding]:
-    """Find the classes with fewer images than ``smallest_class``, the smallest first."""
-    labels, sizes = np.unique(images.labels[images.labels != UNKNOWN], return_counts=True)
+def report_small_classes(
+    images: AuditedImages, settings: AuditSettings, class_sizes: Mapping[int, int] | None = None
+) -> list[Finding]:
+    """Find the classes with fewer images than ``smallest_class``, the smallest first.
+
+    Args:
+        images: the images.
+        settings: the thresholds.
+        class_sizes: number of images of each class, where the images are a part of the data set; None counts them.
+    """
+    labels, counts = np.unique(images.labels[images.labels != UNKNOWN], return_counts=True)
     findings = []
-    for label, size in zip(labels.tolist(), sizes.tolist(), strict=True):
+    for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
+        size = count if class_sizes is None else class_sizes.get(label, count)
         if size < settings.smallest_class:
             rows = np.flatnonzero(images.labels == label)
             findings.append(

@@ -1,6 +1,6 @@
 """The audit of a data set: all that its images, their embeddings and their labels tell about its faults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,15 @@ SPARE = 10
 """Number of neighbours that are searched for beyond those needed, in the place of copies."""
 
 
-def audit_images(images: AuditedImages, settings: AuditSettings) -> list[Finding]:
+def audit_images(
+    images: AuditedImages, settings: AuditSettings, class_sizes: Mapping[int, int] | None = None
+) -> list[Finding]:
     """Look for all kinds of faults in images that can be read, see `dml.evaluation.audit.findings.ISSUES`.
 
     Args:
         images: at least two images.
         settings: the thresholds.
+        class_sizes: number of images of each class, where the images are a part of the data set; None counts them.
 
     Returns:
         The findings, ranked within each kind.
@@ -35,7 +38,7 @@ def audit_images(images: AuditedImages, settings: AuditSettings) -> list[Finding
         *report_labels(images, judge_labels(images, copies, settings), neighbors),
         *report_mixed_classes(images, neighbors, settings),
         *report_divided_classes(images, settings),
-        *report_small_classes(images, settings),
+        *report_small_classes(images, settings, class_sizes),
         *report_odd_images(images, similarities, settings),
     ]
 

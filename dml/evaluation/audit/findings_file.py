@@ -15,15 +15,17 @@ IDENTITY = ("issue", "path", "label", "other_path", "other_label")
 
 
 def read_decided_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of an earlier audit's file in which the user has filled in an action; none without a file.
+    """Return the lines of an earlier audit's file in which the user has filled in an action or a new label.
+
+    They hold the user's own columns too, such as notes. Without a file there are none.
 
     Raises:
         InputError: if the file isn't one of an audit.
     """
     if not path.exists():
         return []
-    rows = [{column: cells.get(column, "") for column in COLUMNS} for _, cells in iterate_rows(path)]
-    return [row for row in rows if row["action"]]
+    rows = [dict.fromkeys(COLUMNS, "") | cells for _, cells in iterate_rows(path)]
+    return [row for row in rows if row["action"] or row["new_label"]]
 
 
 def write_findings(
@@ -40,7 +42,8 @@ def write_findings(
     known = {tuple(row[column] for column in IDENTITY) for row in decided}
     rows = [_make_row(finding, names) for finding in findings]
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    users_columns = [column for row in decided for column in row if column not in COLUMNS]
+    writer = csv.DictWriter(text, [*COLUMNS, *dict.fromkeys(users_columns)], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(decided)
     writer.writerows(row for row in rows if tuple(row[column] for column in IDENTITY) not in known)

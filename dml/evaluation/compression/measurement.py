@@ -133,7 +133,9 @@ class _Searches:
             ranks = rank_positives(neighbors, queries.labels[:, level], searched.labels[:, level], count)
             values[f"level{level}/recall@1"] = np.where(count, recall_at_k(ranks, 1).numpy(), np.nan)
             values[f"level{level}/map@r"] = np.where(count, map_at_r(ranks).numpy(), np.nan)
-        return PerQuery(part.queries, values, neighbors, np.empty((0, 0), np.float32)).compute_means()
+        no_similarities = np.empty((0, 0), np.float32)
+        has_positive = positives.find_queries_with_any()
+        return PerQuery(part.queries, values, neighbors, no_similarities, has_positive).compute_means()
 
     def measure_speed(self, candidates: int) -> float:
         """Return how many queries of the first benchmark list are answered in a second."""

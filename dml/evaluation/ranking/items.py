@@ -108,4 +108,8 @@ def check_query_and_gallery(
     ):
         if in_queries != in_gallery:
             raise InputError(f"query and gallery differ in {property_name}: {in_queries} and {in_gallery}")
+    if np.result_type(queries.labels, items.labels).kind == "f":  # NumPy would compare them after rounding
+        raise InputError(
+            f"query_labels are {queries.labels.dtype}, gallery_labels {items.labels.dtype}; give both int64"
+        )
     return queries, items

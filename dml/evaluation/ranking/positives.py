@@ -64,6 +64,14 @@ class Positives:
         counts: Integers = last - first - self._excluded_positives[level]
         return counts
 
+    def find_queries_with_any(self, queries: range | slice = slice(None)) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return {"level0", ...: (Q,) whether some queries have a positive at the level, "": whether at any level}."""
+        rows = slice(queries.start, queries.stop)
+        by_level = [self.count(level)[rows] > 0 for level in range(self.depth)]
+        return {f"level{level}": has_any for level, has_any in enumerate(by_level)} | {
+            "": np.logical_or.reduce(by_level)
+        }
+
     def allocate_marks(self) -> Bits:
         """Return scratch memory for `find_shared`: zeros (G,)."""
         return np.zeros(self._length, dtype=np.min_scalar_type(2**self.depth - 1))

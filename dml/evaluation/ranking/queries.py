@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES, MetricConfig
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.ranking.blocks import Ranking, choose_group_size
 from dml.evaluation.ranking.exclusions import find_nearest_items
 from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
@@ -33,12 +34,14 @@ class PerQuery:
         neighbors: (Q, k) gallery indices of the nearest items, nearest first, ties by index.
         similarities: (Q, k) float32, cosine similarities of the neighbors; in a Poincare ball, their distances with a
             negative sign.
+        has_positive: {"level0", ...: (Q,) whether the query has a positive at the level, "": whether at any}.
     """
 
     queries: npt.NDArray[np.int64]
     values: dict[str, npt.NDArray[np.float64]]
     neighbors: npt.NDArray[np.int64]
     similarities: npt.NDArray[np.float32]
+    has_positive: dict[str, npt.NDArray[np.bool_]]
 
     @staticmethod
     def join(parts: Sequence["PerQuery"]) -> "PerQuery":
@@ -48,27 +51,32 @@ class PerQuery:
             {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
             np.concatenate([part.neighbors for part in parts]),
             np.concatenate([part.similarities for part in parts]),
+            {level: np.concatenate([part.has_positive[level] for part in parts]) for level in parts[0].has_positive},
         )
 
     def compute_means(self) -> dict[str, float]:
         """Return the mean of each metric over the queries that have a positive, and how many queries have none.
 
-        A metric may have no value for more queries than the others of its level, or for all: its mean is of those that
-        have one, and NaN if there are none.
+        A metric may have no value for a query that has a positive, or for all: its mean is of the queries that have
+        one, and NaN if there are none.
 
         Raises:
             InputError: if no query has a positive, because a mean over no query is no result.
         """
         means: dict[str, float] = {}
-        num_missing = {name: int(np.isnan(values).sum()) for name, values in self.values.items()}
         for name, values in self.values.items():
             level = name.rpartition("/")[0]
-            num_without = min(num for other, num in num_missing.items() if other.rpartition("/")[0] == level)
-            if num_without == len(values):
+            has_positive = self.has_positive[level]
+            if not has_positive.any():
                 raise InputError(f"{level or name}: none of the {len(values)} queries has a positive in the gallery")
-            means[f"{level}/{QUERIES_WITHOUT_POSITIVES}".removeprefix("/")] = float(num_without)
-            means[name] = float(np.nanmean(values)) if num_missing[name] < len(values) else math.nan
+            means[f"{level}/{QUERIES_WITHOUT_POSITIVES}".removeprefix("/")] = float((~has_positive).sum())
+            means[name] = math.nan if np.isnan(values).all() else float(np.nanmean(values))
         return means
+
+    def mask_queries_without_positives(self) -> None:
+        """Set the values of queries without positives to NaN."""
+        for name, values in self.values.items():
+            values[~self.has_positive[name.rpartition("/")[0]]] = np.nan
 
 
 def rank_queries(
@@ -166,7 +174,7 @@ def rank_items(
                 result.values[name][positions] = values.cpu()
     if queries.curvature:
         _set_poincare_similarities(result, queries, searched)
-    _mask_queries_without_positives(result, positives)
+    result.mask_queries_without_positives()
     return result
 
 
@@ -201,12 +209,5 @@ def _allocate_result(rows: range, positives: Positives, config: MetricConfig, ne
         {name: np.empty(len(rows)) for name in config.ranking_names(positives.depth)},
         np.empty((len(rows), neighbors), dtype=np.int64),
         np.empty((len(rows), neighbors), dtype=np.float32),
+        positives.find_queries_with_any(rows),
     )
-
-
-def _mask_queries_without_positives(result: PerQuery, positives: Positives) -> None:
-    """Set the values of queries without positives to NaN."""
-    has_none = [positives.count(level)[result.queries] == 0 for level in range(positives.depth)]
-    for name, values in result.values.items():
-        level = name.rpartition("/")[0].removeprefix("level")
-        values[has_none[int(level)] if level else np.logical_and.reduce(has_none)] = np.nan

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from dml.evaluation.metric_config import Kind, MetricConfig
+from dml.evaluation.metric import Kind
+from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.ranking.rankings import Rankings
 from dml.metrics.graded import count_by_level
 
@@ -29,4 +30,4 @@ def _hierarchy_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tupl
         counts = count_by_level(rankings.by_shared_levels).double()
         counts[:, -1] += config.count_query
         for metric in metrics:
-            yield metric.name, metric.function(rankings.by_shared_levels, counts, config)
+            yield metric.name, metric.compute_joint_values(rankings.by_shared_levels, counts, config)

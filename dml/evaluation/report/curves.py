@@ -113,15 +113,16 @@ def _make_chart(
 ) -> Chart | None:
     """Make a chart of some metrics, {name in the history: name of the curve}; None if the history has none of them."""
     scale = 100 if title.endswith("%") else 1
-    points = {}
+    points, right = {}, 0.0
     for metric, name in series.items():
         logged = [(row["step"], scale * row[metric]) for row in history if math.isfinite(row.get(metric, math.nan))]
         if logged:
             points[name] = _thin(np.array(logged))
+            right = max(right, logged[-1][0])
     if not points:
         return None
-    steps, values = np.concatenate([*points.values()]).T
-    right = float(steps.max()) or 1.0  # the only validation may be before the first step
+    values = np.concatenate([*points.values()])[:, 1]
+    right = right or 1.0  # the only validation may be before the first step
     y = choose_ticks(values.min(), values.max())
     curves = [_draw_curve(name, curve_points, (right, y[0], y[-1])) for name, curve_points in points.items()]
     tops = _spread([curve.top for curve in curves])

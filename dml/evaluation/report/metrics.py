@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dml.evaluation.metric_config import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, format_value
 from dml.evaluation.metric_names import (
     HEADS,

@@ -83,7 +83,6 @@ def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None =
         "facts": {name: [summary.get(name, "–") for summary in summaries] for name in names},
         "levels": a.queries.levels,
         "differences": compare_metrics(a, b),
-        "classes": len(np.unique(a.queries.labels[:, 0])),
         "not_in_percent": list_labels_not_in_percent(a),
         "parts": compare_parts(a, b),
         "outcomes": count_outcomes(a, b),

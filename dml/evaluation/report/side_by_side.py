@@ -128,7 +128,8 @@ def _split_root(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
 def compare_metrics(a: ReportedRun, b: ReportedRun) -> dict[str, list[ComparedMetric]]:
     """Compare the metrics that both runs have, with intervals where there are values of single queries.
 
-    The intervals are of resampled classes of the finest level that all queries of a metric have.
+    The intervals are of resampled classes of the finest level that all queries of a metric have. A single class has
+    none, and neither has a metric with a value at other queries in either run.
 
     Returns:
         {name of a level, "mean of the levels" or "all levels": compared metrics}.
@@ -142,9 +143,15 @@ def compare_metrics(a: ReportedRun, b: ReportedRun) -> dict[str, list[ComparedMe
             resamples=RESAMPLES,
         )
         for name, values in values_a.items()
-        if name in values_b and not np.isnan(values).all()
+        if name in values_b and _can_be_paired(values, values_b[name])
     }
+    intervals = {name: interval for name, interval in intervals.items() if interval.classes != 1}
     return _compare_by_group(a, select_joint_metrics(a.metrics), select_joint_metrics(b.metrics), intervals)
+
+
+def _can_be_paired(first: Floats, second: Floats) -> bool:
+    """Return whether both runs have a value at the same queries; a user's metric may have none by the ranking."""
+    return bool(np.array_equal(np.isnan(first), np.isnan(second)) and not np.isnan(first).all())
 
 
 def compare_parts(a: ReportedRun, b: ReportedRun) -> dict[str, dict[str, list[ComparedMetric]]]:

@@ -111,7 +111,8 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
     tested = str(run.metrics["split"])
     stored = {name: np.array(points) for name, points in run.threshold_curves.items()}
     curves = {name: points for name, points in stored.items() if name not in RELIABILITY_NAMES}
-    decades = -int(np.floor(np.log10(min(points[0].min() for points in curves.values())) + 1e-9))
+    smallest = min(points[0].min() for points in curves.values())
+    decades = max(1, -int(np.floor(np.log10(smallest) + 1e-9)))  # a single negative pair has no rate but 1
     columns = {tested: ("fmr", "fnmr"), "val": ("val_fmr", "val_fnmr")}  # a tested "val" has only been chosen on
     names_by_row = {_name_split(split): columns[split] for split in dict.fromkeys(("val", tested))}
     for kind in ("median", "worst"):

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from dml.evaluation.metric_config import Kind, metric_names_of_kind
+from dml.evaluation.metric import Kind
+from dml.evaluation.metric_config import metric_names_of_kind
 from dml.ops.errors import InputError
 
 REFERENCE = Path(__file__).parents[1] / "reference"
