@@ -1,5 +1,6 @@
 """What runs leave in their folders, and whose they are, through the command line."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,11 @@ def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
 IMPOSSIBLE = {
     "optimizer=sgd": "optimizer.optimizer=SGD: the run was trained with ",
     "optimizer.layer_decay=0.9": "the order of this network's layers is unknown",
-    "loss=proxy_anchor": "resume: the run was trained with another loss, its checkpoint lacks losses.H.loss.proxies",
+    "loss=proxy_anchor": "resume: the run was trained with another loss, loss._target_=dml.losses.rll.RankedListLoss, ",
+    "loss=multi_similarity": "resume: the run was trained with another loss, loss._target_=dml.losses.rll.Ranked",
+    "checkpoints.monitor=level0/recall@2": "level0/recall@2: the run has chosen its best checkpoint with level0/",
+    "checkpoints.tie_breaker=null": "checkpoints.tie_breaker=None: the run has chosen its best checkpoint with ",
+    "evaluation.selection=test": "evaluation.selection=test: the run has chosen its best checkpoint with val so far; ",
     "adapter=bitfit": "resume: the run trained other parameters, ",
     "optimizer.optimizer._target_=torch.optim.Adamax": "optimizer.optimizer=Adamax: the run was trained with AdamW",
     "scheduler.loss={attribute:marge,start:1,end:2}": "scheduler.loss.attribute=marge: RankedListLoss has none",
@@ -87,6 +92,40 @@ def test_a_run_stays_as_it_is_if_new_values_are_impossible(
     assert RunFolder(tmp_path).state == RunState.FINISHED
     here("train", f"resume={tmp_path}", "trainer.max_steps=2")
     assert metrics(tmp_path)["step"] == 2
+
+
+def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    stages = "+stages={a:{trainer:{max_steps:1}},b:{trainer:{max_steps:2}}}"
+    here("train", f"dataset.root={small_emoji}", *QUICK, stages, f"hydra.run.dir={tmp_path}")
+    line = refused(f"resume={tmp_path}", "stages.a.trainer.max_steps=9")
+    assert "stages.a: the run has finished this stage; a new run is needed for other values" in line
+    here("train", f"resume={tmp_path}", "stages.b.trainer.max_steps=3")
+    assert metrics(tmp_path)["step"] <= 4
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_anew(
+    refused: Refused, here: Here, small_emoji: Path, tmp_path: Path
+) -> None:
+    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    here("train", *arguments)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert "holds a finished run; choose another folder, or delete it" in refused(*arguments)
+
+
+@pytest.mark.parametrize("key", ["limit_val_batches", "limit_test_batches"])
+def test_a_share_of_less_than_a_batch_is_told_before_the_training(
+    refused: Refused, small_emoji: Path, tmp_path: Path, key: str
+) -> None:
+    line = refused(f"dataset.root={small_emoji}", *QUICK, f"trainer.{key}=0.0001", f"hydra.run.dir={tmp_path}")
+    assert f"trainer.{key}=0.0001: less than one of the 1 batches; 1 or more, or a whole number of batches" in line
+
+
+def test_the_last_step_is_logged_without_a_validation_too(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    intervals = ["trainer.val_check_interval=null", "trainer.log_every_n_steps=1000", "trainer.max_steps=3"]
+    here("train", f"dataset.root={small_emoji}", *QUICK, *intervals, f"hydra.run.dir={tmp_path}")
+    (row,) = RunFolder(tmp_path).history()
+    assert row["step"] == "3"
+    assert float(row["loss"]) >= 0
 
 
 REPORTED = [*QUICK, "trainer.max_steps=1", "evaluation.report={neighbors:2,map:false,seed:0}"]

@@ -17,6 +17,7 @@ from dml.ops.errors import InputError, check_whole, nearest
 from dml.run.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
 from dml.training.optimizers import optimizer_by_role
+from dml.training.trainer_arguments import check_arguments
 
 INTERVALS = 1000
 """The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
@@ -44,6 +45,7 @@ def check_job(command: str, config: DictConfig) -> None:
     for stage in stages:
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
+            check_arguments(stage.config.trainer)
             check_strategy(stage.config.trainer.strategy)
             check_folding(stage.config)
             check_graphs(stage.config)

@@ -183,7 +183,7 @@ class GeMHead(nn.Module):
         largest = cells.detach().amax(dim=(2, 3), keepdim=True)
         means = (cells / largest).pow(self.exponent).mean(dim=(2, 3))
         pooled = means.pow(1 / self.exponent) * largest[:, :, 0, 0]
-        embeddings: Tensor = self.embedding(pooled)
+        embeddings: Tensor = self.embedding(pooled.to(self.embedding.weight.dtype))
         return embeddings
 
 

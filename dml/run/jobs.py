@@ -19,11 +19,12 @@ from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
 from dml.run.data_changes import check_resumed_data
-from dml.run.evaluators import check_evaluation, choose_selection, choose_tested_split
+from dml.run.evaluators import check_evaluation, check_shares, choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
 from dml.run.kept_configuration import restoring_configuration
+from dml.run.resumed_settings import check_resumed_settings
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
@@ -81,6 +82,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_data(config, folder, stages, table, splits)
     parts = _build_parts(stages[0], table)
     progress = _read_progress(stages[-1].config, folder, table)
+    if config.resume and progress is not None:
+        rank_zero_only(check_resumed_settings)(config, read_stored_configuration(folder).config, folder, progress)
     rank_zero_only(folder.write_splits)(splits)
     raw: Metrics = {}
     is_pruned = False
@@ -138,6 +141,8 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
         folder.check_resumed()
     elif folder.last_checkpoint.exists():
         raise InputError(f"hydra.run.dir={folder.path}: holds a run already; resume={folder.path} goes on with it")
+    elif folder.is_finished:
+        raise InputError(f"hydra.run.dir={folder.path}: holds a finished run; choose another folder, or delete it")
 
 
 def _list_stages(config: DictConfig) -> list[Stage]:
@@ -159,6 +164,7 @@ def _check_data(
     builders.read_other_labels(config, table)
     for stage in stages:
         check_evaluation(stage.config, table)
+        check_shares(stage.config, table)
     builders.check_readable(config, table)
 
 

@@ -47,6 +47,9 @@ def list_stages(config: DictConfig) -> list[Stage]:
 
     A part with a ``_target_`` replaces the whole part, anything else changes single values. Without ``stages`` the run
     has one stage.
+
+    Raises:
+        InputError: if a stage gives the name of a choice in the place of a part.
     """
     return [Stage(str(name), _apply_changes(config, name)) for name in config.stages] or [Stage("", config)]
 
@@ -93,7 +96,13 @@ def _apply_changes(config: DictConfig, name: Any) -> DictConfig:
     with open_dict(changed):
         changed.stages = {}
     changes: Any = OmegaConf.to_container(config.stages, resolve=False)
-    for path, value in _iterate_changes(changes[name]):
+    for path, value in _iterate_changes(changes[name] or {}):
+        is_name = isinstance(value, str) and "${" not in value
+        if is_name and OmegaConf.is_dict(OmegaConf.select(config, path, throw_on_resolution_failure=False)):
+            raise InputError(
+                f"stages.{name}.{path}={value}: a stage takes the values of a part; "
+                f"+{path}@stages.{name}.{path}={value} chooses another"
+            )
         OmegaConf.update(changed, path, value, merge=False)
     return changed
 

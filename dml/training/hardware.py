@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, nearest
 from dml.training.data import LoaderSettings
 
 MOST_WORKERS = 16
@@ -71,13 +71,16 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
     """Return the arguments of torch.compile for a value of the key ``compile``; None for no compilation.
 
     Raises:
-        InputError: if the value is none of true, false, null and a mapping of arguments.
+        InputError: if the value is none of true, false, null and a mapping of arguments, or PyTorch lacks its backend.
     """
     if value is None or isinstance(value, bool):
         return {} if value else None
     known = set(signature(torch.compile).parameters) - {"model"}
     if not isinstance(value, Mapping) or not value.keys() <= known:
         raise InputError(f"compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
+    backend = value.get("backend")
+    if isinstance(backend, str) and backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
+        raise InputError(f"compile={value}: no such backend{nearest(backend, backends)}")
     return {str(name): argument for name, argument in value.items()}
 
 

@@ -1,5 +1,6 @@
 """The arguments of Lightning's Trainer that a configuration may not set."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,11 +33,10 @@ def explain_refusal(argument: str) -> str | None:
 
 
 def check_arguments(arguments: Mapping[Any, Any]) -> None:
-    """Refuse the arguments that dml sets itself, and numbers of steps or batches with which nothing would happen.
+    """Refuse the arguments that dml sets itself, and numbers with which nothing would happen.
 
     Raises:
-        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`, log_every_n_steps or accumulate_grad_batches is
-            below 1, or limit_test_batches is 0.
+        InputError: if one of the arguments is in `REFUSED_ARGUMENTS`, or a number or a time is too small.
     """
     for argument in arguments:
         if line := explain_refusal(argument):
@@ -51,3 +51,15 @@ def check_arguments(arguments: Mapping[Any, Any]) -> None:
         raise InputError(f"trainer.accumulate_grad_batches={'null' if batches is None else batches}: at least 1")
     if arguments.get("limit_test_batches") == 0:
         raise InputError("trainer.limit_test_batches=0: a run ends with a test; 1 is its first batch alone")
+    devices = arguments.get("devices")
+    if isinstance(devices, int) and devices < 1 and devices != -1:
+        raise InputError(f"trainer.devices={devices}: at least 1, or auto for all GPUs")
+    clip = arguments.get("gradient_clip_val")
+    if isinstance(clip, int | float) and clip < 0:
+        raise InputError(f"trainer.gradient_clip_val={clip}: 0 or more, or null for no limit")
+    steps = arguments.get("min_steps")
+    if isinstance(steps, int) and steps < 0:
+        raise InputError(f"trainer.min_steps={steps}: 0 or more, or null")
+    time = arguments.get("max_time")
+    if isinstance(time, str) and re.fullmatch("[0:]+", time):
+        raise InputError(f"trainer.max_time={time}: longer than nothing, such as 00:08:00:00 for 8 hours, or null")

@@ -195,3 +195,10 @@ def test_mistakes_are_one_line(
 def test_a_run_goes_on_as_it_began(whole: Path, refused: Refused) -> None:
     line = refused(f"resume={whole}", "frozen=false")
     assert "frozen=False: the run has trained otherwise so far; init=" in line
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_heads_learn_in_any_precision(precision: str, arguments: list[str], here: Here, tmp_path: Path) -> None:
+    proxies = ["loss=normalized_softmax", "proxies=class_means"]
+    here("train", *arguments, *proxies, f"trainer.precision={precision}", f"hydra.run.dir={tmp_path / 'run'}")
+    assert 0 < read_metrics(tmp_path / "run")["level0/recall@1"] <= 1

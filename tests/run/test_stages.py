@@ -42,6 +42,11 @@ def test_a_stage_changes_single_values_and_replaces_objects() -> None:
     assert find_stage(whole, "third").config == third.config
 
 
+def test_a_stage_may_change_nothing() -> None:
+    first, second = list_stages(config(first=None, second={}))
+    assert first.config == second.config == config()
+
+
 def test_what_a_stage_takes_from_elsewhere_is_of_the_stage() -> None:
     whole = config(own={"seed": 7})
     assert find_stage(whole, "own").config.sampler.seed == 7

@@ -149,7 +149,7 @@ def embed_training_images(trainer: Trainer, module: MetricLearner, embed: Callab
     batches: list[EmbeddedBatch] = []
     module.eval()
     for batch in get_training_data(trainer).training_images():
-        images, _, rows = trainer.strategy.batch_to_device(batch)
+        images, _, rows = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         if len(rows):
             with trainer.precision_plugin.forward_context():
                 batches.append((embed(images, rows=rows), rows))

@@ -4,7 +4,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class FinalValidation(Callback):
-    """Validate after the last step too, where ``trainer.val_check_interval`` alone would end the run without.
+    """Validate and log after the last step too, where the intervals of the trainer would end the run without.
 
     The last steps of a run thereby count when the best checkpoint is chosen, and a run that is shorter than the
     interval has one validation. A run with ``trainer.val_check_interval=null`` has none.
@@ -18,6 +18,6 @@ class FinalValidation(Callback):
         batch: Any,  # noqa: ARG002
         batch_idx: int,  # noqa: ARG002
     ) -> None:
-        """End the training, before which Lightning validates, once it has all its steps."""
-        if trainer.global_step >= trainer.max_steps and trainer.enable_validation:
+        """End the training, before which Lightning logs and validates, once it has all its steps."""
+        if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
