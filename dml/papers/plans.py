@@ -226,6 +226,8 @@ def train_runs(
 ) -> bool:
     """Begin or resume each run in a process of its own -> whether a run failed.
 
+    A run that another command has finished by the time of its turn is refused, which is no failure.
+
     Args:
         runs: runs in the order in which they begin.
         data: folder that holds the folders of the data sets.
@@ -234,7 +236,7 @@ def train_runs(
         runner: `run_processes` or `run_forks`.
     """
     commands = [["train", *run.train_arguments(data)] for run in runs]  # before the threads: Hydra composes in one
-    return runner(commands, report, jobs)
+    return runner(commands, report, jobs) and not all(run.is_finished for run in runs)
 
 
 def format_command(arguments: Sequence[str]) -> str:

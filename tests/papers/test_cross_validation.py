@@ -21,6 +21,7 @@ from dml.papers.protocol.cross_validation_results import (
     TriedConfiguration,
     check_setting,
     read_results,
+    store_results,
     write_results,
 )
 from dml.papers.protocol.cross_validation_runs import Searches, TrainingLauncher, train_searches, train_tested_runs
@@ -207,6 +208,9 @@ def test_results_are_stored_merged_and_shown(tmp_path: Path) -> None:
     new = replace(result, methods=[replace(result.methods[0], seconds=99.0)])
     assert [method.seconds for method in new.merge_into(result).methods] == [99.0, 12.5, 12.5]
     assert replace(result, methods=result.methods[::-1]).merge_into(None) == result
+    parts = [replace(result, methods=[method]) for method in result.methods]  # of commands that end one after the other
+    assert [store_results(tmp_path / "parts.json", part) for part in parts][-1] == result
+    assert read_results(tmp_path / "parts.json") == result
     run_protocol(["show", "--docs", str(tmp_path)])
     page = (tmp_path / "protocol.md").read_text()
     assert "dml protocol losses=nra,rll,triplet dataset=emoji folds=2 trials=2 \\\n    --set frozen=true\n" in page
@@ -294,6 +298,12 @@ def test_settings_are_given_with_and_without_dashes() -> None:
         (["losses=rll,hyperbolic"], "losses=hyperbolic: its embeddings aren't compared by cosine"),
         (["losses=rll", "dataset=cub200"], "dml protocol wants CUB_200_2011: give --data"),
         (["losses=rll", "rates=1"], "--rates: 1 is not two rates"),
+        (["losses=rll", "rates=1e-4,inf"], "--rates: 1e-4,inf is not two rates"),
+        (["losses=rll", "--set", "dataset=folder"], "--set dataset=folder: dataset=... sets it"),
+        (["losses=rll", "--set", "loss=triplet"], "--set loss=triplet: losses=... sets it"),
+        (["losses=rll", "--set", "seed=7"], "--set seed=7: seeds=... sets it"),
+        (["losses=rll", "--set", "dataset.folds=10"], "--set dataset.folds=10: the protocol sets it"),
+        (["losses=rll", "--set", "optimizer.lr=0.5"], "--set optimizer.lr=0.5: the search of rll sets it"),
     ],
 )
 @pytest.mark.pipeline

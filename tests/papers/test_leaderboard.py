@@ -17,6 +17,7 @@ from dml.papers.leaderboard.contest_results import (
     ContestResult,
     merge_results,
     read_results,
+    store_results,
     with_stored_choices,
     write_results,
 )
@@ -152,6 +153,10 @@ def test_results_are_stored_and_replaced(tmp_path: Path) -> None:
     assert read_results(file) == []
     write_results(file, merged)
     assert read_results(file) == merged
+    parts = tmp_path / "docs" / "leaderboard.json"
+    assert store_results(parts, old[:1]) == old[:1]  # of two commands that end one after the other
+    assert store_results(parts, new) == new
+    assert store_results(parts, old[1:]) == read_results(parts) == merged
     file.write_text('[{"loss": 1}]')
     with pytest.raises(InputError, match="no results of a leaderboard"):
         read_results(file)

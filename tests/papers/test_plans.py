@@ -1,8 +1,12 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dml.papers.plans import Plan, train_runs
+from dml.papers.tables.paper_tables import Training
 
 pytestmark = pytest.mark.pipeline
 
@@ -61,3 +65,18 @@ def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
     ]
     assert done.stdout.count("dml.losses.nra.") == 3
     assert "error: loss=nothing" in done.stderr
+
+
+def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path) -> None:
+    runs = Plan(tmp_path, seeds=2).list_runs(Training("claims/rll"))
+
+    def finish(number: int) -> bool:
+        """Tell a failure, as of a run that is refused, after another command has finished some runs."""
+        for run in runs[:number]:
+            run.folder.mkdir(parents=True)
+            (run.folder / "metrics.json").write_text("{}")
+        return True
+
+    assert train_runs(runs, Path(), print, runner=lambda *_: finish(1))
+    shutil.rmtree(tmp_path)
+    assert not train_runs(runs, Path(), print, runner=lambda *_: finish(2))

@@ -437,15 +437,16 @@ def test_a_table_is_run_and_written_and_then_known(printed: Printed, tmp_path: P
     asked = ["rll-V", "--preset", "smoke", "--outputs", str(tmp_path), *(f"--set={one}" for one in own)]
     first = printed(*asked)
     assert "[1 of 1] python -m dml train experiment=rll/V/rll_simpler" in first
-    table = (tmp_path / "smoke" / "rll-V.md").read_text()
+    (file,) = (tmp_path / "smoke").glob("rll-V-*.md")  # beside rll-V.md, which is of the trainings without --set
+    table = file.read_text()
     assert first.endswith(f"{table}\n")
-    assert table.startswith("# RLL, Table V (smoke: not the paper's training)")
+    assert table.startswith(f"# RLL, Table V (smoke, {', '.join(own)}: not the paper's training)")
     assert table.endswith("1 of 1 runs are done.\n")
     (found,) = [json.loads(path.read_text()) for path in tmp_path.rglob("metrics.json")]
     recall = 100 * found["level0/recall@10"]
     assert f"| rll_simpler_128 | sop | recall@10 | 91.1 | {recall:.1f} | {recall - 91.1:+.1f} | 1 of 1 |" in table
-    with (tmp_path / "smoke" / "rll-V.csv").open(newline="") as file:
-        assert [float(row["mean"]) for row in csv.DictReader(file)][1] == pytest.approx(recall)
+    with file.with_suffix(".csv").open(newline="") as lines:
+        assert [float(row["mean"]) for row in csv.DictReader(lines)][1] == pytest.approx(recall)
     assert printed(*asked) == f"{table}\n"  # nothing is run again
 
 

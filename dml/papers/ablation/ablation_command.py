@@ -29,7 +29,7 @@ def run_ablation(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     from dml.papers.ablation.ablation_page import write_ablation_page  # after --help: these take seconds
     from dml.papers.ablation.variants import collect_results, read_ablation, train_missing_runs
-    from dml.papers.leaderboard.contest_results import check_results, merge_results, read_results, write_results
+    from dml.papers.leaderboard.contest_results import check_results, read_results, store_results
     from dml.papers.plans import Plan
 
     has_failed = False
@@ -43,8 +43,7 @@ def run_ablation(arguments: Sequence[str]) -> None:
         else:
             kind = ablation.kinds[options.kind]
             has_failed = train_missing_runs(ablation, kind.select(options.only), plan, roots, datasets, options.jobs)
-            results = merge_results(results, collect_results(ablation, kind, plan, roots, datasets))
-            write_results(file, results)
+            results = store_results(file, collect_results(ablation, kind, plan, roots, datasets))
         if results:  # none are there if the first runs failed, which have said why
             write_ablation_page(ablation, results, options.docs)
     if has_failed:

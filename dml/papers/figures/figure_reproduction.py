@@ -57,11 +57,17 @@ def reproduce_figures(figures: Sequence[Figure], plan: Plan, data: Path | None, 
 
 
 def _write_figure(figure: Figure, plan: Plan, images: Path) -> None:
-    """Draw a figure of the finished runs, and write its numbers to a file."""
+    """Draw a figure of the finished runs, and write its numbers to a file.
+
+    Raises:
+        InputError: if no run is finished: an earlier picture stays.
+    """
     from dml.papers.figures.drawings import draw_figure  # importing matplotlib is slow
 
-    values = draw_figure(figure, plan, images)
-    write_csv(plan.outputs / f"{figure.name}.csv", csv_rows(figure, values))
     runs = figure.list_runs(plan)
     finished = sum(run.is_finished for run in runs)
+    if not finished:
+        raise InputError(f"figure {figure.name}: none of its {len(runs)} runs is done; without --show they are made")
+    values = draw_figure(figure, plan, images)
+    write_csv(plan.outputs / f"{figure.name}.csv", csv_rows(figure, values))
     say(f"{images / figure.name}.png: {figure.title} on {figure.dataset}, {finished} of {len(runs)} runs are done")

@@ -8,6 +8,7 @@ from pathlib import Path
 from dml.evaluation.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
+from dml.ops.locks import FileLock
 from dml.ops.run_folder import RunFolder
 from dml.papers.leaderboard.contest_runs import Search, score_candidate
 from dml.papers.leaderboard.contests import SEARCHED_KIND, Contest
@@ -107,6 +108,19 @@ def merge_results(old: Iterable[ContestResult], new: Iterable[ContestResult]) ->
                 f"{result.dataset}: the stored results are of other test classes; --docs FOLDER stores these apart"
             )
     return [merged[key] for key in sorted(merged)]
+
+
+def store_results(path: Path, new: Iterable[ContestResult]) -> list[ContestResult]:
+    """Merge new results into a file, and return all: another command may have written there during the training.
+
+    Raises:
+        InputError: if `merge_results` or `read_results` raises one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")).hold(wait=True):
+        results = merge_results(read_results(path), new)
+        write_results(path, results)
+    return results
 
 
 def check_results(path: Path, results: Sequence[ContestResult]) -> None:

@@ -32,10 +32,9 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
     from dml.papers.leaderboard.contest_results import (  # after --help: these take seconds
         check_results,
         collect_results,
-        merge_results,
         read_results,
+        store_results,
         with_stored_choices,
-        write_results,
     )
     from dml.papers.leaderboard.contest_runs import Search, train_missing_runs
     from dml.papers.leaderboard.contests import SEARCHED_KIND, read_leaderboard, require_known, select_contests
@@ -56,8 +55,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
                 contests = with_stored_choices(contests, results)
             search = Search(Plan(options.outputs, options.seeds))
             has_failed = train_missing_runs(contests, search, options.kind, options.jobs)
-            results = merge_results(results, collect_results(contests, search, options.kind))
-            write_results(file, results)
+            results = store_results(file, collect_results(contests, search, options.kind))
         if results:  # none are there if the first runs failed, which have said why
             write_leaderboard_page(results, board, options.docs, options.readme)
     if has_failed:

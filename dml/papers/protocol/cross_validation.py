@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from dml.data.table import TEST_SPLITS
 from dml.ops.errors import InputError
+from dml.ops.overrides import key_of
 from dml.papers.experiments import compose, identify
 from dml.papers.plans import PlannedRun, check_data, find_input_paths
 from dml.papers.protocol.search_spaces import RATES, Proposal, SearchedRange
@@ -74,6 +75,20 @@ class CrossValidation:
         """Return a hash of what every training has in common, which changes with the values of conf/."""
         config = compose(self.list_trainings(Method("rll", ()), {})[0])
         return identify(OmegaConf.masked_copy(config, [str(key) for key in config if key != "loss"]))
+
+
+def check_overrides(setting: CrossValidation, methods: Sequence[Method]) -> None:
+    """Make sure that no override of every training replaces, or is replaced by, what the protocol itself sets.
+
+    Raises:
+        InputError: if one does.
+    """
+    own_keys = dict.fromkeys(("dataset.folds", "dataset.fold", "evaluation.split", "experiment"), "the protocol")
+    own_keys |= {"dataset": "dataset=...", "loss": "losses=...", "seed": "seeds=..."}
+    own_keys |= {searched.key: f"the search of {method.loss}" for method in methods for searched in method.ranges}
+    for override in setting.overrides:
+        if by := own_keys.get(key_of(override)):
+            raise InputError(f"--set {override}: {by} sets it")
 
 
 def check_cross_validation(setting: CrossValidation, methods: Sequence[Method], data: Path | None) -> None:

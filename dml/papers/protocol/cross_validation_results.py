@@ -11,6 +11,7 @@ import numpy as np
 from dml.evaluation.class_sums import ClassSums, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
+from dml.ops.locks import FileLock
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.papers.protocol.cross_validation import CrossValidation, Method
@@ -127,6 +128,21 @@ def read_results(path: Path) -> ProtocolResult | None:
         return ProtocolResult(CrossValidation(**setting), methods, content.get("configuration", ""))
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path}: no results of dml protocol ({error}); delete it, or take it from git") from error
+
+
+def store_results(path: Path, new: ProtocolResult) -> ProtocolResult:
+    """Merge new results into a file, and return all: another command may have written there during the training.
+
+    Raises:
+        InputError: if `check_setting` or `read_results` raises one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")).hold(wait=True):
+        old = read_results(path)
+        check_setting(new.setting, old, path)
+        merged = new.merge_into(old)
+        write_results(path, merged)
+    return merged
 
 
 def check_setting(setting: CrossValidation, old: ProtocolResult | None, path: Path) -> None:

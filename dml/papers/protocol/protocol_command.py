@@ -1,6 +1,7 @@
 """The command ``dml protocol``."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def run_protocol(arguments: Sequence[str]) -> None:
     with one_line_errors():
         options = parse_options(arguments)
         from dml.papers.protocol.cross_validation_page import write_protocol_page  # after --help: these take seconds
-        from dml.papers.protocol.cross_validation_results import read_results, write_results
+        from dml.papers.protocol.cross_validation_results import read_results, store_results
 
         results = options.docs / "protocol.json"
         old, has_failed = read_results(results), False
@@ -51,9 +52,7 @@ def run_protocol(arguments: Sequence[str]) -> None:
             result = old
         else:
             new, has_failed = _train(options, old)
-            result = new.merge_into(old) if new.methods else old
-            if new.methods and result:
-                write_results(results, result)
+            result = store_results(results, new) if new.methods else old
         if result is None and options.show:
             raise InputError(f"{results}: no such file; dml protocol without --show writes it")
         if result:
@@ -71,7 +70,12 @@ def _train(options: argparse.Namespace, old: "ProtocolResult | None") -> "tuple[
         old: stored results; None if there are none.
     """
     from dml.papers.plans import Plan
-    from dml.papers.protocol.cross_validation import CrossValidation, Method, check_cross_validation
+    from dml.papers.protocol.cross_validation import (
+        CrossValidation,
+        Method,
+        check_cross_validation,
+        check_overrides,
+    )
     from dml.papers.protocol.cross_validation_results import check_setting, collect_results
     from dml.papers.protocol.cross_validation_runs import (
         Searches,
@@ -90,6 +94,7 @@ def _train(options: argparse.Namespace, old: "ProtocolResult | None") -> "tuple[
     trained = tuple(override for override in options.set if not override.startswith(HYDRA))
     launched = tuple(override for override in options.set if override.startswith(HYDRA))
     setting = CrossValidation(options.dataset, options.folds, options.trials, options.seeds, rates, trained)
+    check_overrides(setting, methods)
     check_setting(setting, old, options.docs / "protocol.json")
     check_cross_validation(setting, methods, options.data)
     searches = Searches(setting, Plan(options.outputs, options.seeds))
@@ -162,6 +167,6 @@ def _parse_rates(text: str) -> tuple[float, float]:
         low, high = map(float, text.split(","))
     except ValueError:
         low = high = 0.0
-    if not 0 < low < high:
+    if not 0 < low < high < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not two rates such as 1e-4,3e-3")
     return low, high

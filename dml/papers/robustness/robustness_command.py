@@ -29,9 +29,8 @@ def run_robustness(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     from dml.papers.leaderboard.contest_results import (  # after --help: these take seconds
         check_results,
-        merge_results,
         read_results,
-        write_results,
+        store_results,
     )
     from dml.papers.plans import Plan
     from dml.papers.robustness.conditions import (
@@ -55,8 +54,7 @@ def run_robustness(arguments: Sequence[str]) -> None:
         else:
             check_seeds(clean, plan)
             has_failed = train_missing_runs(conditions, clean, plan, options.jobs)
-            results = merge_results(results, collect_results(conditions, clean, plan))
-            write_results(options.docs / "robustness.json", results)
+            results = store_results(options.docs / "robustness.json", collect_results(conditions, clean, plan))
         tested = {result.loss for result in results}
         every_clean = select_clean_results(contests, conditions, None)
         shown = [result for result in every_clean if result.loss in tested]

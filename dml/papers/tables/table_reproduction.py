@@ -1,7 +1,9 @@
 """Reproduces tables: lists them, prints the commands of their runs, or makes the runs and prints the tables."""
 
+import shlex
 import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from dml.commands.config_types import check_types
@@ -84,10 +86,15 @@ def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, 
 
 
 def _write_table(table: Table, plan: Plan) -> None:
-    """Print a table with the results of the finished runs, and write it to files."""
+    """Print a table with the results of the finished runs, and write it to files.
+
+    Trainings with the user's overrides have files of their own, which don't replace those of the paper's trainings.
+    """
     results = collect_results(table, plan)
     title = f"{PAPERS[table.paper]}, {'Lane' if table.is_lane else 'Table'} {table.name}"
-    page = format_markdown(results, f"{title} (smoke: not the paper's training)" if plan.is_small else title)
+    changes = [*(["smoke"] if plan.is_small else []), *plan.overrides]
+    page = format_markdown(results, f"{title} ({', '.join(changes)}: not the paper's training)" if changes else title)
     say(page)
-    write_csv(plan.outputs / f"{table}.csv", csv_rows(results))
-    write_text(plan.outputs / f"{table}.md", page)
+    hashed = f"-{sha256(shlex.join(plan.overrides).encode()).hexdigest()[:8]}" if plan.overrides else ""
+    write_csv(plan.outputs / f"{table}{hashed}.csv", csv_rows(results))
+    write_text(plan.outputs / f"{table}{hashed}.md", page)
