@@ -90,8 +90,8 @@ def test_quick_claims_are_the_same_with_fewer_steps() -> None:
     whole, short = (compose(claims.arms["rll"].training) for claims in (CLAIMS, quick))
     assert (whole.trainer.max_steps, short.trainer.max_steps) == (560, 70)
     whole, short = (compose(claims.arms["rnn"].training) for claims in (CLAIMS, quick))
-    assert [stage.trainer.max_steps for stage in whole.stages.values()] == [720, 160, 720]
-    assert [stage.trainer.max_steps for stage in short.stages.values()] == [90, 20, 90]
+    assert [stage.trainer.max_steps for stage in whole.stages.values()] == [1360, 240, 480]
+    assert [stage.trainer.max_steps for stage in short.stages.values()] == [170, 30, 60]
 
 
 def test_what_is_compared_takes_the_same_choice_or_one_of_its_own() -> None:
