@@ -98,9 +98,9 @@ def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emo
     stages = "+stages={a:{trainer:{max_steps:1}},b:{trainer:{max_steps:2}}}"
     here("train", f"dataset.root={small_emoji}", *QUICK, stages, f"hydra.run.dir={tmp_path}")
     line = refused(f"resume={tmp_path}", "stages.a.trainer.max_steps=9")
-    assert "stages.a: the run has finished this stage; a new run is needed for other values" in line
+    assert "stages.a: the run has finished its stages up to b, and can't change them; a new run is needed" in line
     here("train", f"resume={tmp_path}", "stages.b.trainer.max_steps=3")
-    assert metrics(tmp_path)["step"] <= 4
+    assert last(tmp_path)["global_step"] == 3
 
 
 def test_a_finished_run_without_checkpoints_is_not_begun_anew(
@@ -118,6 +118,12 @@ def test_a_share_of_less_than_a_batch_is_told_before_the_training(
 ) -> None:
     line = refused(f"dataset.root={small_emoji}", *QUICK, f"trainer.{key}=0.0001", f"hydra.run.dir={tmp_path}")
     assert f"trainer.{key}=0.0001: less than one of the 1 batches; 1 or more, or a whole number of batches" in line
+
+
+def test_a_precision_whose_library_is_missing_is_one_line(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
+    precision = "trainer.precision=transformer-engine"
+    line = refused(f"dataset.root={small_emoji}", *QUICK, precision, f"hydra.run.dir={tmp_path}")
+    assert "transformer_engine" in line
 
 
 def test_the_last_step_is_logged_without_a_validation_too(here: Here, small_emoji: Path, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def _print_summary(findings: list[Finding], decided: int, output: Path) -> None:
         shown.add_row(issue.replace("_", " "), f"{len(of_issue):,}", in_markup(example))
     console.print(shown)
     if decided:
-        console.print(f"[bold]kept[/]     {decided:,} lines of the earlier audit.csv in which an action was filled in")
+        console.print(f"[bold]kept[/]     {decided:,} lines of the earlier audit.csv in which something was filled in")
     console.print(f"[bold]written[/]  {in_markup(output / PAGE)} to look at")
     argument = shlex.quote(f"dataset.corrections={output / FILE}")
     console.print(

@@ -153,7 +153,7 @@ def _explain_instantiation(error: InstantiationException) -> str | None:
     if head.startswith("Error locating target"):
         return f"{key}._target_: {' '.join(str(cause).split())}"
     if isinstance(cause, ModuleNotFoundError):  # such as the library of trainer.precision=transformer-engine
-        return f"{key or 'trainer'}: {' '.join(str(cause).split())}"
+        return f"{key if head else 'not installed'}: {' '.join(str(cause).split())}"
     if cause is not None and (called := CALLED_TARGET.search(head)) and is_refusal(cause, called[1]):
         return f"{key}: {called[1]}: {' '.join(str(cause).split())}"
     return None

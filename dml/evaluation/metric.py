@@ -116,9 +116,9 @@ class Metric:
 
     def _check_values(self, values: Any, num_queries: int) -> Tensor:
         if not isinstance(values, Tensor) or values.shape != (num_queries,):
-            found = f"a tensor {(*values.shape,)}" if isinstance(values, Tensor) else repr(type(values).__name__)
+            returned = f"a tensor {(*values.shape,)}" if isinstance(values, Tensor) else repr(type(values).__name__)
             raise InputError(
-                f"metric {self.name}: its function returned {found} for {num_queries} queries; expected a tensor "
+                f"metric {self.name}: its function returned {returned} for {num_queries} queries; expected a tensor "
                 f"({num_queries},), one value for each query"
             )
         return values

@@ -111,8 +111,8 @@ class MetricConfig:
             as 2^21 distances if the gallery has more than 65,536 items.
 
     Raises:
-        InputError: if a metric is unknown, two metrics share a name or a label, a custom metric has the name of a
-            packaged one, a k is below 1, or a number can't be used.
+        InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,
+            a k is below 1, or a number can't be used.
     """
 
     metrics: Sequence[str | Metric] = DEFAULT_METRICS
@@ -131,9 +131,10 @@ class MetricConfig:
         self._check_entries()
         self._check_names()
         check_number("alpha", self.alpha)
-        for weight in self.level_weights or ():
+        weights = () if self.level_weights is None else self.level_weights
+        for weight in weights:
             check_number("level_weights", weight, least=0)
-        if self.level_weights is not None and not sum(self.level_weights):
+        if self.level_weights is not None and not any(weights):
             raise InputError(f"level_weights = {list(self.level_weights)}: at least one must be above 0")
         if self.select_kind(Kind.AT_K):
             for k in self.recall_at:
@@ -159,15 +160,25 @@ class MetricConfig:
                 raise InputError(f"metrics = {entry!r}: expected some of {', '.join(METRICS_BY_NAME)}")
 
     def _check_names(self) -> None:
-        """Make sure that names and labels tell the metrics apart."""
+        """Make sure that names tell the metrics apart."""
         for metric in self.custom:
             if metric.name in METRICS_BY_NAME:
                 raise InputError(f"metrics: {metric.name} is a packaged metric; give yours another name")
-        names, labels = [[getattr(metric, field) for metric in self.selected] for field in ("name", "label")]
+        names = [metric.name for metric in self.selected]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(f"metrics: two metrics are named {repeated[0]}")
-        if repeated := sorted({label for label in labels if labels.count(label) > 1}):
-            raise InputError(f"metrics: two metrics have the label {repeated[0]}, by which tables name them")
+
+    def check_labels(self) -> None:
+        """Make sure that labels, by which tables and reports name the metrics, tell them apart.
+
+        Raises:
+            InputError: if two metrics have the same.
+        """
+        metric_by_label: dict[str, Metric] = {}
+        for metric in self.selected:
+            other = metric_by_label.setdefault(metric.label, metric)
+            if other is not metric:
+                raise InputError(f"metrics: {other.name} and {metric.name} have the label {metric.label}; change one")
 
     @property
     def custom(self) -> tuple[Metric, ...]:

@@ -111,6 +111,14 @@ class FileLock:
             return False
 
 
+@contextmanager
+def replacing_alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is in the body of such a ``with`` statement for ``path``, which the body replaces."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")).hold(wait=True):
+        yield
+
+
 _held: WeakSet[FileLock] = WeakSet()
 """The locks that this process holds, or has held."""
 

@@ -163,21 +163,25 @@ def check_pictures(settings: DictConfig) -> None:
             check_whole(f"evaluation.{name}.{key}", settings[name][key], least=0 if key == "seed" else 1)
 
 
-def check_shares(config: DictConfig, table: ImageTable) -> None:
+def check_share(key: str, config: DictConfig, part: ImageTable) -> None:
     """Make sure that a share of the batches of a validation or a test is a batch at least.
 
+    Args:
+        key: "limit_val_batches" or "limit_test_batches" of ``trainer``.
+        config: configuration of a stage.
+        part: images that are validated or tested.
+
     Raises:
-        InputError: if ``trainer.limit_val_batches`` or ``trainer.limit_test_batches`` is less than one batch.
+        InputError: if the share is less than one batch of each process.
     """
-    validated = "test" if choose_selection(config, table) == "test" else "val"
-    for key, split in (("limit_val_batches", validated), ("limit_test_batches", choose_tested_split(config, table))):
-        share, images = config.trainer.get(key), len(table.select_evaluated(split))
-        batches = -(-images // config.data.eval_batch_size)
-        if isinstance(share, float) and share > 0 and int(share * batches) < 1 <= batches:
-            raise InputError(
-                f"trainer.{key}={share}: less than one of the {batches} batches; {1 / batches:.3g} or more, or a whole "
-                "number of batches"
-            )
+    trainer = config.trainer
+    processes = max(1, trainer.devices) * (trainer.get("num_nodes") or 1) if isinstance(trainer.devices, int) else 1
+    share, batches = trainer.get(key), -(-len(part) // (config.data.eval_batch_size * processes))
+    if isinstance(share, float) and share > 0 and int(share * batches) < 1 <= batches:
+        raise InputError(
+            f"trainer.{key}={share}: less than one of the {batches} batches; {1 / batches:.3g} or more, or a whole "
+            "number of batches"
+        )
 
 
 def check_tested_settings(config: DictConfig, table: ImageTable) -> None:
@@ -186,7 +190,7 @@ def check_tested_settings(config: DictConfig, table: ImageTable) -> None:
     Raises:
         InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
     """
-    build_metric_config(config, table)
+    build_metric_config(config, table).check_labels()
     build_threshold_settings(config)
     check_pictures(config.evaluation)
     build_rerankings(config, table)

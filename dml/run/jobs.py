@@ -19,7 +19,7 @@ from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
 from dml.run.data_changes import check_resumed_data
-from dml.run.evaluators import check_evaluation, check_shares, choose_selection, choose_tested_split
+from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
@@ -160,11 +160,14 @@ def _check_data(
     """Make sure, before any training, that the data is that of the run, and that all stages can be evaluated on it."""
     if config.resume:
         rank_zero_only(check_resumed_data)(config, splits, folder, read_stored_configuration(folder))
-    choose_tested_split(config, table)
+    tested_split = choose_tested_split(config, table)
     builders.read_other_labels(config, table)
     for stage in stages:
         check_evaluation(stage.config, table)
-        check_shares(stage.config, table)
+        if (stage.config.trainer.val_check_interval or stage.config.trainer.check_val_every_n_epoch) is not None:
+            validated_split = "test" if choose_selection(stage.config, table) == "test" else "val"
+            check_share("limit_val_batches", stage.config, table.select_evaluated(validated_split))
+    check_share("limit_test_batches", stages[-1].config, table.select_evaluated(tested_split))
     builders.check_readable(config, table)
 
 

@@ -1,13 +1,14 @@
 """The settings that a resumed run may not change, because what it has done so far depends on them."""
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
-from dml.run.stages import find_stage, list_stages
+from dml.run.stages import find_stage
 from dml.training.checkpoints import TrainingProgress
 
 CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker")
@@ -30,15 +31,17 @@ def check_resumed_settings(
     """
     before = OmegaConf.create(dict(stored))
     remedy = f"init={folder.last_checkpoint} begins a new run with its weights"
-    _check_finished_stages(config, before, progress.stage)
     stage, stage_before = (find_stage(whole, progress.stage).config for whole in (config, before))
+    _check_finished_stages(config, before, progress.stage)
     losses, losses_before = (dict(_list_targets(OmegaConf.to_container(part.loss))) for part in (stage, stage_before))
     if losses != losses_before:
         key = min(key for key in {*losses, *losses_before} if losses.get(key) != losses_before.get(key))
         old, new = (targets.get(key, "none") for targets in (losses_before, losses))
         raise InputError(f"resume: the run was trained with another loss, loss.{key}={old}, now {new}; {remedy}")
-    if not folder.best_checkpoint.exists():
+    if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
         return
+    if TrainingProgress.read(folder.best_checkpoint).stage != progress.stage:
+        return  # of an earlier stage, which this one doesn't go on with
     for key in CHOICE_KEYS:
         old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
         if old != new:
@@ -53,15 +56,21 @@ def check_resumed_settings(
 
 
 def _check_finished_stages(config: DictConfig, before: DictConfig, current: str) -> None:
-    """Make sure that the changes of the stages before the current one are those that they were trained with."""
-    for stage in list_stages(before):
-        if stage.name == current:
-            return
-        old, new = (OmegaConf.to_container(whole.stages).get(stage.name) for whole in (before, config))  # type: ignore[union-attr]
-        if old != new:
+    """Make sure that the stages before the current one are those that were trained."""
+    finished, finished_now = (_list_changes(whole, current) for whole in (before, config))
+    for (name, changes), (name_now, changes_now) in zip_longest(finished, finished_now, fillvalue=("", {})):
+        if (name, changes) != (name_now, changes_now):
             raise InputError(
-                f"stages.{stage.name}: the run has finished this stage; a new run is needed for other values"
+                f"stages.{name or name_now}: the run has finished its stages up to {current}, and can't change them; a "
+                "new run is needed"
             )
+
+
+def _list_changes(config: DictConfig, current: str) -> list[tuple[str, Any]]:
+    """Return the name and the changes of each stage before the current one."""
+    stages: Any = OmegaConf.to_container(config.stages)
+    names = [str(name) for name in stages]
+    return [(str(name), stages[name] or {}) for name in [*stages][: names.index(current) if current in names else 0]]
 
 
 def _list_targets(part: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.ops.errors import InputError
+from dml.run.config_folders import CONF
 
 TRAINING_ONLY = (
     "sampler",
@@ -97,11 +98,10 @@ def _apply_changes(config: DictConfig, name: Any) -> DictConfig:
         changed.stages = {}
     changes: Any = OmegaConf.to_container(config.stages, resolve=False)
     for path, value in _iterate_changes(changes[name] or {}):
-        is_name = isinstance(value, str) and "${" not in value
-        if is_name and OmegaConf.is_dict(OmegaConf.select(config, path, throw_on_resolution_failure=False)):
+        if isinstance(value, str) and "${" not in value and (CONF / path).is_dir():
             raise InputError(
-                f"stages.{name}.{path}={value}: a stage takes the values of a part; "
-                f"+{path}@stages.{name}.{path}={value} chooses another"
+                f"stages.{name}.{path}={value}: a stage takes the values of a part; in an experiment's defaults, "
+                f"/{path}@stages.{name}.{path}: {value} chooses another"
             )
         OmegaConf.update(changed, path, value, merge=False)
     return changed

@@ -52,13 +52,13 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["+stages={first:{},second:{init:a.ckpt}}"], "stages.second.init: a later stage goes on with the weights of"),
         (
             ["+stages={a:{},b:{loss:triplet}}"],
-            "stages.b.loss=triplet: a stage takes the values of a part; +loss@stages.b",
+            "stages.b.loss=triplet: a stage takes the values of a part; in an experiment's",
         ),
         (
             ["+stages={a:{},b:{optimizer:sgd}}"],
-            "stages.b.optimizer=sgd: a stage takes the values of a part; +optimizer@",
+            "stages.b.optimizer=sgd: a stage takes the values of a part; in an experiment",
         ),
-        (["+stages={a:{},b:{sampler:n_pair}}"], "+sampler@stages.b.sampler=n_pair chooses another"),
+        (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
         (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),
         (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: 0 or more, or null for no limit"),
         (["+trainer.min_steps=-1"], "trainer.min_steps=-1: 0 or more, or null"),

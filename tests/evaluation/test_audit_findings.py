@@ -1,5 +1,8 @@
 """The findings of an audit on embeddings that are made up: copies, class probabilities, mixed and divided classes."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,7 +12,8 @@ from dml.data.table import ImageTable
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes, report_small_classes
 from dml.evaluation.audit.data_audit import find_neighbors
 from dml.evaluation.audit.doubtful_labels import iterate_probabilities
-from dml.evaluation.audit.findings import AuditedImages
+from dml.evaluation.audit.findings import SMALL_CLASS, AuditedImages, Finding
+from dml.evaluation.audit.findings_file import read_decided_rows, write_findings
 from dml.evaluation.audit.near_duplicates import find_duplicate_pairs, report_duplicates
 from dml.evaluation.audit.odd_images import report_odd_images
 from dml.evaluation.audit.settings import AuditSettings
@@ -121,3 +125,21 @@ def test_small_classes_and_odd_images() -> None:
         "/mine/3.jpg": "of one colour",
         "/mine/4.jpg": "only 64 x 10 pixels; 6.4 times as long as wide",
     }
+
+
+def test_a_later_audit_keeps_what_the_user_has_filled_in(tmp_path: Path) -> None:
+    file = tmp_path / "audit.csv"
+    findings = [Finding(SMALL_CLASS, 0.5, "2 images", label=label) for label in "abcd"]
+    write_findings(file, findings, {})
+    with file.open(newline="") as lines:
+        rows = [row | {"note": ""} for row in csv.DictReader(lines)]
+    filled = {"a": {"note": "asked Ann"}, "b": {"action": "keep"}, "c": {"new_label": "new"}}
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, rows[0])
+        writer.writeheader()
+        writer.writerows(row | filled.get(row["label"], {}) for row in rows)
+    decided = read_decided_rows(file)
+    assert decided == [row | filled[row["label"]] for row in rows[:3]]
+    write_findings(file, findings, {}, decided)
+    assert read_decided_rows(file) == decided
+    assert [line.split(",")[4] for line in file.read_text().splitlines()] == ["label", "a", "b", "c", "d"]

@@ -303,6 +303,7 @@ def test_settings_are_given_with_and_without_dashes() -> None:
         (["losses=rll", "--set", "loss=triplet"], "--set loss=triplet: losses=... sets it"),
         (["losses=rll", "--set", "seed=7"], "--set seed=7: seeds=... sets it"),
         (["losses=rll", "--set", "dataset.folds=10"], "--set dataset.folds=10: the protocol sets it"),
+        (["losses=rll", "--set", "evaluation.report.neighbors=5"], "--set evaluation.report.neighbors=5: the protocol"),
         (["losses=rll", "--set", "optimizer.lr=0.5"], "--set optimizer.lr=0.5: the search of rll sets it"),
     ],
 )
@@ -318,7 +319,8 @@ def test_mistakes_end_in_one_line_before_any_training(
     assert not (tmp_path / "runs").exists()
 
 
-SMALL_SETTINGS = [*SMALL, "trainer.max_steps=4", "trainer.val_check_interval=2", "evaluation.clustering=false"]
+SMALL_SETTINGS = [setting for setting in SMALL if setting != "evaluation.report=null"]  # the protocol sets it
+SMALL_SETTINGS += ["trainer.max_steps=4", "trainer.val_check_interval=2", "evaluation.clustering=false"]
 
 
 @pytest.mark.pipeline

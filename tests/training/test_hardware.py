@@ -117,3 +117,8 @@ def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -
 def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
     with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
         parse_compile(composed(f"compile={asked}").compile)
+
+
+def test_a_backend_that_pytorch_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match=r"compile=.*: no such backend; nearest: .*inductor"):
+        parse_compile(composed("compile={backend: inducter}").compile)

@@ -10,14 +10,15 @@ from dml.evaluation.audit.findings import Finding
 from dml.ops.files import write_text
 
 COLUMNS = ("issue", "score", "remark", "path", "label", "other_path", "other_label", "action", "new_label")
+FILLED_BY_AUDIT = COLUMNS[:7]
 IDENTITY = ("issue", "path", "label", "other_path", "other_label")
 """The columns that tell whether two lines are the same finding."""
 
 
 def read_decided_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of an earlier audit's file in which the user has filled in an action or a new label.
+    """Return the lines of an earlier audit's file in which the user has filled in anything; none without a file.
 
-    They hold the user's own columns too, such as notes. Without a file there are none.
+    What can be filled in is an action, a new label, and columns of the user's own, such as notes.
 
     Raises:
         InputError: if the file isn't one of an audit.
@@ -25,7 +26,7 @@ def read_decided_rows(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     rows = [dict.fromkeys(COLUMNS, "") | cells for _, cells in iterate_rows(path)]
-    return [row for row in rows if row["action"] or row["new_label"]]
+    return [row for row in rows if any(cell for column, cell in row.items() if column not in FILLED_BY_AUDIT)]
 
 
 def write_findings(

@@ -48,7 +48,10 @@ def reproduce_figures(figures: Sequence[Figure], plan: Plan, data: Path | None, 
                 check_data(f"figure {figure.name}", missing, data, ADVICE)
                 runner = run_forks if data is None else run_processes
                 has_failed |= train_runs(missing, data or Path(), say, jobs, runner)
-            _write_figure(figure, plan, images)
+            if any(run.is_finished for run in figure.list_runs(plan)):
+                _write_figure(figure, plan, images)
+            else:  # an earlier picture stays
+                say(f"{figure.name}: none of its runs is done{', as said above' if jobs else ''}; no picture is drawn")
         except InputError as error:
             sys.stderr.write(f"error: {error}\n")
             has_failed = True
@@ -57,17 +60,11 @@ def reproduce_figures(figures: Sequence[Figure], plan: Plan, data: Path | None, 
 
 
 def _write_figure(figure: Figure, plan: Plan, images: Path) -> None:
-    """Draw a figure of the finished runs, and write its numbers to a file.
-
-    Raises:
-        InputError: if no run is finished: an earlier picture stays.
-    """
+    """Draw a figure of the finished runs, and write its numbers to a file."""
     from dml.papers.figures.drawings import draw_figure  # importing matplotlib is slow
 
-    runs = figure.list_runs(plan)
-    finished = sum(run.is_finished for run in runs)
-    if not finished:
-        raise InputError(f"figure {figure.name}: none of its {len(runs)} runs is done; without --show they are made")
     values = draw_figure(figure, plan, images)
     write_csv(plan.outputs / f"{figure.name}.csv", csv_rows(figure, values))
+    runs = figure.list_runs(plan)
+    finished = sum(run.is_finished for run in runs)
     say(f"{images / figure.name}.png: {figure.title} on {figure.dataset}, {finished} of {len(runs)} runs are done")

@@ -8,7 +8,7 @@ from pathlib import Path
 from dml.evaluation.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
-from dml.ops.locks import FileLock
+from dml.ops.locks import replacing_alone
 from dml.ops.run_folder import RunFolder
 from dml.papers.leaderboard.contest_runs import Search, score_candidate
 from dml.papers.leaderboard.contests import SEARCHED_KIND, Contest
@@ -116,8 +116,7 @@ def store_results(path: Path, new: Iterable[ContestResult]) -> list[ContestResul
     Raises:
         InputError: if `merge_results` or `read_results` raises one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")).hold(wait=True):
+    with replacing_alone(path):
         results = merge_results(read_results(path), new)
         write_results(path, results)
     return results

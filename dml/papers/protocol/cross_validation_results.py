@@ -11,7 +11,7 @@ import numpy as np
 from dml.evaluation.class_sums import ClassSums, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
-from dml.ops.locks import FileLock
+from dml.ops.locks import replacing_alone
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
 from dml.papers.protocol.cross_validation import CrossValidation, Method
@@ -136,8 +136,7 @@ def store_results(path: Path, new: ProtocolResult) -> ProtocolResult:
     Raises:
         InputError: if `check_setting` or `read_results` raises one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")).hold(wait=True):
+    with replacing_alone(path):
         old = read_results(path)
         check_setting(new.setting, old, path)
         merged = new.merge_into(old)

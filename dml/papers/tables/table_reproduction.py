@@ -10,9 +10,11 @@ from dml.commands.config_types import check_types
 from dml.commands.error_lines import say
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
+from dml.ops.nested import is_below
+from dml.ops.overrides import key_of
 from dml.ops.text_tables import write_csv
 from dml.papers.cost import estimate_gpu_hours
-from dml.papers.experiments import compose
+from dml.papers.experiments import IGNORED_KEYS, compose
 from dml.papers.plans import Plan, PlannedRun, check_data, list_commands, train_runs
 from dml.papers.tables.paper_tables import PAPERS, Table
 from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
@@ -88,13 +90,16 @@ def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, 
 def _write_table(table: Table, plan: Plan) -> None:
     """Print a table with the results of the finished runs, and write it to files.
 
-    Trainings with the user's overrides have files of their own, which don't replace those of the paper's trainings.
+    Trainings that the user's overrides change have files of their own, which don't replace those of the paper's.
     """
     results = collect_results(table, plan)
     title = f"{PAPERS[table.paper]}, {'Lane' if table.is_lane else 'Table'} {table.name}"
-    changes = [*(["smoke"] if plan.is_small else []), *plan.overrides]
-    page = format_markdown(results, f"{title} ({', '.join(changes)}: not the paper's training)" if changes else title)
+    overrides = sorted(override for override in plan.overrides if not is_below(key_of(override), IGNORED_KEYS))
+    departures = [*(["smoke"] if plan.is_small else []), *overrides]
+    if departures:
+        title = f"{title} ({', '.join(departures)}: not the paper's training)"
+    page = format_markdown(results, title)
     say(page)
-    hashed = f"-{sha256(shlex.join(plan.overrides).encode()).hexdigest()[:8]}" if plan.overrides else ""
-    write_csv(plan.outputs / f"{table}{hashed}.csv", csv_rows(results))
-    write_text(plan.outputs / f"{table}{hashed}.md", page)
+    name = f"{table}-{sha256(shlex.join(overrides).encode()).hexdigest()[:8]}" if overrides else str(table)
+    write_csv(plan.outputs / f"{name}.csv", csv_rows(results))
+    write_text(plan.outputs / f"{name}.md", page)
