@@ -62,7 +62,7 @@ def main(overrides: list[str]) -> None:
     table, whole_table = read_part(config)
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
+        checked = check_and_summarize(config, table, folder, whole_table)
         images = collect_images(config, take_readable(table, checked), checked, folder, network, settings)
     clean = audit_images(images, settings)
     print("without planted errors:", ", ".join(f"{count_issue(clean, issue)} {issue}" for issue in ISSUES))

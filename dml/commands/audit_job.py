@@ -60,7 +60,7 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     network = build_network(config)
     table, whole_table = read_part(config)
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
+        checked = check_and_summarize(config, table, folder, whole_table)
         images = collect_images(config, take_readable(table, checked), checked, folder, network, settings)
     class_sizes = None if len(table) == len(whole_table) else _count_images(whole_table)
     findings = [*audit_images(images, settings, class_sizes), *report_broken_images(table, checked)]

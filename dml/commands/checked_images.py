@@ -35,7 +35,7 @@ def read_part(config: DictConfig) -> tuple[ImageTable, ImageTable]:
 
 
 def check_and_summarize(
-    config: DictConfig, table: ImageTable, folder: CacheFolder, *, is_whole: bool
+    config: DictConfig, table: ImageTable, folder: CacheFolder, whole_table: ImageTable
 ) -> dict[str, CheckedImage]:
     """Read and decode each image once, and print what the splits hold; ``dml prepare`` and later calls use the results.
 
@@ -43,7 +43,7 @@ def check_and_summarize(
         config: configuration of the command.
         table: the images.
         folder: folder of the prepared files, whose lock is held.
-        is_whole: whether the table is the whole data set, so that ``table.parquet`` can be written.
+        whole_table: all images of the data set; only a table of all can be written to ``table.parquet``.
     """
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
@@ -54,7 +54,7 @@ def check_and_summarize(
             warn=warn,
             limits=ImageLimits.from_settings(config.data),
         )
-    if is_whole and all(config.dataset.get(key) is None for key in TABLE_KEYS):
+    if len(table) == len(whole_table) and all(config.dataset.get(key) is None for key in TABLE_KEYS):
         write_table(folder, table, images)
     console.print(make_overview_table(summarize_splits(table, images)))
     return images

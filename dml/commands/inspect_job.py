@@ -58,7 +58,7 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
     table, whole_table = read_part(config)
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
-        images = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
+        images = check_and_summarize(config, table, folder, whole_table)
         for line in describe_copies(table, images):
             warn(line)
         readable = take_readable(table, images)

@@ -42,7 +42,7 @@ def shift(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     table, whole_table = read_part(config)
     labels_by_name = name_movable_classes(table, "dml shift")
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, is_whole=len(table) == len(whole_table))
+        checked = check_and_summarize(config, table, folder, whole_table)
         readable = take_readable(table, checked).subset(*SPLITS)
         _check_classes(labels_by_name, readable)
         features = network.embed(set_for_readable(config), readable, folder).double().numpy()

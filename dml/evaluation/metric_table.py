@@ -120,10 +120,11 @@ def _choose_level_metrics(metrics: Mapping[str, Any], custom: Sequence[Metric] =
 
     Without any of these they are the first six of a level.
     """
-    level_names = [
-        name for name, value in metrics.items() if name.startswith("level0/") and is_joint_metric(name, value)
+    names = [
+        name.removeprefix("level0/")
+        for name, value in metrics.items()
+        if name.startswith("level0/") and is_joint_metric(name, value)
     ]
-    names = [name.removeprefix("level0/") for name in level_names]
     recalls = [name for name in names if name.startswith("recall@")][:4]
     custom_names = {metric.name for metric in custom}
     more = [name for name in names if MetricName.parse(name).family in custom_names]

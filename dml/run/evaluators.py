@@ -184,16 +184,18 @@ def check_share(key: str, config: DictConfig, part: ImageTable) -> None:
         )
 
 
-def check_tested_settings(config: DictConfig, table: ImageTable) -> None:
-    """Make sure, before anything is embedded, that a test can use its settings.
+def check_tested_settings(config: DictConfig, table: ImageTable) -> MetricConfig:
+    """Make sure, before anything is embedded, that a test can use its settings -> the configuration of its metrics.
 
     Raises:
         InputError: if a metric, the threshold, the pictures or a re-ranking can't be had as ``evaluation`` says.
     """
-    build_metric_config(config, table).check_labels()
+    metrics = build_metric_config(config, table)
+    metrics.check_labels()
     build_threshold_settings(config)
     check_pictures(config.evaluation)
     build_rerankings(config, table)
+    return metrics
 
 
 def check_evaluation(config: DictConfig, table: ImageTable) -> None:
@@ -204,11 +206,10 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
         table: the data set with all its splits.
 
     Raises:
-        InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, or no query
-            has a positive.
+        InputError: if a metric or a set of heads is unknown, no validation has ``checkpoints.monitor``, no query has a
+            positive, or a validation would have less than one batch.
     """
-    check_tested_settings(config, table)
-    metrics, heads = build_metric_config(config, table), list(config.model.heads)
+    metrics, heads = check_tested_settings(config, table), list(config.model.heads)
     check_queries(table.select_evaluated("test"))
     evaluated_heads = list_evaluated_heads(heads, config.evaluation)
     validated = table.select_evaluated("test" if choose_selection(config, table) == "test" else "val")
@@ -216,5 +217,6 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
         monitor, mode = config.checkpoints.monitor, config.checkpoints.mode
         if config.trainer.val_check_interval is not None or config.trainer.check_val_every_n_epoch is not None:
             check_queries(validated)
+            check_share("limit_val_batches", config, validated)
         check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
         check_tie_breaker(config.checkpoints.tie_breaker, validated, metrics)

@@ -164,9 +164,6 @@ def _check_data(
     builders.read_other_labels(config, table)
     for stage in stages:
         check_evaluation(stage.config, table)
-        if (stage.config.trainer.val_check_interval or stage.config.trainer.check_val_every_n_epoch) is not None:
-            validated_split = "test" if choose_selection(stage.config, table) == "test" else "val"
-            check_share("limit_val_batches", stage.config, table.select_evaluated(validated_split))
     check_share("limit_test_batches", stages[-1].config, table.select_evaluated(tested_split))
     builders.check_readable(config, table)
 

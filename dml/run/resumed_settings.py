@@ -31,7 +31,7 @@ def check_resumed_settings(
     """
     before = OmegaConf.create(dict(stored))
     remedy = f"init={folder.last_checkpoint} begins a new run with its weights"
-    stage, stage_before = (find_stage(whole, progress.stage).config for whole in (config, before))
+    stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
     losses, losses_before = (dict(_list_targets(OmegaConf.to_container(part.loss))) for part in (stage, stage_before))
     if losses != losses_before:
@@ -46,18 +46,16 @@ def check_resumed_settings(
         old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
         if old != new:
             raise InputError(f"{key}={new}: the run has chosen its best checkpoint with {old} so far; {remedy}")
-    if "test" in {stage.evaluation.selection, stage_before.evaluation.selection} and (
-        stage.evaluation.selection != stage_before.evaluation.selection
-    ):
+    old, new = (part.evaluation.selection for part in (stage_before, stage))
+    if old != new and "test" in (old, new):
         raise InputError(
-            f"evaluation.selection={stage.evaluation.selection}: the run has chosen its best checkpoint with "
-            f"{stage_before.evaluation.selection} so far; {remedy}"
+            f"evaluation.selection={new}: the run has chosen its best checkpoint with {old} so far; {remedy}"
         )
 
 
 def _check_finished_stages(config: DictConfig, before: DictConfig, current: str) -> None:
     """Make sure that the stages before the current one are those that were trained."""
-    finished, finished_now = (_list_changes(whole, current) for whole in (before, config))
+    finished, finished_now = (_list_changes(run_config, current) for run_config in (before, config))
     for (name, changes), (name_now, changes_now) in zip_longest(finished, finished_now, fillvalue=("", {})):
         if (name, changes) != (name_now, changes_now):
             raise InputError(
