@@ -19,6 +19,7 @@ from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.measured_facts import describe_vector
 from dml.evaluation.metric_names import HEADS, set_name
+from dml.evaluation.ranking.queries import PerQuery
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.result_lines import print_result
 from dml.evaluation.run_pictures import write_pictures
@@ -64,23 +65,14 @@ def run_test(
     """
     images.tested_on = split
     trainer.test(embedder, images, verbose=False)
-    embedded, device = embedder.embedded, trainer.strategy.root_device
-    table, settings = images.table.select_evaluated(split), config.evaluation
-    skipped = len(table) - len(embedded.rows)
-    tested = table.take(embedded.rows.numpy()) if skipped else table
+    settings, rows = config.evaluation, embedder.embedded.rows
+    table = images.table.select_evaluated(split)
+    skipped = len(table) - len(rows)
+    tested = table.take(rows.numpy()) if skipped else table
     evaluator = Evaluator(tested, build_metric_config(config, table))
-    embeddings = UnitEmbeddings.normalize(
-        embedded.embeddings[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature
-    )
-    pictures = [picture for picture in (settings.report, settings.sheet) if picture]
-    evaluation = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
-    metrics: Metrics = {**evaluation.metrics}
-    for heads in list_evaluated_heads(config.model.heads, settings):
-        head_metrics = evaluator.evaluate(embedded.embeddings[heads].to(device)).metrics
-        metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
-    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(config, tested))
+    embeddings, lists, metrics = _evaluate(config, evaluator, embedder, trainer.strategy.root_device, tested)
     if split == "test":
-        metrics |= _compute_test_metrics(config, images.table, embeddings, embedded.rows, neighbors_file)
+        metrics |= _compute_test_metrics(config, images.table, embeddings, rows, neighbors_file)
     is_limited = config.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(config, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(config, trainer, embedder, images, embeddings, tested, folder)
@@ -89,7 +81,7 @@ def run_test(
     )
     limits = ImageLimits.from_settings(config.data)
     rank_zero_only(write_pictures)(
-        folder, metrics, tested, embeddings, evaluation.lists, limits, sheet=settings.sheet, report=settings.report
+        folder, metrics, tested, embeddings, lists, limits, sheet=settings.sheet, report=settings.report
     )
     log_final_metrics(trainer.loggers, metrics, folder)
     rank_zero_only(folder.write_metrics)(metrics)  # last of all, as a run with metrics.json is finished
@@ -102,6 +94,25 @@ def run_test(
         custom=evaluator.config.custom,
     )
     return metrics
+
+
+def _evaluate(
+    config: DictConfig, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
+) -> tuple[UnitEmbeddings, list[PerQuery], Metrics]:
+    """Evaluate what was embedded -> embeddings of the chosen heads, the lists of queries for the pictures, metrics.
+
+    The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
+    """
+    settings, embedded = config.evaluation, embedder.embedded.embeddings
+    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
+    pictures = [picture for picture in (settings.report, settings.sheet) if picture]
+    evaluation = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
+    metrics: Metrics = {**evaluation.metrics}
+    for heads in list_evaluated_heads(config.model.heads, settings):
+        head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
+        metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
+    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(config, tested))
+    return embeddings, evaluation.lists, metrics
 
 
 def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
