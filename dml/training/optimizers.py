@@ -4,7 +4,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, check_number, nearest
 
 NOT_NEGATIVE = ("lr", "heads_lr_multiplier", "weight_decay", "momentum")
 """Settings that must be numbers from 0 on; PyTorch's optimizers refuse others without the key that was given."""
@@ -143,7 +143,4 @@ def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[st
 def _check_rates(settings: Mapping[str, Any], path: str) -> None:
     """Refuse a setting of `NOT_NEGATIVE` that is negative or no number; ``path`` is where the settings are given."""
     for name in NOT_NEGATIVE:
-        value = settings.get(name, 0)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not value >= 0:
-            raise InputError(f"{path}.{name}={value}: must be a number, 0 or more")
+        check_number(f"{path}.{name}", settings.get(name, 0), least=0)

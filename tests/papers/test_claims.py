@@ -258,6 +258,18 @@ def test_stored_results_of_another_configuration_are_not_those_of_a_run(tmp_path
     assert ClaimResults(file).find_metrics(run, "test") is None
 
 
+def test_two_commands_at_once_keep_the_results_of_both(tmp_path: Path) -> None:
+    first, second = Plan(tmp_path, 2).list_runs(Training("claims/rll"))
+    file = tmp_path / "claims.json"
+    one, other = ClaimResults(file), ClaimResults(file)
+    for results, run, value in ((one, first, 0.5), (other, second, 0.25)):
+        leave(run.folder, h_ap=value)
+        assert results.find_metrics(run, "test") == {"h_ap": value}
+    one.write()
+    other.write()
+    assert [entry["metrics"] for entry in json.loads(file.read_text())] == [{"h_ap": 0.5}, {"h_ap": 0.25}]
+
+
 class Invented:
     """Stands in for the processes: leaves metrics that are functions of the run, and says what was made."""
 

@@ -40,6 +40,13 @@ def test_a_setting_of_the_losses_that_the_optimizer_lacks_is_refused(parameters:
         optimizer_by_role(parameters, optimizer=torch.optim.SGD, lr=0.1, loss={"lr": 1.0, "weight_decy": 0.1})
 
 
+@pytest.mark.parametrize(("name", "value"), [("lr", -1.0), ("lr", float("inf")), ("momentum", True), ("lr", "1")])
+def test_a_rate_that_is_none_is_refused(name: str, value: object) -> None:
+    settings: dict[str, Any] = {"lr": 0.1, name: value}
+    with pytest.raises(InputError, match=rf"^optimizer\.{name}={value}: must be a finite number, 0 or more$"):
+        optimizer_by_role(roles(), optimizer=torch.optim.SGD, **settings)
+
+
 def test_what_asks_for_no_gradient_is_left_out() -> None:
     parameters = roles()
     parameters["backbone"][0].requires_grad_(False)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
+from dml.ops.locks import replacing_alone
 from dml.ops.run_folder import RunFolder
 from dml.papers.plans import PlannedRun
 
@@ -43,20 +44,8 @@ class ClaimResults:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stored: dict[Key, StoredMetrics] = {}
-        self._read_folders: set[Key] = set()
-        if path.exists():
-            try:
-                entries = json.loads(path.read_text(encoding="utf-8"))
-                self._stored = {
-                    (entry["training"], entry["seed"], entry["split"]): StoredMetrics(
-                        entry["configuration"], entry["metrics"]
-                    )
-                    for entry in entries
-                }
-            except (ValueError, TypeError, KeyError) as error:
-                message = f"{path}: no results of the claims ({error!r}); delete it, or take it from git"
-                raise InputError(message) from error
+        self._stored = _read(path)
+        self._found: dict[Key, StoredMetrics] = {}
 
     def find_metrics(self, run: PlannedRun, split: str) -> Mapping[str, float] | None:
         """Return the metrics of a run on the classes of "test" or "val", fractions; None if nobody has them.
@@ -65,22 +54,40 @@ class ClaimResults:
         """
         key = (shlex.join([run.training.experiment, *run.training.overrides]), run.seed, split)
         folder = RunFolder(validation_folder(run) if split == "val" else run.folder)
-        if key not in self._read_folders and folder.is_finished:
+        if key not in self._found and folder.is_finished:
             metrics = {
                 name: round(value, DIGITS) for name, value in folder.metrics().items() if name.endswith(KEPT_METRICS)
             }
-            self._stored[key] = StoredMetrics(run.configuration, metrics)
-            self._read_folders.add(key)
-        stored = self._stored.get(key)
+            self._found[key] = StoredMetrics(run.configuration, metrics)
+        stored = self._found.get(key) or self._stored.get(key)
         return stored.metrics if stored is not None and stored.configuration == run.configuration else None
 
     def write(self) -> None:
-        """Write all metrics, each run on a line."""
-        lines = [
-            json.dumps({"training": training, "seed": seed, "split": split} | stored._asdict())
-            for (training, seed, split), stored in sorted(self._stored.items())
-        ]
-        write_text(self.path, "[\n" + ",\n".join(lines) + "\n]\n")
+        """Write all metrics, each run on a line, beside those that another command has written meanwhile."""
+        with replacing_alone(self.path):
+            lines = [
+                json.dumps({"training": training, "seed": seed, "split": split} | stored._asdict())
+                for (training, seed, split), stored in sorted((_read(self.path) | self._found).items())
+            ]
+            write_text(self.path, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def _read(path: Path) -> dict[Key, StoredMetrics]:
+    """Read the metrics that `ClaimResults.write` wrote; none if there is no file.
+
+    Raises:
+        InputError: if it is another file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            (entry["training"], entry["seed"], entry["split"]): StoredMetrics(entry["configuration"], entry["metrics"])
+            for entry in entries
+        }
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: no results of the claims ({error!r}); delete it, or take it from git") from error
 
 
 def validation_folder(run: PlannedRun) -> Path:
