@@ -58,7 +58,7 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["dataset.root=/nowhere"], "dataset.root=/nowhere"),
         (["sampler.classes_per_batch=500"], "sampler.classes_per_batch=500"),
         (["sampler.images_per_class=1"], "sampler.images_per_class=1"),
-        (["optimizer.loss={weight_decay: -1}"], "optimizer.loss.weight_decay=-1: must be a number, 0 or more"),
+        (["optimizer.loss={weight_decay: -1}"], "optimizer.loss.weight_decay=-1: must be a finite number, 0 or more"),
         (["trainer.accelerator=mps"], "trainer.accelerator=mps: this machine has none"),
         (["loss._target_=dml.nowhere.Loss"], "loss._target_: "),
         (["model.heads=[L,X]"], "model.heads=['L', 'X']"),

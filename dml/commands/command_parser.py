@@ -39,7 +39,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_folder(self, option: str, default: str, meaning: str) -> None:
         """Add an option that is a folder."""
         self.add_argument(
-            option, type=Path, default=Path(default), metavar="FOLDER", help=f"{meaning} (default: %(default)s)"
+            option, type=expand_home, default=Path(default), metavar="FOLDER", help=f"{meaning} (default: %(default)s)"
         )
 
     def add_photographs(self) -> None:

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
 from dml.ops.escaping import printable
 from dml.ops.files import write_text
+from dml.ops.paths import expand_home
 from dml.ops.text_tables import write_csv
 
 DESCRIPTION = """\
@@ -59,7 +59,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
 
 def _parser() -> CommandParser:
     parser = CommandParser("compare", DESCRIPTION, EXAMPLES)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folders of runs or of sweeps")
+    parser.add_argument("runs", nargs="+", type=expand_home, metavar="RUNS", help="folders of runs or of sweeps")
     parser.add_argument(
         "--metrics",
         nargs="+",
@@ -67,6 +67,8 @@ def _parser() -> CommandParser:
         metavar="METRIC",
         help="columns of the table (default: level0/recall@1)",
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="file to write every metric to, as fractions in full")
+    parser.add_argument("--markdown", type=expand_home, metavar="FILE", help="file to write the table to")
+    parser.add_argument(
+        "--csv", type=expand_home, metavar="FILE", help="file to write every metric to, as fractions in full"
+    )
     return parser

@@ -84,10 +84,12 @@ def _choose_folder(place: Path) -> "RunFolder":
     """Return the folder of a run or of a saved model; that of the run, for a checkpoint.
 
     Raises:
-        InputError: if a checkpoint lies in no run's folder.
+        InputError: if there is nothing, or a checkpoint that lies in no run's folder.
     """
     from dml.ops.run_folder import RunFolder
 
+    if not os.path.exists(place):
+        raise InputError(f"{printable(place)}: no such file or folder")
     if os.path.isdir(place):
         return RunFolder(place)
     folder = RunFolder.from_checkpoint(place)
@@ -121,7 +123,10 @@ def _parser() -> CommandParser:
     parser.add_number("--rescore", 100, "neighbours that are sorted again by float32 vectors")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="file to write (default: compression.json in the model's folder)"
+        "--output",
+        type=expand_home,
+        metavar="FILE",
+        help="file to write (default: compression.json in the model's folder)",
     )
     add_embedding_options(parser)
     return parser

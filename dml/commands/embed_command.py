@@ -11,6 +11,7 @@ from dml.commands.embedding_model import load_for_many_images
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
@@ -38,7 +39,9 @@ def embed_images(arguments: Sequence[str]) -> None:
     parser = CommandParser("embed", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file to write: .parquet or .npz")
+    parser.add_argument(
+        "--output", type=expand_home, required=True, metavar="FILE", help="file to write: .parquet or .npz"
+    )
     parser.add_argument(
         "--shard",
         metavar="I/N",
@@ -56,9 +59,8 @@ def embed_images(arguments: Sequence[str]) -> None:
         from dml.inference.bulk.embedding_files import check_output
         from dml.inference.bulk.shards import WHOLE, Shard
         from dml.ops.extras import check_installed
-        from dml.ops.paths import expand_home
 
-        output = expand_home(options.output)
+        output = options.output
         check_output(output)
         if options.ray:
             check_installed("ray", "pandas", extra="ray")
@@ -69,7 +71,7 @@ def embed_images(arguments: Sequence[str]) -> None:
         with parts.hold(shard):
             _embed(options, model, parts, shard)
             if not options.shard:
-                parts.join()
+                parts.join(may_lack_images=options.on_corrupt == "skip")
         say(_describe_parts(parts) if options.shard else printable(output))
 
 

@@ -8,6 +8,7 @@ from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.escaping import printable
 from dml.ops.files import write_text
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Write the report of a finished run again, or one report of two runs side by
@@ -47,11 +48,13 @@ def find_common_folder(run: Path, other: Path) -> Path:
 
 def _parser() -> CommandParser:
     parser = CommandParser("report", DESCRIPTION, EXAMPLES)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("other", nargs="?", type=Path, metavar="OTHER", help="folder of a run to compare it with")
+    parser.add_argument("run", type=expand_home, metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "other", nargs="?", type=expand_home, metavar="OTHER", help="folder of a run to compare it with"
+    )
     parser.add_argument(
         "--output",
-        type=Path,
+        type=expand_home,
         metavar="FILE",
         help="file to write (default: RUN/report.html; of two runs, report.html beside them)",
     )

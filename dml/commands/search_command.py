@@ -2,6 +2,7 @@
 
 import json
 import re
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from dml.commands.command_parser import CommandParser, add_trust, positive_numbe
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import shorten_path
+from dml.ops.paths import expand_home, shorten_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,13 +44,14 @@ def search_images(arguments: Sequence[str]) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
     parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbours (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="file to draw the neighbours to, a PNG")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="file to write a page of the neighbours to")
+    parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbours to, a PNG")
+    parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbours to")
     add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
         from dml.inference import Index  # after --help: it takes seconds
 
+        _check_outputs(options)
         index = Index.load(options.index, trust=options.trust)
         scores, positions = index.search_positions(options.images, min(options.k, len(index)))
         results = [
@@ -61,6 +63,23 @@ def search_images(arguments: Sequence[str]) -> None:
             _draw(index, results, options.picture)
         if options.html:
             _write_page(index, Path(options.index).absolute().name, results, options.html)
+
+
+def _check_outputs(options: Namespace) -> None:
+    """Make sure that ``--picture`` and ``--html`` name files to write, and no image that was meant as a query.
+
+    Raises:
+        InputError: if one has another suffix, or would replace an image.
+    """
+    from dml.evaluation.pictures import is_contact_sheet
+
+    for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
+        if path is None:
+            continue
+        if path.suffix.lower() != suffix:
+            raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
+        if suffix == ".png" and path.exists() and not is_contact_sheet(path):
+            raise InputError(f"{option} {printable(path)}: dml didn't write this file; give the name of a new one")
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
@@ -149,7 +168,7 @@ def _read(index: "Index", path: str) -> "Tensor":
     from dml.data.images import UnreadableImageError, read_image, without_remedy
 
     try:
-        return read_image(path, index.model.settings.limits)
+        return read_image(str(expand_home(path)), index.model.settings.limits)
     except UnreadableImageError as error:
         raise InputError(f"{without_remedy(error)}; the search alone works without --picture and --html") from error
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from dml.ops.errors import InputError
@@ -26,6 +27,8 @@ FRAME, CORNER, BADGE = 5, 8, 9
 FINE = 4
 """The factor by which shapes are drawn larger before they are scaled down, because PIL draws without smoothing."""
 SMALLEST_TILE = 32
+WRITER = ("Software", "dml")
+"""What tells the files of contact sheets from other pictures: a key and its text among the facts of the PNG file."""
 
 
 def draw_retrieval_sheet(
@@ -87,7 +90,19 @@ def draw_contact_sheet(rows: Sequence[tuple[str, Sequence[Pixels]]], path: str |
         draw.text((MARGIN, top + LINE / 2), printable(title), fill=INK, font=font, anchor="lm")
         for j, picture in enumerate(pictures):
             _paste(sheet, picture, (MARGIN + j * (tile + SPACE), top + LINE), tile, None)
-    sheet.save(path, format="PNG")
+    facts = PngInfo()
+    facts.add_text(*WRITER)
+    sheet.save(path, format="PNG", pnginfo=facts)
+
+
+def is_contact_sheet(path: str | Path) -> bool:
+    """Tell whether a file is one that `draw_contact_sheet` wrote."""
+    key, value = WRITER
+    try:
+        with Image.open(path) as picture:
+            return picture.info.get(key) == value
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return False
 
 
 def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:

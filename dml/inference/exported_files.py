@@ -5,7 +5,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,8 +58,10 @@ def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mappin
         InputError: if the weights are too large for the kind of file.
     """
     if suffix == PROGRAM:
-        with path.open("wb") as opened, _quiet():
-            torch.export.save(program, opened, extra_files={FACTS: json.dumps(facts)})
+        content = BytesIO()  # PyTorch ends the process if it can't write its last bytes to a file
+        with _quiet():
+            torch.export.save(program, content, extra_files={FACTS: json.dumps(facts)})
+        path.write_bytes(content.getbuffer())
         return {}
     size = sum(value.nbytes for value in program.state_dict.values())
     if size > MAX_ONNX_BYTES:

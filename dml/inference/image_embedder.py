@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dml.data.images import ImageFile, UnreadableImageError
-from dml.data.transforms import stack
+from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
 from dml.evaluation.threshold.stored_calibration import find_calibration
@@ -77,7 +77,7 @@ class ImageEmbedder:
         self.ball = settings.ball
         self.device = _choose_device(device)
         self.model = model.eval().to(self.device)
-        self._transform = settings.build_transform()
+        self._transforms = {1: settings.build_transform()}
 
     def __repr__(self) -> str:
         return (
@@ -143,18 +143,24 @@ class ImageEmbedder:
         add_tensors(digest, sorted(self.model.state_dict().items()))
         return digest.hexdigest()[:16]
 
-    def preprocess(self, image: ImageInput | ImageFile) -> Tensor:
+    def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
         """Turn an image into the network's input (3, h, w) uint8 RGB, as the test of its run did.
 
         Args:
             image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or `dml.data.images.ImageFile`.
+            views: number of views of the image, see `embed`; with V > 1 of them, the input is (V, 3, h, w).
 
         Raises:
             UnreadableImageError: if the image can't be read.
-            InputError: if it is something else.
+            InputError: if it is something else, or there are no crops of so many views.
         """
         file = image if isinstance(image, ImageFile) else read_pixels(image, self.settings.limits)
-        return self._transform(file)
+        return self._choose_transform(views)(file)
+
+    def _choose_transform(self, views: int) -> Pipeline:
+        if views not in self._transforms:
+            self._transforms[views] = self.settings.build_transform(views)
+        return self._transforms[views]
 
     def embed(
         self,
@@ -162,7 +168,7 @@ class ImageEmbedder:
         *,
         batch_size: int | None = None,
         num_workers: int = 0,
-        views: int = 1,
+        views: int | None = None,
         precision: str = "32",
         on_corrupt: str = "raise",
         progress: bool = False,
@@ -176,7 +182,8 @@ class ImageEmbedder:
                 same digits as the test.
             num_workers: number of processes that decode images; 0 decodes in this process.
             views: number of views of each image, whose embeddings are averaged: 1, 2 (the image and its mirror image),
-                5 (corners and centre) or 10 (both).
+                5 (corners and centre) or 10 (both). None takes that of the run's test, which its metrics and its
+                threshold are of.
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
             on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
                 warning names the image.
@@ -208,7 +215,7 @@ class ImageEmbedder:
         *,
         batch_size: int | None = None,
         num_workers: int = 0,
-        views: int = 1,
+        views: int | None = None,
         precision: str = "32",
         on_corrupt: str = "raise",
     ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
@@ -235,7 +242,7 @@ class ImageEmbedder:
         size = self.settings.batch_size if batch_size is None else batch_size
         if size < 1 or num_workers < 0:
             raise InputError(f"batch_size={size}, num_workers={num_workers}: at least 1 and 0")
-        transform = self._transform if views == 1 else self.settings.build_transform(views)
+        transform = self._choose_transform(self.settings.views if views is None else views)
         loader = DataLoader(
             ImageInputs(images, transform, self.settings.limits),
             batch_size=size,

@@ -43,12 +43,14 @@ class Index:
         model: model that embeds images.
         vectors: the vectors by id.
         items: the images by id.
+        next_id: smallest id that no image has had, so that none gets the id of one that was removed.
     """
 
-    def __init__(self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems) -> None:
+    def __init__(self, model: ImageEmbedder, vectors: VectorIndex, items: IndexItems, next_id: int = 0) -> None:
         self.model = model
         self.vectors = vectors
         self.items = items
+        self._next_id = max(next_id, items.next_id)
 
     @classmethod
     def build(
@@ -70,19 +72,21 @@ class Index:
         """
         items = _list_items(source)
         dimension = model.dimension + (2 if model.ball else 0)
-        VectorIndex.check(dimension, factory, parameters)
+        VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
         vectors = VectorIndex(dimension, factory)
         if model.ball and not vectors.scores_are_products:
             raise InputError(
                 f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does"
             )
+        if model.ball:
+            vectors.encode_whole_vectors()
         vectors.set_parameters(parameters)
         items, searched = _embed_items(model, items, options)
         if vectors.needs_training:
             chosen = np.random.default_rng(0).permutation(len(searched))[:MOST_TRAINING_VECTORS]
             vectors.train(searched[np.sort(chosen)])
         vectors.add(searched, items.ids)
-        vectors.search(searched[:1], k=1)  # codes of 8 bits weren't tried before
+        vectors.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
         return cls(model, vectors, items)
 
     def __len__(self) -> int:
@@ -191,8 +195,7 @@ class Index:
         return self._add(source, options, replaces=True)
 
     def _add(self, source: Source, options: dict[str, Any], *, replaces: bool) -> int:
-        first_id = int(self.items.ids[-1]) + 1 if len(self) else 0
-        items = _list_items(source, first_id)
+        items = _list_items(source, self._next_id)
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
             raise InputError(
@@ -208,6 +211,7 @@ class Index:
             self.remove(items.paths[self.items.holds(items.paths.tolist())].tolist())
         self.vectors.add(searched, items.ids)
         self.items = self.items.join(items)
+        self._next_id = self.items.next_id
         return len(items)
 
     def remove(self, paths: list[str]) -> int:
@@ -255,9 +259,9 @@ class Index:
             "model": f"model-{version}",
         }
         try:
-            with replacing(path / names["vectors"]) as partial:
+            with replacing(path / names["vectors"], on_disk=True) as partial:
                 self.vectors.write(partial)
-            with replacing(path / names["items"]) as partial:
+            with replacing(path / names["items"], on_disk=True) as partial:
                 self.items.write(partial)
             self.model.save_pretrained(path / names["model"])
             description = {
@@ -266,12 +270,13 @@ class Index:
                 "geometry": self.model.geometry,
                 "dimension": self.vectors.dimension,
                 "images": len(self),
+                "next_id": self._next_id,
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
                 "files": names,
                 "bytes": {kind: (path / names[kind]).stat().st_size for kind in ("vectors", "items")},
             }
-            write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n")
+            write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n", on_disk=True)
         finally:
             remove_unused_versions(path)  # those of this version, if a disk was full
 
@@ -330,7 +335,7 @@ class Index:
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items)
+        return cls(model, vectors, items, description.get("next_id", 0))
 
 
 def _list_items(source: Source, first_id: int = 0) -> IndexItems:

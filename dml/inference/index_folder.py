@@ -81,6 +81,7 @@ def read_description(path: Path) -> dict[str, Any]:
         names = [description["files"][kind] for kind in ("vectors", "items", "model")]
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
         sizes = [description["bytes"][kind] for kind in ("vectors", "items")]
+        sizes.append(description.get("next_id", 0))  # older versions wrote none
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
     if version != FORMAT:

@@ -54,6 +54,11 @@ class IndexItems:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def next_id(self) -> int:
+        """The smallest id that is larger than all."""
+        return int(self.ids[-1]) + 1 if len(self) else 0
+
     @cached_property
     def same_share(self) -> float | None:
         """The share of pairs of one class among all pairs of images with a label; None if it is 0 or 1."""
@@ -143,5 +148,5 @@ def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
         parents = (os.path.relpath(os.path.dirname(image), path) for image in paths)
         return paths, ["" if parent == "." else parent for parent in parents]
     if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-        return _list_images_and_classes(csv.read(path, test_fraction=0))
+        return _list_images_and_classes(csv.read_listed(path))
     return [str(path)], [""]

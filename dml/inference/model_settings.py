@@ -68,6 +68,11 @@ class ModelSettings:
         return int(self.config["data"]["eval_batch_size"])
 
     @property
+    def views(self) -> int:
+        """The number of views of each image in the run's test, ``evaluation.crops``."""
+        return int(self.config.get("evaluation", {}).get("crops", 1))
+
+    @property
     def decisive(self) -> dict[str, Any]:
         """The settings that, beside the weights, decide an image's embedding."""
         model = {key: value for key, value in self.config["model"].items() if key != "heads"}

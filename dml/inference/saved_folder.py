@@ -8,6 +8,7 @@
 
 import json
 import os
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.torch import save
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.files import wait_for_disk
 from dml.ops.paths import expand_home
 from dml.ops.run_files import replace_nan, restore_nan
 
@@ -71,11 +73,12 @@ def read_folder(path: Path) -> SavedModel:
         description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
         config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
-        heads, training = (description[key] for key in ("heads", "training"))
-        metrics = restore_nan(dict(description["metrics"]))
+        heads = tuple(map(str, description["heads"]))
+        chosen_heads = tuple(map(str, description.get("chosen_heads", config["model"]["heads"])))  # older: none
+        training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         class_names = tuple(map(str, description["class_names"]))
-        chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
+        int(parts["data"]["eval_batch_size"]), parts["transform"]["test"]
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
@@ -85,7 +88,7 @@ def read_folder(path: Path) -> SavedModel:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
     picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
     settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
-    return SavedModel(path, settings, tuple(map(str, heads)), tuple(map(str, chosen_heads)), str(fingerprint))
+    return SavedModel(path, settings, heads, chosen_heads, str(fingerprint))
 
 
 def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str | None) -> Path:
@@ -100,7 +103,7 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
         path = path.resolve()  # the folder that it leads to is replaced, not the link
     if path.exists() and not is_saved_folder(path) and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of a saved model")
-    partial, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
+    partial, old = (path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}") for kind in ("partial", "old"))
     try:
         partial.mkdir(parents=True)
         settings = embedder.settings
@@ -111,9 +114,15 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
             (partial / PICTURE).write_bytes(settings.picture)
         (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
         (partial / DESCRIPTION).write_text(json.dumps(describe(embedder), indent=1) + "\n", encoding="utf-8")
+        for file in partial.iterdir():
+            wait_for_disk(file)
         if path.exists():
             path.rename(old)
         partial.rename(path)
+    except OSError as error:
+        if error.filename is None:  # of a write
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         if old.exists() and not path.exists():  # interrupted between the two renamings
             old.rename(path)

@@ -29,11 +29,15 @@ DISK_ERRORS = {
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
     """Yield the path of an empty file to write to, which replaces ``path`` after the body of the ``with`` statement.
 
     The file at ``path`` is therefore complete or missing at any time. The partial file is created exclusively, so that
     no other process and no link can lead to it, and it is deleted if the body raises an exception.
+
+    Args:
+        path: file to write or to replace.
+        on_disk: whether to wait until the disk has the new file, so that even a power failure leaves one of the two.
 
     Raises:
         OSError: if the disk refuses the file. The error names ``path``, even if the library that writes the file raised
@@ -46,6 +50,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _partial_files.add(partial)
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield partial
+        if on_disk:
+            wait_for_disk(partial)
         partial.replace(path)
     except BaseException as error:
         with suppress(OSError):  # on a disk that has become read-only the file can't be deleted
@@ -58,15 +64,22 @@ def replacing(path: Path) -> Iterator[Path]:
         _partial_files.discard(partial)
 
 
-def write_text(path: Path, text: str) -> None:
+def wait_for_disk(path: Path) -> None:
+    """Wait until the disk has the content of a file."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str, *, on_disk: bool = False) -> None:
     """Write a text file in one step: the file is never seen half written.
 
     Args:
         path: file to write or to replace; a missing folder is made.
         text: content of the file, which becomes UTF-8.
+        on_disk: see `replacing`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
+    with replacing(path, on_disk=on_disk) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

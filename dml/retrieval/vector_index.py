@@ -23,8 +23,8 @@ EXACT = "Flat"
 QUERIES_PER_BLOCK = 4096
 """Number of queries that are searched at a time."""
 
-TRIAL_VECTORS = 39
-"""Number of vectors on which a kind of index is tried: FAISS asks for 39 to train one cell."""
+TRIAL_VECTORS = 300
+"""The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
 
 
 class VectorIndex:
@@ -55,30 +55,41 @@ class VectorIndex:
                 f"factory={factory}: FAISS can't make an index of {dimension} numbers by it; {EXACT} would do"
             ) from error
         _check_metric(inner, factory)
-        self._index: Any = inner if _has_lists(inner) else faiss.IndexIDMap2(inner)
+        self._index: Any = inner if _find_lists(inner) is not None else faiss.IndexIDMap2(inner)
         self._is_mapped = False
 
     @classmethod
-    def check(cls, dimension: int, factory: str, parameters: str) -> None:
+    def check(cls, dimension: int, factory: str, parameters: str, count: int) -> None:
         """Make sure, on a few random vectors, that an index of this kind takes vectors and finds them.
 
-        It is tried with one cell. Codes that need more vectors to be trained, such as those of 8 bits, are not tried.
+        It is tried with one cell. Codes that need more vectors to be trained, of more than 8 bits, are not tried.
+
+        Args:
+            dimension: size D of the vectors.
+            factory: description of the index.
+            parameters: search parameters.
+            count: number of vectors that the index shall be trained with.
 
         Raises:
-            InputError: if FAISS can't make such an index, add vectors to it or search it.
+            InputError: if FAISS can't make such an index, train it with so many vectors, add some to it or search it.
         """
-        cls(dimension, factory)
+        lists = _find_lists(cls(dimension, factory)._index)
+        if lists is not None and lists.nlist > count:
+            raise InputError(f"factory={factory}: {lists.nlist:,} cells for {count:,} vectors; {EXACT} needs no cells")
         trial = cls(dimension, re.sub(r"\bIVF\d+", "IVF1", factory))
         trial.factory = factory  # for error lines
         trial.set_parameters(parameters)
-        vectors = np.random.default_rng(0).normal(size=(TRIAL_VECTORS, dimension)).astype(np.float32)
+        number = min(count, TRIAL_VECTORS)
+        vectors = np.random.default_rng(0).normal(size=(number, dimension)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         try:
             with _hidden_warnings():
                 trial.train(vectors)
         except InputError:
+            if number == count:
+                raise
             return
-        trial.add(vectors, np.arange(TRIAL_VECTORS))
+        trial.add(vectors, np.arange(number))
         trial.search(vectors[:1], k=1)
 
     def __len__(self) -> int:
@@ -106,6 +117,15 @@ class VectorIndex:
             return True
         chain: Any = index.chain
         return all(_is_rotation(chain.at(place)) for place in range(chain.size()))
+
+    def encode_whole_vectors(self) -> None:
+        """Let codes stand for vectors, not for what is left of them after their cell's centre, before the training.
+
+        Centres have length 1. Of vectors that are much shorter, nothing but the centre would be left.
+        """
+        lists = _find_lists(self._index)
+        if hasattr(lists, "by_residual"):
+            lists.by_residual = False
 
     def set_parameters(self, parameters: str) -> None:
         """Set the search parameters of an approximate index, such as "nprobe=32"; "" leaves FAISS's own.
@@ -163,17 +183,20 @@ class VectorIndex:
         Raises:
             InputError: if this kind of index can't remove vectors.
         """
-        if isinstance(self._index, faiss.IndexIDMap) and _has_lists(self._index.index):
+        if isinstance(self._index, faiss.IndexIDMap) and _find_lists(self._index.index) is not None:
             raise InputError(
                 f"factory={self.factory}: a version of dml that gave wrong answers after a removal built this index; "
                 "build it again"
             )
+        refusal = InputError(
+            f"factory={self.factory}: an index of this kind can't remove or replace vectors; build it again"
+        )
+        if isinstance(_find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
+            raise refusal  # after a removal and an addition, FAISS finds wrong vectors
         try:
             return int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
         except RuntimeError as error:
-            raise InputError(
-                f"factory={self.factory}: an index of this kind can't remove or replace vectors; build it again"
-            ) from error
+            raise refusal from error
 
     def search(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
         """Find the k vectors with the largest inner products -> scores (Q, k) and ids (Q, k), best first.
@@ -204,8 +227,10 @@ class VectorIndex:
         return np.concatenate([scores for scores, _ in blocks]), np.concatenate([ids for _, ids in blocks])
 
     def write(self, path: Path) -> None:
-        """Write the index to a file."""
-        faiss.write_index(self._index, str(path))
+        """Write the index to a file; an error of the disk is an OSError."""
+        library: Any = faiss  # its type stubs lack the writer
+        with path.open("wb") as file:  # FAISS's own one doesn't tell that the last bytes could not be written
+            faiss.write_index(self._index, library.PyCallbackIOWriter(file.write))
 
     @classmethod
     def read(cls, path: Path, factory: str) -> "VectorIndex":
@@ -234,13 +259,19 @@ class VectorIndex:
             self.set_parameters(self.parameters)  # FAISS's files don't hold all of them
 
 
-def _has_lists(index: Any) -> bool:
-    """Whether an index keeps its vectors in inverted lists, with ids of its own.
+def _find_core(index: Any) -> Any:
+    """Return the index inside of an index that only has ids, or only transforms the vectors."""
+    index = faiss.downcast_index(index)
+    return _find_core(index.index) if isinstance(index, faiss.IndexIDMap | faiss.IndexPreTransform) else index
+
+
+def _find_lists(index: Any) -> Any:
+    """Return the part of an index that keeps the vectors in inverted lists, with ids of its own; None without one.
 
     `faiss.IndexIDMap2` around such an index finds other images after a removal: it moves its ids, and the lists don't.
     """
-    index = faiss.downcast_index(index)
-    return _has_lists(index.index) if isinstance(index, faiss.IndexPreTransform) else isinstance(index, faiss.IndexIVF)
+    core = _find_core(index)
+    return core if isinstance(core, faiss.IndexIVF) else None
 
 
 def _is_rotation(transform: Any) -> bool:

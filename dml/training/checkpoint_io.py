@@ -1,6 +1,5 @@
 """The writing of checkpoints."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +43,8 @@ class AtomicCheckpointIO(CheckpointIO):
             checkpoint = self.frozen.leave_out(checkpoint)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial, partial.open("wb") as file:
+        with replacing(path, on_disk=True) as partial, partial.open("wb") as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
 
     def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
         """Read the checkpoint at a path; its tensors are on the CPU."""

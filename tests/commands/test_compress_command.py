@@ -64,12 +64,16 @@ def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     reader = {"_target_": "os.system", "command": "true"}
     config = {**plain.settings.config, "dataset": {"name": "squares", "reader": reader}}
     foreign = ImageEmbedder(plain.model, replace(plain.settings, config=config)).save_pretrained(tmp_path / "foreign")
+    copied = tmp_path / "a" / "copied.ckpt"
+    copied.parent.mkdir()
+    copied.touch()
     for arguments, line in (
         ([str(ball)], "compared by poincare (curvature 0.1) distance; dml compress measures"),
         ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 numbers at most"),
         ([str(foreign)], "dataset.reader._target_=os.system comes from the model's file"),
         ([str(run), "--split", "tset"], "argument --split: invalid choice"),
-        ([str(tmp_path / "a" / "copied.ckpt")], "copied.ckpt: a checkpoint outside of a run's folder; --output FILE"),
+        ([str(copied)], "copied.ckpt: a checkpoint outside of a run's folder; --output FILE"),
+        ([str(tmp_path / "nothere")], "nothere: no such file or folder"),
     ):
         with pytest.raises(SystemExit) as stopped:
             dispatch(["compress", *arguments])

@@ -27,10 +27,10 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["optimizer.lr=-1"], "optimizer.lr=-1: must be a number, 0 or more"),
-        (["optimizer.lr=nan"], "optimizer.lr=nan: must be a number, 0 or more"),
-        (["optimizer=sgd", "optimizer.momentum=-0.5"], "optimizer.momentum=-0.5: must be a number, 0 or more"),
-        (["optimizer.heads_lr_multiplier=-2"], "optimizer.heads_lr_multiplier=-2: must be a number, 0 or more"),
+        (["optimizer.lr=-1"], "optimizer.lr=-1: must be a finite number, 0 or more"),
+        (["optimizer.lr=nan"], "optimizer.lr=nan: must be a finite number, 0 or more"),
+        (["optimizer=sgd", "optimizer.momentum=-0.5"], "optimizer.momentum=-0.5: must be a finite number, 0 or more"),
+        (["optimizer.heads_lr_multiplier=-2"], "optimizer.heads_lr_multiplier=-2: must be a finite number, 0 or more"),
         (["+optimizer.betas=[2,0]"], "optimizer: Invalid beta parameter at index 0: 2"),
         (["+optimizer.moment=1"], "unexpected keyword argument 'moment'"),
         (["scheduler.schedule.eta_min=abc"], "scheduler.schedule.eta_min=abc: must be a number"),

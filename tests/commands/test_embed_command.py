@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -152,6 +153,39 @@ def test_an_unreadable_image_costs_nothing_of_what_is_done(model: Path, tmp_path
     embed(model, photos, output, "--on-corrupt", "skip")
     assert embedded == [1]
     assert stored_arrays(output)["paths"].tolist() == sorted(map(str, set(photos.rglob("*.png")) - {broken}))
+
+
+def test_images_that_an_earlier_command_left_out_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    write_photos(photos, 10)
+    (photos / "cats" / "00.png").write_bytes(b"none")
+    output, parts = tmp_path / "vectors.parquet", tmp_path / "vectors.parquet.parts"
+    embed(model, photos, output, "--on-corrupt", "skip", "--shard", "1/2")
+    assert refusal(capsys, model, photos, output).splitlines()[-1] == (
+        f"error: {parts}: an earlier command with --on-corrupt skip left out 1 image; give --on-corrupt skip again, or "
+        "delete the folder to begin again"
+    )
+    assert not output.exists()
+    embed(model, photos, output, "--on-corrupt", "skip")
+    assert pq.read_metadata(output).num_rows == 9
+
+
+def test_a_changed_archive_is_another_list_of_images(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive, listed, output = tmp_path / "p.zip", tmp_path / "list.csv", tmp_path / "vectors.npz"
+    images = sorted(photos.rglob("*.png"))[:6]
+    listed.write_text("path,label\n" + "".join(f"p.zip/{number}.png,a\n" for number in range(6)))
+    for extra in (b"", b"more"):
+        with ZipFile(archive, "w") as opened:
+            for number, image in enumerate(images):
+                opened.writestr(f"{number}.png", image.read_bytes() + extra)
+        if not extra:
+            embed(model, listed, output, "--shard", "1/2")
+    assert "begun with another list of images" in refusal(capsys, model, listed, output)
 
 
 def test_parts_of_something_else_are_refused(

@@ -111,6 +111,8 @@ def test_mistakes_are_told_in_a_line(index: str, tmp_path: Path, capsys: pytest.
     assert "--allow-host NAME says" in refused(capsys, index, "--host", "0.0.0.0", "--port", "0")
     assert "--allow-host NAME says" in refused(capsys, index, "--host", "::", "--port", "0")
     assert "not an address of this machine" in refused(capsys, index, "--host", "192.0.2.1", "--port", "0")
+    for address in ("fe80::1%lo", "::ffff:192.0.2.1"):  # refused by some systems, not there on others
+        assert refused(capsys, index, "--host", address, "--port", "0").startswith(f"error: --host {address}: ")
     assert "no such name or address" in refused(capsys, index, "--host", "no-such.invalid", "--port", "0")
     assert "* stands for" in refused(capsys, index, "--host", "127.0.0.1", "--allow-host", "*", "--port", "0")
     for name in ("http://box", "box:9000", "192.168.1.20:9000"):

@@ -240,9 +240,9 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     assert text.count("data:image/webp;base64,") == 1  # the pictures are in the page
 
 
-@pytest.mark.parametrize("option", ["--picture", "--html"])
+@pytest.mark.parametrize(("option", "name"), [("--picture", "shown.png"), ("--html", "shown.html")])
 def test_an_image_that_is_gone_is_named_where_it_is_shown(
-    option: str, model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, name: str, model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     index = str(dml.Index.build(dml.load(model), tmp_path / "photos").save(tmp_path / "index"))
@@ -251,11 +251,30 @@ def test_an_image_that_is_gone_is_named_where_it_is_shown(
     dispatch(["search", index, str(query), "-k", "8"])
     assert str(gone) in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
-        dispatch(["search", index, str(query), "-k", "8", option, str(tmp_path / "shown")])
+        dispatch(["search", index, str(query), "-k", "8", option, str(tmp_path / name)])
     assert capsys.readouterr().err == (
         f"error: image {gone}: no such file; the search alone works without --picture and --html\n"
     )
-    assert not (tmp_path / "shown").exists()
+    assert not (tmp_path / name).exists()
+
+
+def test_a_search_replaces_no_photograph(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = str(dml.Index.build(dml.load(model), photos).save(tmp_path / "index"))
+    query, photo = str(min(photos.rglob("*.png"))), tmp_path / "photo.png"
+    shutil.copy(query, photo)
+    for option, name, line in (
+        ("--picture", "photo.png", "dml didn't write this file; give the name of a new one"),
+        ("--picture", "found.jpg", "the name of the file to write must end with .png"),
+        ("--html", "photo.png", "the name of the file to write must end with .html"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            dispatch(["search", index, query, option, str(tmp_path / name)])
+        assert capsys.readouterr().err == f"error: {option} {tmp_path / name}: {line}\n"
+    assert photo.read_bytes() == Path(query).read_bytes()
+    for _ in range(2):  # a sheet of an earlier search is replaced
+        dispatch(["search", index, query, "--picture", str(tmp_path / "found.png")])
 
 
 def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: Path) -> None:

@@ -79,6 +79,25 @@ def test_a_csv_and_a_table_make_the_same_index(model: ImageEmbedder, photos: Pat
     assert dml.Index.build(model, paths).items.labels.tolist() == [""] * 12
 
 
+@pytest.mark.parametrize("split", ["test", "train", "gallery", "val"])
+def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Path, split: str) -> None:
+    lines = [f"{path.relative_to(photos)},{path.parent.name},{split}" for path in sorted(photos.rglob("*.png"))]
+    listed = photos / f"{split}.csv"
+    listed.write_text("\n".join(["path,label,split", *lines]))
+    assert len(dml.Index.build(model, listed)) == 12
+
+
+def test_no_image_gets_the_number_of_one_that_was_removed(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    """The address of a search by an image of the index would show another one."""
+    paths = sorted(map(str, photos.rglob("*.png")))
+    index = dml.Index.build(model, paths[:8])
+    index.remove(paths[6:8])
+    opened = dml.Index.load(index.save(tmp_path / "index"))
+    for one in (index, opened):
+        one.add(paths[8:])
+        assert one.items.ids.tolist() == [*range(6), *range(8, 12)]
+
+
 def test_images_are_added_replaced_and_removed(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     paths = sorted(map(str, photos.rglob("*.png")))
     index = dml.Index.build(model, paths[:8])
@@ -220,7 +239,7 @@ def test_a_write_that_fails_leaves_nothing_of_its_own(
     assert len(dml.Index.load(folder)) == 12
 
 
-def _find_no_room(path: Path, text: str) -> None:
+def _find_no_room(path: Path, text: str, *, on_disk: bool) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
@@ -388,7 +407,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         dml.Index.build(model, photos, factory="Flatt")
     with pytest.raises(InputError, match="parameters=nprobe=4: an index Flat has no such search parameter"):
         dml.Index.build(model, photos, parameters="nprobe=4")
-    with pytest.raises(InputError, match=r"factory=IVF64,Flat: 12 vectors can't train it"):
+    with pytest.raises(InputError, match=r"factory=IVF64,Flat: 64 cells for 12 vectors"):
         dml.Index.build(model, photos, factory="IVF64,Flat")
     with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
         dml.Index.build(model, tmp_path / "gone.png", on_corrupt="skip")
@@ -493,6 +512,10 @@ def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: P
     np.testing.assert_array_equal(positions, distances.argsort(dim=1).numpy())
     np.testing.assert_allclose(-scores, distances.sort(dim=1).values.numpy(), atol=0.01)
     assert (model.embed(photos) ** 2).sum(axis=1).max() < 1 / 0.1
+    codes = dml.Index.build(model, photos, factory="IVF2,SQ8", parameters="nprobe=2")
+    found, nearest = codes.search_positions(photos, k=12)
+    assert nearest[:, 0].tolist() == list(range(12))
+    np.testing.assert_allclose(found[:, 1:], scores[:, 1:], atol=0.3)
     with pytest.raises(InputError, match=r"factory=PCA4,Flat: it doesn.t keep the distances"):
         dml.Index.build(model, photos, factory="PCA4,Flat")
     with pytest.raises(InputError, match=r"vectors: 1 of 2 points are outside the Poincare ball of curvature 0\.1"):

@@ -25,6 +25,7 @@ from dml.data.images import UnreadableImageError
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable, hold_out_classes
 from dml.evaluation import evaluate
+from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 
@@ -144,6 +145,22 @@ def test_views_are_averaged_as_in_a_test(model: dml.ImageEmbedder, paths: list[P
         np.testing.assert_allclose(part / np.linalg.norm(part), mean / np.linalg.norm(mean), atol=1e-5)
     with pytest.raises(InputError, match="crops=3: 1, 2, 5 or 10 views"):
         model.embed([array], views=3)
+
+
+def test_the_views_are_those_of_the_runs_test(model: dml.ImageEmbedder, paths: list[Path], tmp_path: Path) -> None:
+    """The threshold and the metrics are of vectors of so many views."""
+    evaluation = {**model.settings.config["evaluation"], "crops": 2}
+    settings = replace(model.settings, config={**model.settings.config, "evaluation": evaluation})
+    tested = dml.ImageEmbedder(model.model, settings)
+    expected = model.embed(paths, views=2)
+    for one in (tested, dml.load(tested.save_pretrained(tmp_path / "saved"))):
+        np.testing.assert_array_equal(one.embed(paths), expected)
+        np.testing.assert_array_equal(one.embed(paths, views=1), model.embed(paths))
+    assert np.abs(expected - model.embed(paths)).max() > 0.01
+    index = dml.Index.build(tested, paths)
+    score = ImageSearch(index).find_similar_to_item(0, k=1)[0].score  # of the vector in the index
+    assert score == pytest.approx(1.0, abs=1e-5)
+    assert index.search(paths[0], k=1)[0][0, 0] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_unreadable_images_are_named_or_skipped(
@@ -332,7 +349,7 @@ def test_a_failed_save_leaves_the_old_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dml.inference.model_card.write_card", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
         model.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
@@ -351,6 +368,30 @@ def test_a_changed_folder_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -
     (folder / "config.yaml").write_text("model: [")
     with pytest.raises(InputError, match="not as save_pretrained wrote it"):
         dml.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value"),
+    [
+        ("model.json", ("heads",), 3),
+        ("model.json", ("chosen_heads",), None),
+        ("model.json", ("training",), 3),
+        ("config.yaml", ("data", "eval_batch_size"), "many"),
+        ("config.yaml", ("transform",), {}),
+    ],
+)
+def test_values_of_another_kind_are_refused(
+    model: dml.ImageEmbedder, tmp_path: Path, file: str, keys: tuple[str, ...], value: Any
+) -> None:
+    path = model.save_pretrained(tmp_path / "saved") / file
+    content = yaml.safe_load(path.read_text())  # JSON is YAML
+    part = content
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="not as save_pretrained wrote it"):
+        dml.load(tmp_path / "saved")
 
 
 def test_a_folder_runs_no_unknown_code(model: dml.ImageEmbedder, tmp_path: Path) -> None:

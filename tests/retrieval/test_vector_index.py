@@ -1,5 +1,6 @@
 """Kinds of index of FAISS: what each finds after removals and additions, and whether its scores are products."""
 
+import errno
 from pathlib import Path
 
 import faiss
@@ -73,6 +74,52 @@ def test_an_index_of_an_older_version_refuses_removals_that_would_damage_it(tmp_
     with pytest.raises(InputError, match=r"factory=IVF4,Flat: a version of dml .* build it again"):
         index.check_removal()
     assert find_first(index, VECTORS) == IDS.tolist()
+
+
+@pytest.mark.parametrize("factory", ["PQ8x4fs", "IVF4,PQ8x4fs", "RR16,PQ8x4fs"])
+def test_packed_codes_refuse_removals(factory: str) -> None:
+    """FAISS 1.15 removes vectors from them, and finds wrong ones after the next addition."""
+    with pytest.raises(InputError, match=f"factory={factory}: an index of this kind can't remove or replace vectors"):
+        build(factory, "").check_removal()
+
+
+@pytest.mark.parametrize("factory", ["IVF4,SQ8", "RR16,IVF4,SQ8"])
+def test_codes_of_short_vectors_stand_for_the_vectors(factory: str) -> None:
+    """What is left of them after the centre of a cell, which has length 1, is nothing but the centre."""
+    short, found = VECTORS / 5000, []
+    for is_whole in (False, True):
+        index = VectorIndex(DIMENSION, factory)
+        if is_whole:
+            index.encode_whole_vectors()
+        index.set_parameters("nprobe=4")
+        index.train(short)
+        index.add(short, IDS)
+        found.append(np.mean(np.array(find_first(index, short)) == IDS))
+    assert found[1] > 0.99 > 0.5 > found[0]
+    exact = VectorIndex(DIMENSION)
+    exact.encode_whole_vectors()  # it has no codes
+
+
+def test_a_full_disk_is_an_error_of_the_disk() -> None:
+    with pytest.raises(OSError, match="No space left on device") as full:
+        build("Flat", "").write(Path("/dev/full"))
+    assert full.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    ("factory", "line"),
+    [
+        ("IVF64,Flat", "factory=IVF64,Flat: 64 cells for 12 vectors; Flat needs no cells"),
+        ("OPQ4_8,IVF1000,PQ4", "factory=OPQ4_8,IVF1000,PQ4: 1,000 cells for 12 vectors"),
+        ("IVF4,PQ4", "factory=IVF4,PQ4: 12 vectors can't train it"),
+        ("PQ4", "factory=PQ4: 12 vectors can't train it"),
+    ],
+)
+def test_too_few_vectors_are_told_before_there_are_any(factory: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        VectorIndex.check(DIMENSION, factory, "", 12)
+    assert str(refused.value).startswith(line)
+    VectorIndex.check(DIMENSION, factory, "", 2000)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def read(
         InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
             are incomplete; the message names the file, and the line if a line is at fault.
     """
+    table = read_listed(root, columns=columns, encoding=encoding)
+    return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
+
+
+def read_listed(
+    root: str | Path | None, *, columns: Mapping[str, str] | None = None, encoding: str = "utf-8"
+) -> ImageTable:
+    """Read the images of a file with the splits that it gives, or "" where it has none. See `read`."""
     file = _find_file(root)
     rows = _read_rows(file, encoding)
     _, header = next(rows)
@@ -89,7 +97,7 @@ def read(
         raise InputError(f"{file}: no line below the header")
     levels = tuple(name for name in positions if name not in ("path", "split"))
     labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
-    table = ImageTable(
+    return ImageTable(
         paths=np.array([str(file.parent / path) for path in cells["path"]]),
         labels=np.stack(labels, axis=1),
         split=np.array(cells.get("split", [""] * len(lines))),
@@ -97,7 +105,6 @@ def read(
         names=names,
         source=str(file),
     )
-    return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
 def _find_file(root: str | Path | None) -> Path:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.data.contents import read_sizes
 from dml.inference.bulk.embedding_files import check_output, make_table, write_embeddings
 from dml.inference.bulk.shards import WHOLE, Shard
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.files import remove_partial_files, replacing, write_text
@@ -117,17 +118,33 @@ class EmbeddingParts:
         with replacing(self._file(part)) as partial:
             pq.write_table(table, partial, write_page_checksum=True)
 
-    def join(self) -> None:
+    def join(self, *, may_lack_images: bool) -> None:
         """Write the output out of all parts, and delete their folder.
 
+        Args:
+            may_lack_images: whether images that could not be read may be missing; an earlier command may have left
+                them out.
+
         Raises:
-            InputError: if a part is damaged or of other images.
+            InputError: if a part is damaged or of other images, or an image is missing.
         """
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        write_embeddings(self.output, (self._read(part) for part in range(len(self))), self.facts, len(self.paths))
+        write_embeddings(self.output, self._read_all(may_lack_images), self.facts, len(self.paths))
         for part in range(len(self)):
             self._file(part).unlink()
         shutil.rmtree(self.folder)  # with the plan, without which the parts would be those of something else
+
+    def _read_all(self, may_lack_images: bool) -> Iterator[pa.Table]:
+        lacking = len(self.paths)
+        for part in range(len(self)):
+            table = self._read(part)
+            lacking -= len(table)
+            yield table
+        if lacking and not may_lack_images:
+            raise InputError(
+                f"{printable(self.folder)}: an earlier command with --on-corrupt skip left out "
+                f"{format_count(lacking, 'image')}; give --on-corrupt skip again, or delete the folder to begin again"
+            )
 
     def _read(self, part: int) -> pa.Table:
         file = self._file(part)
@@ -182,12 +199,8 @@ def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:
 
 
 def _hash_listing(paths: Sequence[str], labels: Sequence[str]) -> str:
-    """Compute a hash of the paths, labels and sizes of images; the size of a missing file is -1."""
+    """Compute a hash of the paths, labels and sizes of images."""
     digest = sha256()
-    for path, label in zip(paths, labels, strict=True):
-        try:
-            size = os.stat(path).st_size
-        except OSError:
-            size = -1
+    for path, label, size in zip(paths, labels, read_sizes(paths), strict=True):
         digest.update(json.dumps([path, label, size]).encode())
     return digest.hexdigest()

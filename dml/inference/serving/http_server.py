@@ -30,7 +30,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address[:2], family=family)
+        listener = socket.create_server(address, family=family)  # of IPv6 it has four parts
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"--host {printable(host)}: no such name or address; 127.0.0.1 is this machine") from error
     except OSError as error:
@@ -40,7 +40,7 @@ def open_listener(host: str, port: int) -> socket.socket:
             raise InputError(f"--host {host}: not an address of this machine; 127.0.0.1 is one") from error
         if error.errno == errno.EACCES:
             raise InputError(f"--port {port}: only the administrator may use it; give one from 1024 on") from error
-        raise
+        raise InputError(f"--host {printable(host)}: {error.strerror}; 127.0.0.1 is this machine") from error
     # Connections inherit it. asyncio sets it only where the protocol is named, which create_server doesn't, and an
     # answer of two packets would wait 40 ms for the client's acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -170,7 +170,7 @@ class ImageSearch:
         return content.getvalue()
 
     def _search(self, file: ImageFile, k: int, label: str | None) -> list[Neighbor]:
-        pixels = self.index.model.preprocess(file)
+        pixels = self.index.model.preprocess(file, self.index.model.settings.views)
         with self._network_lock:
             vectors = self.index.model.embed_batch(pixels[None])
         scores, positions = self._find_nearest(vectors, k, self._find_code(label))

@@ -85,11 +85,14 @@ def _parser() -> CommandParser:
         "--quick", action="store_true", help=f"divide all steps by {QUICK_DIVISOR}; no claim is decided by so few"
     )
     parser.add_argument(
-        "--outputs", type=Path, metavar="FOLDER", help=f"folder for the runs (default: {OUTPUTS}, or {QUICK_OUTPUTS})"
+        "--outputs",
+        type=expand_home,
+        metavar="FOLDER",
+        help=f"folder for the runs (default: {OUTPUTS}, or {QUICK_OUTPUTS})",
     )
     parser.add_argument(
         "--docs",
-        type=Path,
+        type=expand_home,
         metavar="FOLDER",
         help="folder for claims.md, its figures and claims.json (default: docs, with --quick that of the runs); "
         "results.md in it gets the summary",

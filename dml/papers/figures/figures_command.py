@@ -6,6 +6,7 @@ from pathlib import Path
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
 from dml.ops.extras import check_installed
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Train what figures of the papers take and draw them: nra_3, nra_4 and
@@ -51,7 +52,7 @@ def _parser() -> CommandParser:
     parser = CommandParser("figures", DESCRIPTION, EXAMPLES)
     parser.add_argument("figures", nargs="*", metavar="NAME", help="nra_3, happier_4 or nra_4 (default: all of them)")
     parser.add_number("--seeds", 2, "runs of each training")
-    parser.add_argument("--data", type=Path, help="folder with the data sets' folders")
+    parser.add_argument("--data", type=expand_home, help="folder with the data sets' folders")
     parser.add_overrides("trainer.max_steps=100")
     parser.add_number("--jobs", 1, "runs at a time")
     parser.add_folder("--outputs", "outputs/figures", "folder for runs and numbers")

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
 from dml.commands.error_lines import one_line_errors
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Train every loss with the same small search on the validation classes, test the
@@ -74,6 +74,6 @@ def _parser() -> CommandParser:
     )
     add_contest_options(parser, "leaderboard", seeds=3)
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="README.md whose summary is replaced (default: none)"
+        "--readme", type=expand_home, metavar="FILE", help="README.md whose summary is replaced (default: none)"
     )
     return parser

@@ -6,6 +6,7 @@ from pathlib import Path
 from dml.commands.command_parser import CommandParser
 from dml.commands.error_lines import one_line_errors
 from dml.ops.files import write_text
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Write a page on the papers' tables: which numbers can be trained as the paper
@@ -24,7 +25,7 @@ def write_protocols(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "page",
         nargs="?",
-        type=Path,
+        type=expand_home,
         default=Path("docs/reproducibility.md"),
         help="file to write (default: %(default)s)",
     )

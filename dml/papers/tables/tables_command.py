@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors
+from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
 Train what a paper's table takes and print it: the paper's numbers, ours, the
@@ -55,7 +56,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--seeds", type=positive_number, metavar="N", help="runs of each training (default: 3, with --preset smoke 1)"
     )
-    parser.add_argument("--data", type=Path, help="folder with the data sets' folders and weights/")
+    parser.add_argument("--data", type=expand_home, help="folder with the data sets' folders and weights/")
     parser.add_argument(
         "--preset", choices=["smoke"], help="train on the embedded data, with a thousandth of the steps"
     )
