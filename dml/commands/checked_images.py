@@ -54,7 +54,8 @@ def check_and_summarize(
             warn=warn,
             limits=ImageLimits.from_settings(config.data),
         )
-    if len(table) == len(whole_table) and all(config.dataset.get(key) is None for key in TABLE_KEYS):
+    is_whole = len(table) == len(whole_table) and not config.get("quick")
+    if is_whole and all(config.dataset.get(key) is None for key in (*TABLE_KEYS, "folds")):
         write_table(folder, table, images)
     console.print(make_overview_table(summarize_splits(table, images)))
     return images

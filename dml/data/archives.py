@@ -53,8 +53,11 @@ def split_member(path: str) -> tuple[str, str]:
     >>> split_member("photos.zip/cats/1.jpg"), split_member("photos/1.jpg")
     (('photos.zip', 'cats/1.jpg'), ('photos/1.jpg', ''))
     """
-    match = MEMBER.search(path)
-    return (path[: match.end()], path[match.end() + 1 :]) if match else (path, "")
+    ends = [match.end() for match in MEMBER.finditer(path)]
+    for end in ends:
+        if end == ends[-1] or not os.path.isdir(path[:end]):  # a folder may have such a name too
+            return path[:end], path[end + 1 :]
+    return path, ""
 
 
 def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes:

@@ -293,10 +293,11 @@ def _change_classes(
         known = table.labels[row] != UNKNOWN
         labels[row, known] = table.labels[members[0], known]
         labels[row, 0] = after[row]
-        if split[row] and split[row] not in split[members]:
+        if split[row] and split[row] not in table.split[members]:
             ((target, _),) = Counter(name for name in table.split[members].tolist() if name).most_common(1) or [("", 0)]
-            split[row] = target
-            benchmark[row] = table.benchmark[members[np.argmax(table.split[members] == target)]]
+            member = members[np.argmax(table.split[members] == target)]
+            split[row], benchmark[row] = target, table.benchmark[member]
+            labels[row, 1:] = table.labels[member, 1:]  # also at levels at which the benchmark of the row had none
             moved.append(row)
     return replace(table, labels=labels, split=split, benchmark=benchmark), moved
 

@@ -25,7 +25,8 @@ def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int
     counts = table.counts()
     for split in SPLITS:
         split_counts, split_published = counts.get(split, {}), published.get(split, {})
-        for i, kind in enumerate([*split_counts, *(set(split_published) - set(split_counts))]):
+        missing = [kind for kind in split_published if kind not in split_counts]
+        for i, kind in enumerate([*split_counts, *missing]):
             count, expected = split_counts.get(kind, 0), split_published.get(kind)
             verdict = "" if expected is None else "[green]same" if count == expected else "[red]differs"
             numbers = f"{count:,}", "" if expected is None else f"{expected:,}"

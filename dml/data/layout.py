@@ -119,7 +119,7 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     """
     content = read_list_bytes(path)
     try:
-        text = content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        text = content.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
     except UnicodeError as error:
         place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
         reason = getattr(error, "reason", str(error))
@@ -138,10 +138,9 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 
 
 def _guess_encoding(content: bytes) -> str:
-    """Guess the encoding of a text that isn't UTF-8; an empty string if it looks like no text."""
-    candidates = (
-        ("utf-16",) if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ("cp1252", "latin-1")
-    )
+    """Guess the encoding of a text; an empty string if it looks like no text."""
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    candidates = ("utf-16",) if is_utf16 else ("utf-8", "cp1252", "latin-1")
     for encoding in candidates:
         try:
             text = content.decode(encoding)

@@ -96,16 +96,16 @@ def find_missing(paths: Iterable[str]) -> list[str]:
     """
     names_by_folder: dict[str, list[str]] = {}
     for path in paths:
-        folder, _, name = path.rpartition("/")
-        names_by_folder.setdefault(folder, []).append(name)
+        folder, slash, name = path.rpartition("/")
+        names_by_folder.setdefault(folder + slash, []).append(name)
     missing = []
     for folder, names in names_by_folder.items():
-        archive, parent = split_member(f"{folder}/.")  # the dot stands for a name, the archive's folder may be its root
+        archive, parent = split_member(f"{folder}.")  # the dot stands for a name, the archive's folder may be its root
         if parent and not os.path.isdir(folder):
             missing += _find_missing_members(archive, [f"{parent[:-1]}{name}" for name in names])
         else:
             present = _list_files(folder or ".") if len(names) > FEW_PATHS else set()
-            candidates = [f"{folder}/{name}" if folder else name for name in names if name not in present]
+            candidates = [f"{folder}{name}" for name in names if name not in present]
             missing += [path for path in candidates if not os.path.exists(path)]
     return missing
 

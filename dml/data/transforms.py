@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml.data.images import Box, ImageFile
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_number
 
 REDUCING_GAP = 2
 """Smallest factor by which a JPEG that is decoded at a reduced size must exceed the height and width of the result.
@@ -74,6 +74,8 @@ class RandomResizedCrop:
     ) -> None:
         _check_size("crop size", size)
         for name, pair in (("scale", scale), ("ratio", ratio)):
+            for number in pair:
+                check_number(f"crop {name}", number)
             if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
                 raise InputError(f"crop {name}={[*pair]}: expected two numbers above 0, the greater one last")
         self.size = size
@@ -179,7 +181,14 @@ def stack(images: Sequence[Tensor]) -> Tensor:
     """Stack images, each (..., 3, h, w), to a batch (B, ..., 3, h, w).
 
     Images whose channels come last in memory, like decoded files, keep this order: to change it takes 20 times as long.
+
+    Raises:
+        InputError: if their sizes differ.
     """
+    other = next((image for image in images if image.shape != images[0].shape), None)
+    if other is not None:
+        sizes = " and ".join(f"{image.shape[-2]} x {image.shape[-1]}" for image in (images[0], other))
+        raise InputError(f"transform: gives images of {sizes} pixels; let it end with a crop, which gives all one size")
     if images[0].is_contiguous():
         return torch.stack([*images])
     return torch.stack([image.movedim(-3, -1) for image in images]).movedim(-1, -3)

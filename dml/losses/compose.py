@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 
 
@@ -71,11 +71,14 @@ class WeightedSum(nn.Module):
 
     def __init__(self, terms: Mapping[str, nn.Module], weights: Mapping[str, float]) -> None:
         super().__init__()
-        if not terms or set(terms) != set(weights):
+        weighted = [*weights] if isinstance(weights, Mapping) else []
+        if not terms or set(terms) != set(weighted):
             raise InputError(
-                f"loss.weights names {', '.join(weights) or 'none'}, loss.terms names {', '.join(terms) or 'none'}: "
+                f"loss.weights names {', '.join(weighted) or 'none'}, loss.terms names {', '.join(terms) or 'none'}: "
                 "each term needs one weight, and there must be a term"
             )
+        for name in terms:
+            check_number(f"loss.weights.{name}", weights[name])
         self.terms = nn.ModuleDict(dict(terms))
         self.weights = {name: float(weights[name]) for name in terms}
         self.needs_positives = all(has_trait(term, "needs_positives") for term in terms.values())

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_number
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp, softplus
 
@@ -48,6 +48,8 @@ class CSLLoss(nn.Module):
         scale: float = 32.0,
     ) -> None:
         super().__init__()
+        for margin in margins or ():
+            check_number("loss.margins", margin)
         self.margins = None if margins is None else tuple(margins)
         self.scale = scale
         bound = embedding_dim**-0.5

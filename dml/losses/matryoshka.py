@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.compose import has_trait, loss_value, takes_queries
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 from dml.ops.training_protocols import UsesEmbeddingBank
 
@@ -43,6 +43,8 @@ class MatryoshkaLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = _check_sizes(sizes)
+        for weight in weights or ():
+            check_number("loss.weights", weight)
         self.weights = [1.0] * len(self.sizes) if weights is None else [float(weight) for weight in weights]
         if len(self.weights) != len(self.sizes):
             raise InputError(f"loss.weights={self.weights}: one weight for each of the sizes {self.sizes}, or null")

@@ -62,7 +62,7 @@ class RecallAtKLoss(nn.Module):
     ) -> None:
         super().__init__()
         recall_at = [recall_at] if isinstance(recall_at, int) else recall_at
-        if not recall_at or any(k != int(k) or k < 1 for k in recall_at):
+        if not recall_at or not all(isinstance(k, int | float) and k >= 1 and float(k).is_integer() for k in recall_at):
             raise InputError(f"loss.recall_at={list(recall_at)}: must be one or more whole numbers from 1 on")
         if temperature <= 0.0:
             raise InputError(f"loss.temperature={temperature}: the temperature of the ranks must be above 0")

@@ -58,6 +58,33 @@ def test_a_new_label_brings_the_coarser_class_and_the_split_of_the_class() -> No
     assert apply(suggested)["0"] == ("wren", "birds", "train")
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_images_that_change_places_change_splits_in_any_order(is_whole: bool, is_reversed: bool) -> None:
+    """The class of robins is in train, and that of owls in test, whoever came from where."""
+    robins, owls = (["0", "1", "2"], ["5", "6"]) if is_whole else (["0"], ["5"])
+    swapped = [
+        *(Correction("relabel", f"/data/mine/{name}.jpg", label="robin", new_label="owl") for name in robins),
+        *(Correction("relabel", f"/data/mine/{name}.jpg", label="owl", new_label="robin") for name in owls),
+    ]
+    table = make_table()
+    if is_reversed:
+        table = table.take(np.arange(len(table))[::-1])
+    expected = list_classes(table) | dict.fromkeys(robins, ("owl", "birds", "test"))
+    expected |= dict.fromkeys(owls, ("robin", "birds", "train"))
+    assert apply(*swapped, table=table) == expected
+
+
+def test_an_image_of_one_level_that_comes_into_training_gets_all_labels() -> None:
+    table = make_table()
+    labels = table.labels.copy()
+    labels[5:7, 1] = UNKNOWN
+    one_level = replace(table, labels=labels, benchmark=np.array([-1] * 5 + [0, 0, 1, 1]))
+    after, counts = apply_corrections(one_level, [Correction("relabel", "/data/mine/5.jpg", new_label="wren")])
+    assert list_classes(after)["5"] == ("wren", "birds", "train")
+    assert (after.benchmark[5], counts.moved) == (-1, 1)
+
+
 def test_spaces_around_a_path_are_of_its_name_or_were_typed() -> None:
     table = make_table()
     table.paths[0] = "/data/mine/0.jpg "

@@ -82,6 +82,8 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
         read(file, columns={"labels": "class"})
     with pytest.raises(InputError, match=r"^dataset\.reader\.columns=\['path'\]: must be a mapping, such as \{path: "):
         read(file, columns=["path"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="two of them are the same column; each needs one of its own"):
+        read(numbered, columns={"path": "0", "label": "0"})
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,12 @@ def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=line):
             read(file)
     assert read(file, encoding=likely or "utf-8").names == (("Zoë", "b"),)
+    if encoding == "utf-8-sig":
+        assert read(file, encoding="U8").levels == read(file).levels  # without the byte order mark
+        with pytest.raises(
+            InputError, match=r"not in ASCII, it seems to be in utf-8; dataset\.reader\.encoding=utf-8 "
+        ):
+            read(file, encoding="ascii")
     with pytest.raises(InputError, match=r"mine\.csv: unknown encoding: klingon"):
         read(file, encoding="klingon")
 

@@ -9,6 +9,7 @@ import pytest
 from trees.tree import write_images
 
 from dml.data import readability
+from dml.data.contents import read_content
 from dml.data.limits import ImageLimits
 from dml.data.readability import check_readability, find_missing
 from dml.data.readers import emoji
@@ -150,6 +151,20 @@ def test_members_of_archives(tmp_path: Path) -> None:
     present = [f"{archive}/a/1.png", f"{archive}/2.png", f"{folder}/3.png"]
     missing = [f"{archive}/a/2.png", f"{archive}/1.png", f"{folder}/4.png", f"{tmp_path}/none.zip/1.png"]
     assert sorted(find_missing(present + missing)) == sorted(missing)
+
+
+def test_folders_above_an_archive_may_have_its_ending(tmp_path: Path) -> None:
+    archive = tmp_path / "old.zip" / "images.zip"
+    archive.parent.mkdir()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a/1.png", b"png")
+    assert find_missing([f"{archive}/a/1.png", f"{archive}/a/2.png"]) == [f"{archive}/a/2.png"]
+    assert read_content(f"{archive}/a/1.png") == b"png"
+
+
+def test_files_at_the_top_of_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: path == "/1.png")
+    assert find_missing(["/1.png", "/2.png"]) == ["/2.png"]
 
 
 def test_a_damaged_archive_is_named_when_it_is_read(tmp_path: Path) -> None:

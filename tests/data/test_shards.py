@@ -5,6 +5,7 @@ import io
 import json
 import re
 import tarfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from dml.data.dataset import ImageDataset
 from dml.data.images import UnreadableImageError, read_image
 from dml.data.readability import find_missing
 from dml.data.readers.tar_shards import read
-from dml.data.table import ImageTable
+from dml.data.table import RESERVED_LEVELS, ImageTable
 from dml.data.transforms import Pipeline
+from dml.data.verification import CheckedImage
 from dml.ops.errors import InputError
 from dml.ops.regular_files import RefusedFileError
 
@@ -72,9 +74,21 @@ def test_levels_are_fields_of_json(tmp_path: Path) -> None:
     assert table.labels.tolist() == [[0, 0], [1, 1]]
 
 
+def test_levels_have_names_of_their_own(tmp_path: Path) -> None:
+    content = {"class": "cats", "path": "a", "class_name": "b", "genus_name": "c", "genus": "d", "images": "e"}
+    pack(tmp_path / "a.tar", {"1.jpg": IMAGE, "1.cls": b"lynx", "1.json": json.dumps(content).encode()})
+    table = read(tmp_path, labels=["cls", *(f"json.{name}" for name in content)], test_fraction=0)
+    assert table.levels == (
+        *("class", "json_class", "json_path", "json_class_name", "genus_name", "json_genus", "json_images"),
+    )
+    columns = {field.name for field in fields(CheckedImage)}
+    assert columns < RESERVED_LEVELS
+
+
 @pytest.mark.parametrize(
     ("members", "labels", "message"),
     [
+        ({"1.jpg": IMAGE, "1.JPG": IMAGE, "1.cls": b"a"}, ["cls"], r"1\.jpg and 1\.JPG differ in capitals alone"),
         ({"1.jpg": IMAGE, "1.json": b"{}"}, ["json.kind"], r"0\.tar/1\.jpg: its \.json gives no class \(no field kind"),
         ({"1.jpg": IMAGE, "1.json": b"[1]"}, ["json.kind"], r"its \.json gives no class \(TypeError"),
         ({"1.jpg": IMAGE, "1.json": b"{"}, ["json.kind"], r"its \.json gives no class \(JSONDecodeError"),
@@ -101,6 +115,14 @@ def test_shards_without_a_split_beside_others_are_refused(tmp_path: Path) -> Non
     (tmp_path / "train-1.tar").rename(tmp_path / "more.tar")
     with pytest.raises(InputError, match=r"/more\.tar: its name begins with no split, but that of .*/test-0\.tar does"):
         read(tmp_path)
+
+
+def test_names_with_a_dot_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dotted = {"v.2020.jpg": IMAGE, "v.2021.jpg": IMAGE, "v.2020.cls": b"a"}
+    pack(tmp_path / "a.tar", dotted | {"1.jpg": IMAGE, "1.seg.png": IMAGE, "1.cls": b"a"})
+    assert len(read(tmp_path, test_fraction=0)) == 1
+    (line,) = caplog.messages
+    assert f"2 images with a dot in the name, such as {tmp_path}/a.tar/v.2020.jpg; a name ends at the first dot" in line
 
 
 def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +189,8 @@ def test_label_files_without_an_image_are_counted(tmp_path: Path, caplog: pytest
     TREE.build(tmp_path)
     pack(tmp_path / "test-1.tar", {"1.cls": b"owl", "2.seg.png": IMAGE, "2.cls": b"owl", "3.txt": b"a remark"})
     assert len(read(tmp_path)) == 8
-    (line,) = caplog.messages
+    dotted, line = caplog.messages
+    assert "1 image with a dot in the name" in dotted
     assert f"2 label files without an image of the same name, such as {tmp_path}/test-1.tar/1.cls; " in line
 
 

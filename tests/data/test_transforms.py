@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from dml.data.images import Box, ImageFile
-from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize
+from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize, stack
 from dml.ops.errors import InputError
 
 PHOTO = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
@@ -329,3 +329,9 @@ def test_what_a_cache_can_hold(choice: str, train: Any, test: Any) -> None:
     for pipeline, expected in zip(configured(choice), (train, test), strict=True):
         resize = pipeline.resize
         assert (resize and (resize.mode, resize.size)) == expected
+
+
+def test_images_of_different_sizes_are_refused() -> None:
+    images = [torch.zeros(3, *size, dtype=torch.uint8) for size in ((8, 8), (8, 9))]
+    with pytest.raises(InputError, match="gives images of 8 x 8 and 8 x 9 pixels; let it end with a crop"):
+        stack(images)

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -92,6 +92,19 @@ def test_a_sum_needs_positives_if_each_term_does() -> None:
 def test_parameters_of_the_terms_are_its_own() -> None:
     loss = WeightedSum({"csl": CSLLoss(6, 4), "flat": AtLevel(CSLLoss(3, 4), 1)}, {"csl": 1.0, "flat": 1.0})
     assert {name for name, _ in loss.named_parameters()} == {"terms.csl.proxies", "terms.flat.loss.proxies"}
+
+
+@pytest.mark.parametrize(
+    ("weights", "line"),
+    [
+        ({"norm": "abc"}, "loss.weights.norm=abc: must be a finite number"),
+        (None, "loss.weights names none, loss.terms names norm: each term needs one weight"),
+        ([1.0], "loss.weights names none"),
+    ],
+)
+def test_refuses_weights_that_are_no_numbers(weights: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        WeightedSum({"norm": EmbeddingNorm()}, weights)
 
 
 def test_refuses_weights_of_other_terms() -> None:

@@ -120,6 +120,11 @@ def test_a_large_scale_does_not_overflow() -> None:
     assert value > 1e3
 
 
+def test_refuses_margins_that_are_no_numbers() -> None:
+    with pytest.raises(InputError, match=r"loss\.margins=a: must be a finite number"):
+        made(["a"])  # type: ignore[list-item]
+
+
 def test_refuses_margins_of_other_levels() -> None:
     with pytest.raises(InputError, match=r"margins=\[0\.25, 0\.45\]: the data set's labels have 3 levels"):
         made([0.25, 0.45])(torch.randn(6, 4, dtype=torch.float64), HIERARCHY)

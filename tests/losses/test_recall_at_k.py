@@ -164,6 +164,8 @@ def test_the_gradient_cache_changes_no_gradient(mixup: bool) -> None:
     [
         ({"recall_at": ()}, r"recall_at=\[\]"),
         ({"recall_at": (1, 0)}, r"recall_at=\[1, 0\]"),
+        ({"recall_at": ("a",)}, r"recall_at=\['a'\]: must be one or more whole numbers"),
+        ({"recall_at": (1.5,)}, r"recall_at=\[1\.5\]"),
         ({"temperature": 0.0}, r"loss\.temperature=0\.0"),
         ({"recall_temperature": -1.0}, r"recall_temperature=-1\.0"),
     ],

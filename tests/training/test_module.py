@@ -276,7 +276,12 @@ def test_a_number_of_the_loss_moves_linearly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribute", "expected"), [("temperature", "its numbers are alpha"), ("forward", "not a number")]
+    ("attribute", "expected"),
+    [
+        ("temperature", "its numbers are alpha"),
+        ("forward", "not a number"),
+        ("takes_queries", "is True, not a number"),
+    ],
 )
 def test_a_schedule_of_what_is_no_number_is_refused(attribute: str, expected: str) -> None:
     with pytest.raises(InputError, match=rf"scheduler\.loss\.attribute={attribute}: .*{expected}"):

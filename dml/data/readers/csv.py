@@ -161,6 +161,10 @@ def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -
         if file_name not in header:
             raise InputError(f"dataset.reader.columns: {file} has no column {file_name!r} among {_quote(header)}")
     names_by_file_name = {file_name: name for name, file_name in columns.items()}
+    if len(names_by_file_name) < len(columns):
+        raise InputError(
+            f"dataset.reader.columns={columns}: two of them are the same column; each needs one of its own"
+        )
     # a column that has the name of another one, which is read in its place, is passed over
     return [names_by_file_name.get(cell, f"{cell} (unused)" if cell in columns else cell) for cell in header]
 

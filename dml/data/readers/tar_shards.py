@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from dml.data.layout import Layout
 from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
 from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
-from dml.data.table import SPLITS, ImageTable
+from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
 from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -44,11 +44,13 @@ class LeftOut:
 
     Args:
         images: images of kinds that aren't read.
+        dotted: images without one of their own name, up to the first dot, whose ending has a further dot.
         label_files: files that name the class of an image that isn't there, one for each missing image.
         members: members that can't be read, by their kind, such as "symbolic link".
     """
 
     images: list[str] = field(default_factory=list)
+    dotted: list[str] = field(default_factory=list)
     label_files: list[str] = field(default_factory=list)
     members: dict[str, list[str]] = field(default_factory=dict)
 
@@ -56,6 +58,11 @@ class LeftOut:
         """Yield a line for each kind of member: how many are left out, the first of them, and what to do."""
         if self.images:
             yield describe_unread(self.images)
+        if self.dotted:
+            yield (
+                f"{format_count(len(self.dotted), 'image')} with a dot in the name, such as "
+                f"{printable(self.dotted[0])}; a name ends at the first dot, so pack them under other names"
+            )
         for kind, paths in self.members.items():
             yield (
                 f"{format_count(len(paths), kind)}, such as {printable(paths[0])}, which dml doesn't read; pack the "
@@ -117,7 +124,7 @@ def read(
         paths=np.array(paths),
         labels=np.stack(columns, axis=1),
         split=np.array(split),
-        levels=tuple("class" if place == "cls" else place.rpartition(".")[2] for place in places),
+        levels=_name_levels(places),
         names=names,
         source=str(root),
     )
@@ -133,6 +140,20 @@ def _check_places(labels: Any) -> Sequence[str]:
     if not isinstance(places, Sequence) or not all(isinstance(place, str) and place for place in places):
         raise InputError(f"dataset.reader.labels={printable(labels)}: not names of endings and fields; {remedy}")
     return places
+
+
+def _name_levels(places: Sequence[str]) -> tuple[str, ...]:
+    """Name each level by the field that holds its class, or by ending and field where that name is taken.
+
+    >>> _name_levels(["cls", "json.genus", "json.class", "json.path"])
+    ('class', 'genus', 'json_class', 'json_path')
+    """
+    levels: list[str] = []
+    for place in places:
+        name = "class" if place == "cls" else place.rpartition(".")[2]
+        is_taken = name in RESERVED_LEVELS or not {name, f"{name}_name", name.removesuffix("_name")}.isdisjoint(levels)
+        levels.append(place.replace(".", "_") if is_taken else name)
+    return tuple(levels)
 
 
 def _find_shards(root: str | Path | None) -> dict[Path, str]:
@@ -197,13 +218,7 @@ def _group_members(shard: Path, places: Sequence[str], left_out: LeftOut) -> Ite
         places: where the class of each level stands, as the argument ``labels`` of `read` says, the finest first.
         left_out: object to which the paths of members that aren't read are added.
     """
-    samples: dict[str, Members] = {}
     index = index_tar(str(shard))
-    for member in index.entries:
-        folder, name = os.path.split(member)
-        stem, _, ending = name.partition(".")
-        if stem:  # the name of a hidden file, such as a copy by macOS, begins with a dot
-            samples.setdefault(f"{folder}/{stem}", {})[ending.lower()] = member
     for kind, names in index.unread.items():
         visible = [f"{shard}/{name}" for name in names if not os.path.basename(name).startswith(".")]
         if visible:
@@ -211,10 +226,16 @@ def _group_members(shard: Path, places: Sequence[str], left_out: LeftOut) -> Ite
     label_endings = {place.partition(".")[0] for place in places}
     suffixes = read_suffixes()
     unread_suffixes = {*UNREAD_SUFFIXES} - {*suffixes}
-    for members in samples.values():
+    for members in _join_names(shard, index.entries).values():
         images = [member for ending, member in members.items() if f".{ending}" in suffixes]
         unread = [f"{shard}/{member}" for ending, member in members.items() if f".{ending}" in unread_suffixes]
         left_out.images += unread
+        if not images:
+            left_out.dotted += [
+                f"{shard}/{member}"
+                for ending, member in members.items()
+                if os.path.splitext(f".{ending}")[1] in suffixes
+            ]
         if not images and not unread:
             label_files = [f"{shard}/{member}" for ending, member in members.items() if ending in label_endings]
             left_out.label_files += label_files[:1]
@@ -224,6 +245,23 @@ def _group_members(shard: Path, places: Sequence[str], left_out: LeftOut) -> Ite
             )
         for image in images:
             yield image, members
+
+
+def _join_names(shard: Path, names: Iterable[str]) -> dict[str, Members]:
+    """Return the members of a shard by folder and name, up to the first dot, and by the ending behind it."""
+    samples: dict[str, Members] = {}
+    for member in names:
+        folder, name = os.path.split(member)
+        stem, _, ending = name.partition(".")
+        if not stem:  # a hidden file, such as a copy by macOS
+            continue
+        other = samples.setdefault(f"{folder}/{stem}", {}).setdefault(ending.lower(), member)
+        if other != member:
+            raise InputError(
+                f"{printable(shard)}: {printable(other)} and {printable(member)} differ in capitals alone; which one "
+                "belongs to the image can't be told"
+            )
+    return samples
 
 
 def _read_class(shard: Path, image: str, members: Members, place: str) -> str:

@@ -56,7 +56,7 @@ class LossSchedule(Callback):
                     f"scheduler.loss.attribute={self.attribute}: {type(loss).__name__} has none; "
                     f"its numbers are {', '.join(numbers)}"
                 ) from error
-            if not isinstance(value, float | int):
+            if not isinstance(value, float | int) or isinstance(value, bool):
                 raise InputError(f"scheduler.loss.attribute={self.attribute}: is {value!r}, not a number")
 
     def on_train_batch_start(
