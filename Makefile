@@ -10,9 +10,9 @@
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
-# make table-rsk, make table-hyp   the lanes of RS@k and Hyp-ViT: published numbers with their sources
+# make table-rsk, make table-hyp   the tables of RS@k and Hyp-ViT: published numbers with their sources
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
-# make claims  the papers' claims, tested in some hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
+# make claims  the papers' claims, tested in many hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
 #     DATA=/data tests them on the photographs of /data/grocery too; make claims-quick: an eighth of the steps, in an hour or two
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
@@ -20,7 +20,7 @@
 #     DATASET, FOLDS, TRIALS, SEEDS, JOBS and DATA change it; SET='trainer.max_steps=400' in place of the heads alone
 # make ablation  one part of the default changed at a time, in ten minutes: docs/ablation.md; PHOTOGRAPHS=CSV, KIND=whole
 # make robustness  what each loss loses by wrong labels and long tails, in an hour: docs/robustness.md. LOSSES=rll,circle
-# make reliability   makes faults happen to real commands, in half an hour: writes docs/reliability.md
+# make reliability   makes faults happen to real commands, in three quarters of an hour: writes docs/reliability.md
 # make figures   runs what the papers' figures take and draws them to docs/images/figures; DATA, SEEDS, JOBS and -n as above
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3

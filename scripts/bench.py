@@ -1,6 +1,6 @@
 """Run the benchmarks of dml's parts, and write what they print into docs/benchmarks.md.
 
-python scripts/bench.py                  # all of them, in an hour on two idle cores
+python scripts/bench.py                  # all of them, in half an hour on two idle cores
 python scripts/bench.py losses loading   # some of them; the others stay on the page as they are
 python scripts/bench.py --show           # writes the page anew from docs/benchmarks.json
 

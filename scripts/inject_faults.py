@@ -1,6 +1,6 @@
 """Make faults happen to real commands, count how often the commands hold, and write docs/reliability.md.
 
-python scripts/inject_faults.py                              # all rows; under half an hour on two cores
+python scripts/inject_faults.py                              # all rows; three quarters of an hour on two cores
 python scripts/inject_faults.py --rows flips-best,sigterm    # some rows; --list names them
 python scripts/inject_faults.py --tries-scale 0.1            # a tenth of the tries, and no page
 

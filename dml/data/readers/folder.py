@@ -180,7 +180,7 @@ def describe_unread(paths: list[str]) -> str:
     images = "1 image of a kind" if len(paths) == 1 else f"{len(paths):,} images of kinds"
     remedy = "convert them to .jpg or .png"
     if not counts.keys().isdisjoint(HEIF_SUFFIXES):
-        remedy = f"pip install 'dml[heif]' reads .heic and .heif, or {remedy}"
+        remedy = f"pip install 'dml[heif]' reads .heic, .heif and .hif, or {remedy}"
     return f"{images} that dml doesn't read ({kinds}), such as {printable(paths[0])}; {remedy}"
 
 
