@@ -55,10 +55,17 @@ def check_and_summarize(
             limits=ImageLimits.from_settings(config.data),
         )
     is_whole = len(table) == len(whole_table) and not config.get("quick")
-    if is_whole and all(config.dataset.get(key) is None for key in (*TABLE_KEYS, "folds")):
-        write_table(folder, table, images)
+    if is_whole and all(config.dataset.get(key) is None for key in TABLE_KEYS):
+        write_table(folder, _read_without_folds(config) if config.dataset.get("folds") else table, images)
     console.print(make_overview_table(summarize_splits(table, images)))
     return images
+
+
+def _read_without_folds(config: DictConfig) -> ImageTable:
+    """Read the data set with the splits that its lists give, as ``dml prepare`` does."""
+    unfolded: DictConfig = config.copy()
+    unfolded.dataset.folds = None
+    return build_table(unfolded)
 
 
 def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:

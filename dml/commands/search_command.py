@@ -78,8 +78,11 @@ def _check_outputs(options: Namespace) -> None:
             continue
         if path.suffix.lower() != suffix:
             raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
-        if suffix == ".png" and path.exists() and not is_contact_sheet(path):
-            raise InputError(f"{option} {printable(path)}: dml didn't write this file; give the name of a new one")
+        if path.is_dir() or (suffix == ".png" and path.exists() and not is_contact_sheet(path)):
+            raise InputError(
+                f"{option} {printable(path)}: is there, and isn't marked as written by dml search; give the name of a "
+                "new file"
+            )
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:

@@ -187,7 +187,7 @@ def stack(images: Sequence[Tensor]) -> Tensor:
     """
     other = next((image for image in images if image.shape != images[0].shape), None)
     if other is not None:
-        sizes = " and ".join(f"{image.shape[-2]} x {image.shape[-1]}" for image in (images[0], other))
+        sizes = " and ".join(f"{image.shape[-1]} x {image.shape[-2]}" for image in (images[0], other))
         raise InputError(f"transform: gives images of {sizes} pixels; let it end with a crop, which gives all one size")
     if images[0].is_contiguous():
         return torch.stack([*images])

@@ -1,4 +1,4 @@
-"""The graph that an export writes: from pixels to the vectors that `ImageEmbedder.embed` gives."""
+"""The graph that an export writes: from pixels to the vectors that `ImageEmbedder.embed` gives for one view."""
 
 from copy import deepcopy
 from importlib.metadata import version

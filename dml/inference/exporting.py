@@ -1,10 +1,10 @@
 """The export of a model to a file that runs without dml, and its comparison with the model.
 
 The graph takes pixels (B, h, w, 3) uint8 RGB, as Pillow and NumPy hold images, of the size that the model's
-preprocessing gives, and returns the vectors (B, D) float32 of `ImageEmbedder.embed`. Scaling, the order of the
-channels, mean and standard deviation, the network, its heads and what joins them are part of the graph. B may be any
-number. To read, resize and crop an image is no part of it, as the images of a batch have different sizes before. The
-steps of the preprocessing are facts in the file, like the fingerprint and the heads.
+preprocessing gives, and returns the vectors (B, D) float32 of `ImageEmbedder.embed` with one view. Scaling, the order
+of the channels, mean and standard deviation, the network, its heads and what joins them are part of the graph. B may be
+any number. To read, resize and crop an image is no part of it, as the images of a batch have different sizes before.
+The steps of the preprocessing are facts in the file, like the fingerprint and the heads.
 """
 
 import json

@@ -133,7 +133,7 @@ class ImageEmbedder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """An identifier of the weights, the network, the preprocessing and the heads.
+        """An identifier of the weights, the network, the preprocessing, the number of views and the heads.
 
         Vectors of models with different fingerprints can't be compared.
         """
@@ -144,7 +144,7 @@ class ImageEmbedder:
         return digest.hexdigest()[:16]
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
-        """Turn an image into the network's input (3, h, w) uint8 RGB, as the test of its run did.
+        """Turn an image into the network's input (3, h, w) uint8 RGB, one view unless ``views`` says otherwise.
 
         Args:
             image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or `dml.data.images.ImageFile`.
@@ -182,8 +182,8 @@ class ImageEmbedder:
                 same digits as the test.
             num_workers: number of processes that decode images; 0 decodes in this process.
             views: number of views of each image, whose embeddings are averaged: 1, 2 (the image and its mirror image),
-                5 (corners and centre) or 10 (both). None takes that of the run's test, which its metrics and its
-                threshold are of.
+                5 (corners and centre) or 10 (both). None takes the number of the run's test, whose vectors gave the
+                metrics and the threshold.
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
             on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
                 warning names the image.

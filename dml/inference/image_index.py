@@ -352,8 +352,12 @@ def _embed_items(
     These are the embeddings (N, D) themselves, or vectors (N, D + 2) for the points of a Poincare ball.
 
     Raises:
-        InputError: if not one image can be read.
+        InputError: if not one image can be read, or the options name other views than those of queries.
     """
+    if options.get("views") not in (None, model.settings.views):
+        raise InputError(
+            f"views={options['views']}: queries have {model.settings.views}, as in the test of the run; leave it out"
+        )
     embedded = model.embed(items.paths.tolist(), **options)
     is_read = ~np.isnan(embedded[:, 0])
     check_readable(int(is_read.sum()), len(items))

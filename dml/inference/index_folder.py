@@ -80,13 +80,13 @@ def read_description(path: Path) -> dict[str, Any]:
         version = description["format"]
         names = [description["files"][kind] for kind in ("vectors", "items", "model")]
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
-        sizes = [description["bytes"][kind] for kind in ("vectors", "items")]
-        sizes.append(description.get("next_id", 0))  # older versions wrote none
+        numbers = [description["bytes"][kind] for kind in ("vectors", "items")]
+        numbers.append(description.get("next_id", 0))  # older versions wrote none
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
     if version != FORMAT:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    are_kinds_right = all(isinstance(key, str) for key in keys) and all(isinstance(size, int) for size in sizes)
+    are_kinds_right = all(isinstance(key, str) for key in keys) and all(isinstance(number, int) for number in numbers)
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
     return dict(description)

@@ -56,7 +56,7 @@ class IndexItems:
 
     @property
     def next_id(self) -> int:
-        """The smallest id that is larger than all."""
+        """The smallest id that is larger than all ids; 0 without items."""
         return int(self.ids[-1]) + 1 if len(self) else 0
 
     @cached_property

@@ -70,7 +70,7 @@ class ModelSettings:
     @property
     def views(self) -> int:
         """The number of views of each image in the run's test, ``evaluation.crops``."""
-        return int(self.config.get("evaluation", {}).get("crops", 1))
+        return int((self.config.get("evaluation") or {}).get("crops", 1))
 
     @property
     def decisive(self) -> dict[str, Any]:
@@ -78,7 +78,8 @@ class ModelSettings:
         model = {key: value for key, value in self.config["model"].items() if key != "heads"}
         ball = self.ball
         geometry = {"geometry": ball._asdict()} if ball else {}
-        return {"model": _without_weights(model), "transform": self.config["transform"]["test"], **geometry}
+        views = {"views": self.views} if self.views > 1 else {}
+        return {"model": _without_weights(model), "transform": self.config["transform"]["test"], **geometry, **views}
 
     @property
     def ball(self) -> Ball | None:

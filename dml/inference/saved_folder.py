@@ -20,7 +20,7 @@ from safetensors.torch import save
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.files import wait_for_disk
+from dml.ops.files import disk_refusal, wait_for_disk
 from dml.ops.paths import expand_home
 from dml.ops.run_files import replace_nan, restore_nan
 
@@ -78,16 +78,17 @@ def read_folder(path: Path) -> SavedModel:
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         class_names = tuple(map(str, description["class_names"]))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
-        int(parts["data"]["eval_batch_size"]), parts["transform"]["test"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
+        settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
+        # what is read of them later: a missing value, or one of another kind, raises an error here
+        _ = settings.batch_size, settings.views, settings.limits, settings.decisive
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"{printable(path)}: not as save_pretrained wrote it ({line}); save the model again"
         ) from error
     if version != FORMAT:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
-    settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
     return SavedModel(path, settings, heads, chosen_heads, str(fingerprint))
 
 
@@ -120,8 +121,9 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
             path.rename(old)
         partial.rename(path)
     except OSError as error:
-        if error.filename is None:  # of a write
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        refusal = disk_refusal(error)
+        if refusal is not None and str(refusal.filename or partial).startswith(str(partial)):
+            raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
         raise
     finally:
         if old.exists() and not path.exists():  # interrupted between the two renamings

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ class RecallAtKLoss(nn.Module):
     ) -> None:
         super().__init__()
         recall_at = [recall_at] if isinstance(recall_at, int) else recall_at
-        if not recall_at or not all(isinstance(k, int | float) and k >= 1 and float(k).is_integer() for k in recall_at):
+        if not recall_at or not all(map(_is_rank, recall_at)):
             raise InputError(f"loss.recall_at={list(recall_at)}: must be one or more whole numbers from 1 on")
         if temperature <= 0.0:
             raise InputError(f"loss.temperature={temperature}: the temperature of the ranks must be above 0")
@@ -101,6 +102,10 @@ class RecallAtKLoss(nn.Module):
         generator = torch.Generator().manual_seed(int(self.num_batches))
         self.num_batches += 1
         return torch.rand(len(_list_pairs(classes)), generator=generator).to(items)
+
+
+def _is_rank(k: object) -> bool:
+    return isinstance(k, Real) and not isinstance(k, bool) and float(k).is_integer() and float(k) >= 1
 
 
 def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

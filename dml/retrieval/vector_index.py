@@ -73,12 +73,17 @@ class VectorIndex:
         Raises:
             InputError: if FAISS can't make such an index, train it with so many vectors, add some to it or search it.
         """
-        lists = _find_lists(cls(dimension, factory)._index)
+        lists = faiss.try_extract_index_ivf(cls(dimension, factory)._index)
         if lists is not None and lists.nlist > count:
             raise InputError(f"factory={factory}: {lists.nlist:,} cells for {count:,} vectors; {EXACT} needs no cells")
         trial = cls(dimension, re.sub(r"\bIVF\d+", "IVF1", factory))
         trial.factory = factory  # for error lines
         trial.set_parameters(parameters)
+        core = _find_core(trial._index)
+        if hasattr(core, "do_polysemous_training"):
+            core.do_polysemous_training = (
+                False  # it takes seconds for each byte of a code, whatever the number of vectors
+            )
         number = min(count, TRIAL_VECTORS)
         vectors = np.random.default_rng(0).normal(size=(number, dimension)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -119,11 +124,11 @@ class VectorIndex:
         return all(_is_rotation(chain.at(place)) for place in range(chain.size()))
 
     def encode_whole_vectors(self) -> None:
-        """Let codes stand for vectors, not for what is left of them after their cell's centre, before the training.
+        """Make codes stand for whole vectors, not for their differences from the centre of a cell; it precedes `train`.
 
-        Centres have length 1. Of vectors that are much shorter, nothing but the centre would be left.
+        Centres have length 1, so the differences of much shorter vectors say nothing but which cell it is.
         """
-        lists = _find_lists(self._index)
+        lists: Any = faiss.try_extract_index_ivf(self._index)
         if hasattr(lists, "by_residual"):
             lists.by_residual = False
 

@@ -141,6 +141,6 @@ def _guess_settings(group: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def _check_rates(settings: Mapping[str, Any], path: str) -> None:
-    """Refuse a setting of `NOT_NEGATIVE` that is negative or no number; ``path`` is where the settings are given."""
+    """Refuse a setting of `NOT_NEGATIVE` that is no finite number from 0 on; ``path`` is where they are given."""
     for name in NOT_NEGATIVE:
         check_number(f"{path}.{name}", settings.get(name, 0), least=0)

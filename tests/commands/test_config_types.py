@@ -63,6 +63,12 @@ def test_unannotated_parameters_take_the_type_of_their_default():
     check_types(OmegaConf.create(OmegaConf.to_container(config) | {"loss": {**config.loss, "margin": 1}}))
 
 
+def test_a_number_in_the_place_of_a_list_is_told():
+    config = OmegaConf.create({"loss": {"_target_": "dml.losses.csl.CSLLoss", "margins": 0.3}})
+    with pytest.raises(InputError, match=r"loss\.margins=0\.3: must be a list or a mapping or null"):
+        check_types(config)
+
+
 def test_nodes_in_lists_are_checked():
     config = OmegaConf.create({"steps": [{"_target_": "dml.losses.rll.RankedListLoss", "margin": "x"}]})
     with pytest.raises(InputError, match=r"steps\[0\].margin=x: must be a number"):

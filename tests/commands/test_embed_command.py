@@ -165,8 +165,8 @@ def test_images_that_an_earlier_command_left_out_are_told(
     output, parts = tmp_path / "vectors.parquet", tmp_path / "vectors.parquet.parts"
     embed(model, photos, output, "--on-corrupt", "skip", "--shard", "1/2")
     assert refusal(capsys, model, photos, output).splitlines()[-1] == (
-        f"error: {parts}: an earlier command with --on-corrupt skip left out 1 image; give --on-corrupt skip again, or "
-        "delete the folder to begin again"
+        f"error: {parts}/000000.parquet: an earlier command with --on-corrupt skip left out 1 image; give --on-corrupt "
+        "skip again, or delete this file, and the same command goes on"
     )
     assert not output.exists()
     embed(model, photos, output, "--on-corrupt", "skip")

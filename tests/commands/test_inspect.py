@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import Here, Refused
@@ -143,7 +144,14 @@ def test_a_part_of_each_class_is_announced(inspect: Callable[..., str]) -> None:
 
 def test_a_changed_table_is_not_taken_for_that_of_the_data_set(inspect: Callable[..., str], mine: Path) -> None:
     assert "planted  8 of 16 training images stay" in inspect("dataset.planted={thinning:2}")
+    inspect("quick=true")
     assert not (mine / ".dml" / "folder" / "table.parquet").exists()
+
+
+def test_the_table_of_the_data_set_has_no_folds(inspect: Callable[..., str], mine: Path) -> None:
+    assert " val " in inspect("dataset.reader.val_fraction=0", "dataset.folds=2")
+    with pq.ParquetFile(mine / ".dml" / "folder" / "table.parquet") as file:
+        assert set(file.read(columns=["split"])["split"].to_pylist()) == {"train", "test"}
 
 
 def test_several_backbones_and_one_without_weights(

@@ -265,7 +265,7 @@ def test_a_search_replaces_no_photograph(
     query, photo = str(min(photos.rglob("*.png"))), tmp_path / "photo.png"
     shutil.copy(query, photo)
     for option, name, line in (
-        ("--picture", "photo.png", "dml didn't write this file; give the name of a new one"),
+        ("--picture", "photo.png", "is there, and isn't marked as written by dml search; give the name of a new file"),
         ("--picture", "found.jpg", "the name of the file to write must end with .png"),
         ("--html", "photo.png", "the name of the file to write must end with .html"),
     ):

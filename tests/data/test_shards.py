@@ -99,6 +99,7 @@ def test_levels_have_names_of_their_own(tmp_path: Path) -> None:
         ({"1.jpg": IMAGE, "1.png": IMAGE, "1.cls": b"a"}, ["cls"], r"1\.jpg and 1\.png are both the image of one name"),
         ({"1.cls": b"a"}, ["cls"], "no image in its tar files; give the path of shards of your own, which holds"),
         ({"1.jpg": IMAGE, "1.cls": b"a"}, [], r"dataset\.reader\.labels: empty; give where the classes stand"),
+        ({"1.jpg": IMAGE, "1.cls": b"a"}, ["cls", "cls"], r"labels=\['cls', 'cls'\]: one is there twice; give where"),
     ],
 )
 def test_what_has_no_class_is_one_line(

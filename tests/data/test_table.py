@@ -286,3 +286,9 @@ def test_renumbered_labels_have_no_gap() -> None:
     assert numbered.names == (("b", "e"), ("g", "h"))
     assert numbered.paths.tolist() == ["7.png", "2.png", "3.png"]
     assert table().renumber().names == ()
+
+
+@pytest.mark.parametrize("levels", [("class", "class"), ("class", "path")])
+def test_levels_need_names_of_their_own(levels: tuple[str, str]) -> None:
+    with pytest.raises(InputError, match=r"image table: the levels .* need different names, none of .*path, sha256"):
+        ImageTable(np.array(["1.jpg"]), np.array([[0, 0]]), np.array(["train"]), levels)

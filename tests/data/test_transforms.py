@@ -331,7 +331,12 @@ def test_what_a_cache_can_hold(choice: str, train: Any, test: Any) -> None:
         assert (resize and (resize.mode, resize.size)) == expected
 
 
+def test_parts_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(InputError, match="crop scale=a: must be a finite number"):
+        RandomResizedCrop(8, scale=("a", 1))  # type: ignore[arg-type]
+
+
 def test_images_of_different_sizes_are_refused() -> None:
     images = [torch.zeros(3, *size, dtype=torch.uint8) for size in ((8, 8), (8, 9))]
-    with pytest.raises(InputError, match="gives images of 8 x 8 and 8 x 9 pixels; let it end with a crop"):
+    with pytest.raises(InputError, match="gives images of 8 x 8 and 9 x 8 pixels; let it end with a crop"):
         stack(images)

@@ -157,7 +157,10 @@ def test_the_views_are_those_of_the_runs_test(model: dml.ImageEmbedder, paths: l
         np.testing.assert_array_equal(one.embed(paths), expected)
         np.testing.assert_array_equal(one.embed(paths, views=1), model.embed(paths))
     assert np.abs(expected - model.embed(paths)).max() > 0.01
+    assert tested.fingerprint != model.fingerprint
     index = dml.Index.build(tested, paths)
+    with pytest.raises(InputError, match="views=1: queries have 2, as in the test of the run; leave it out"):
+        index.upsert(paths[:1], views=1)
     score = ImageSearch(index).find_similar_to_item(0, k=1)[0].score  # of the vector in the index
     assert score == pytest.approx(1.0, abs=1e-5)
     assert index.search(paths[0], k=1)[0][0, 0] == pytest.approx(1.0, abs=1e-5)
@@ -345,9 +348,13 @@ def test_a_failed_save_leaves_the_old_one(
 ) -> None:
     before = (model.save_pretrained(tmp_path / "saved") / "model.json").read_bytes()
 
-    def fail(*_: object) -> str:
-        raise OSError(28, "No space left on device")
+    def fail(path: object, *_: object) -> str:
+        raise OSError(28, "No space left on device", str(path) if isinstance(path, Path) else None)
 
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", lambda path, **_: fail(path))
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
+            model.save_pretrained(tmp_path / "saved")
     monkeypatch.setattr("dml.inference.model_card.write_card", fail)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
         model.save_pretrained(tmp_path / "saved")
@@ -378,6 +385,8 @@ def test_a_changed_folder_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -
         ("model.json", ("training",), 3),
         ("config.yaml", ("data", "eval_batch_size"), "many"),
         ("config.yaml", ("transform",), {}),
+        ("config.yaml", ("evaluation",), {"crops": "many"}),
+        ("config.yaml", ("evaluation",), [1]),
     ],
 )
 def test_values_of_another_kind_are_refused(

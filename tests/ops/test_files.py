@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.ops.files import remove_partial_files, replacing
+from dml.ops.files import remove_partial_files, replacing, write_text
 
 
 def test_a_whole_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -16,6 +16,18 @@ def test_a_whole_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_disk_has_the_new_file_before_the_old_one_goes(
+    on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(path.read_text()))
+    write_text(path, "new", on_disk=on_disk)
+    assert (synced, path.read_text()) == (["old"] * on_disk, "new")
 
 
 def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_packed_codes_refuse_removals(factory: str) -> None:
         build(factory, "").check_removal()
 
 
-@pytest.mark.parametrize("factory", ["IVF4,SQ8", "RR16,IVF4,SQ8"])
+@pytest.mark.parametrize("factory", ["IVF4,SQ8", "RR16,IVF4,SQ8", "IVF4,SQ8,RFlat"])
 def test_codes_of_short_vectors_stand_for_the_vectors(factory: str) -> None:
     """What is left of them after the centre of a cell, which has length 1, is nothing but the centre."""
     short, found = VECTORS / 5000, []
@@ -111,6 +111,7 @@ def test_a_full_disk_is_an_error_of_the_disk() -> None:
     [
         ("IVF64,Flat", "factory=IVF64,Flat: 64 cells for 12 vectors; Flat needs no cells"),
         ("OPQ4_8,IVF1000,PQ4", "factory=OPQ4_8,IVF1000,PQ4: 1,000 cells for 12 vectors"),
+        ("IVF64,Flat,RFlat", "factory=IVF64,Flat,RFlat: 64 cells for 12 vectors"),
         ("IVF4,PQ4", "factory=IVF4,PQ4: 12 vectors can't train it"),
         ("PQ4", "factory=PQ4: 12 vectors can't train it"),
     ],

@@ -44,7 +44,7 @@ class LeftOut:
 
     Args:
         images: images of kinds that aren't read.
-        dotted: images without one of their own name, up to the first dot, whose ending has a further dot.
+        dotted: images that are left out because their name has a second dot, such as v.2020.jpg.
         label_files: files that name the class of an image that isn't there, one for each missing image.
         members: members that can't be read, by their kind, such as "symbolic link".
     """
@@ -139,20 +139,24 @@ def _check_places(labels: Any) -> Sequence[str]:
         raise InputError(f"dataset.reader.labels: empty; {remedy}")
     if not isinstance(places, Sequence) or not all(isinstance(place, str) and place for place in places):
         raise InputError(f"dataset.reader.labels={printable(labels)}: not names of endings and fields; {remedy}")
+    if len({*places}) < len(places):
+        raise InputError(f"dataset.reader.labels={printable(labels)}: one is there twice; {remedy}")
     return places
 
 
 def _name_levels(places: Sequence[str]) -> tuple[str, ...]:
     """Name each level by the field that holds its class, or by ending and field where that name is taken.
 
-    >>> _name_levels(["cls", "json.genus", "json.class", "json.path"])
-    ('class', 'genus', 'json_class', 'json_path')
+    >>> _name_levels(["cls", "json.genus", "json.class", "json.path", "split"])
+    ('class', 'genus', 'json_class', 'json_path', 'split_class')
     """
     levels: list[str] = []
     for place in places:
         name = "class" if place == "cls" else place.rpartition(".")[2]
         is_taken = name in RESERVED_LEVELS or not {name, f"{name}_name", name.removesuffix("_name")}.isdisjoint(levels)
-        levels.append(place.replace(".", "_") if is_taken else name)
+        if is_taken:
+            name = place.replace(".", "_") if "." in place else f"{place}_class"
+        levels.append(name)
     return tuple(levels)
 
 

@@ -135,16 +135,16 @@ class EmbeddingParts:
         shutil.rmtree(self.folder)  # with the plan, without which the parts would be those of something else
 
     def _read_all(self, may_lack_images: bool) -> Iterator[pa.Table]:
-        lacking = len(self.paths)
         for part in range(len(self)):
             table = self._read(part)
-            lacking -= len(table)
+            lacking = len(self.rows(part)) - len(table)
+            if lacking and not may_lack_images:
+                raise InputError(
+                    f"{printable(self._file(part))}: an earlier command with --on-corrupt skip left out "
+                    f"{format_count(lacking, 'image')}; give --on-corrupt skip again, or delete this file, and the "
+                    "same command goes on"
+                )
             yield table
-        if lacking and not may_lack_images:
-            raise InputError(
-                f"{printable(self.folder)}: an earlier command with --on-corrupt skip left out "
-                f"{format_count(lacking, 'image')}; give --on-corrupt skip again, or delete the folder to begin again"
-            )
 
     def _read(self, part: int) -> pa.Table:
         file = self._file(part)

@@ -40,7 +40,9 @@ def open_listener(host: str, port: int) -> socket.socket:
             raise InputError(f"--host {host}: not an address of this machine; 127.0.0.1 is one") from error
         if error.errno == errno.EACCES:
             raise InputError(f"--port {port}: only the administrator may use it; give one from 1024 on") from error
-        raise InputError(f"--host {printable(host)}: {error.strerror}; 127.0.0.1 is this machine") from error
+        if error.errno in (errno.EINVAL, errno.EAFNOSUPPORT, errno.ENETUNREACH):
+            raise InputError(f"--host {printable(host)}: {error.strerror}; 127.0.0.1 is this machine") from error
+        raise
     # Connections inherit it. asyncio sets it only where the protocol is named, which create_server doesn't, and an
     # answer of two packets would wait 40 ms for the client's acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
