@@ -1,7 +1,7 @@
 """Paths among the arguments of the command line, which Hydra would read as lists, sweeps and dictionaries."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -44,6 +44,14 @@ def check_encoding(names: Sequence[str]) -> None:
             ) from error
 
 
+def asks_for_sweep(arguments: Iterable[str]) -> bool:
+    """Tell whether the arguments ask Hydra for a sweep: by an option, the beginning of its name, or its mode."""
+    return any(
+        argument in ("-m", "hydra.mode=MULTIRUN") or (len(argument) > 2 and MULTIRUN[1].startswith(argument))
+        for argument in arguments
+    )
+
+
 def put_options_first(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with Hydra's options, such as ``-m``, first: it refuses overrides on both sides of one.
 
@@ -80,7 +88,7 @@ def quote_paths(arguments: Sequence[str]) -> list[str]:
     Quotes and interpolations of the user's own are left alone. So are commas and parentheses in a sweep, where they
     stand for several values.
     """
-    is_sweep = bool({*MULTIRUN} & set(arguments))
+    is_sweep = asks_for_sweep(arguments)
     return [argument if is_sweep and set("(,") & set(argument) else _quote_path(argument) for argument in arguments]
 
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from dml.commands.arguments import asks_for_sweep
 from dml.ops.errors import InputError
 from dml.run.config_folders import quote
 
@@ -36,7 +37,7 @@ def follow(arguments: Sequence[str]) -> list[str]:
     environment = _environment(arguments)
     if environment is None or environment.world_size() == 1:
         return list(arguments)
-    if {"-m", "--multirun"} & set(arguments):
+    if asks_for_sweep(arguments):
         raise InputError("--multirun: torchrun and srun start the processes of one run")
     from torch.distributed import DistError
     from torch.distributed.rendezvous import rendezvous

@@ -14,7 +14,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from dml.commands import follower_processes, trust
-from dml.commands.arguments import check_choices, check_encoding, find_path, put_options_first, quote_paths
+from dml.commands.arguments import (
+    asks_for_sweep,
+    check_choices,
+    check_encoding,
+    find_path,
+    put_options_first,
+    quote_paths,
+)
 from dml.commands.config_types import check_types, select_used_parts
 from dml.commands.error_lines import is_users_mistake, one_line_errors, told_errors
 from dml.commands.group_help import register_group_help
@@ -75,6 +82,8 @@ def main(command: str, *, is_named: bool = False) -> None:
         import_from_working_folder()
         typed = put_options_first(sys.argv[1 + len(prefix) :])
         check_choices(typed)
+        if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
+            raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
         arguments = follower_processes.follow(_with_stored_overrides(typed))
         sys.argv[1:] = arguments
         task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
@@ -228,7 +237,7 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     """Put the overrides of the run that ``resume=`` or ``checkpoint=`` names before those of the command line."""
     arguments = quote_paths(arguments)
     if folder := find_path(arguments, "resume"):
-        if {"-m", "--multirun"} & set(arguments):
+        if asks_for_sweep(arguments):
             raise InputError(f"resume={folder}: goes on with one run, without --multirun")
         stored = read_stored_configuration(RunFolder(folder))
         return put_options_first([*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"])

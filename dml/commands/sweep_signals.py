@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dml.commands.arguments import asks_for_sweep
 from dml.ops import child_processes, signals
 
 
@@ -16,7 +17,7 @@ def sweep_hint() -> str:
 @contextmanager
 def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     """At a signal, wait for the workers that joblib has started for a sweep: each stops its run after a step."""
-    if not {"-m", "--multirun"} & set(arguments):
+    if not asks_for_sweep(arguments):
         yield
         return
     signals.state.hint = sweep_hint

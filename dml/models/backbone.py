@@ -20,6 +20,8 @@ FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
 }
 """Meaning of each value that `Backbone` accepts for ``freeze_batchnorm``."""
 
+CHANNELS_LAST = ("VOLO", "VisionTransformerSAM")
+"""Networks of timm whose stages give (B, h, w, C) without saying so."""
 FINAL_TAPS = ("tokens", "patches", "pooled")
 """Taps that name no submodule: see `Backbone.tap`."""
 
@@ -200,7 +202,8 @@ class Backbone(nn.Module):
         return LayeredParameters([parameter for _, parameter in named], layers)
 
     def _store_map(self, name: str, _module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._tapped_maps[name] = _to_map(output, self.network)
+        if isinstance(output, Tensor):  # some stages give several maps at once, which no head takes
+            self._tapped_maps[name] = _to_map(output, self.network)
 
     def _store_tokens(self, name: str, path: str, norm: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
         network: Any = self.network
@@ -245,6 +248,8 @@ def _to_map(output: Tensor, network: nn.Module) -> Tensor:
         # The patches of a square image form a square grid; other numbers of patches become a single column.
         side = isqrt(count) if isqrt(count) ** 2 == count else count
         return patches.transpose(1, 2).reshape(len(output), -1, side, count // side)
-    if getattr(network, "output_fmt", "NCHW") == "NHWC":
-        return output.permute(0, 3, 1, 2)
-    return output
+    is_channels_last = getattr(network, "output_fmt", "NCHW") == "NHWC"
+    if output.ndim == 4 and type(network).__name__ in CHANNELS_LAST:
+        stages: Any = network.feature_info
+        is_channels_last = output.shape[-1] in {stage["num_chs"] for stage in stages}
+    return output.permute(0, 3, 1, 2) if is_channels_last else output

@@ -51,17 +51,17 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
 
     decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
-    sizes = decomposition.singular_values_
+    sizes, weight = decomposition.singular_values_, layer.weight.float()  # in 16 bits there is no QR decomposition
     scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
-    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(layer.weight)
+    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(weight)
     components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
     num_components = int((scales > 0).sum())
     if num_components < min(layer.weight.shape):
         free_rows = slice(num_components, layer.in_features)
-        directions = torch.from_numpy(decomposition.components_[:num_components]).to(layer.weight)
+        directions = torch.from_numpy(decomposition.components_[:num_components]).to(weight)
         norm = components[:num_components].norm(dim=1).min()
-        components[free_rows] = norm * _make_orthogonal(layer.weight[free_rows], directions)
-    layer.weight.copy_(components * (layer.weight.norm() / components.norm()))
+        components[free_rows] = norm * _make_orthogonal(weight[free_rows], directions)
+    layer.weight.copy_(components * (weight.norm() / components.norm()))
     if layer.bias is not None:
         layer.bias.zero_()
 

@@ -11,8 +11,10 @@ Every function takes ``weights``, which is one of
 import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pickle import UnpicklingError
 from typing import Any
 
+import torch
 import torchvision
 from torch import nn
 
@@ -234,6 +236,13 @@ def _torchvision(name: str, weights: str | None, **options: Any) -> Any:
         raise _download_error(name, error) from error
     except ValueError as error:
         raise InputError(f"model.backbone.name={name}: {error}") from error
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        if weights != "download":
+            raise
+        raise InputError(
+            f"model.backbone.weights=download: the file of {name} in {torch.hub.get_dir()}/checkpoints can't be read; "
+            "delete it, and the same command fetches it again"
+        ) from error
 
 
 def _load(network: nn.Module, name: str, weights: str | None, ignore: tuple[str, ...]) -> None:

@@ -36,15 +36,22 @@ class SpeedMeter(Callback):
         self.host_waits: int | None = None
         self._started: float | None = None
         self._waited = 0.0
+        self._steps = 0  # of this process: a resumed run has a warm-up too
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Batch,
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
         """Start the clock after the warm-up, and the count of waits for one step in the warm-up."""
-        if batch_idx == self.warm_up - 2 and pl_module.device.type == "cuda":
+        if self._steps == self.warm_up - 2 and pl_module.device.type == "cuda":
             self._warnings = warnings.catch_warnings(record=True)
             self._caught: Any = self._warnings.__enter__()
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
-        if batch_idx >= self.warm_up and self._started is None:
+        if self._steps >= self.warm_up and self._started is None:
             self._started, self._waited = _now(pl_module.device), _stream_wait(trainer)
         if self._started is not None:
             self.images += len(batch[0]) * trainer.world_size
@@ -55,13 +62,14 @@ class SpeedMeter(Callback):
         pl_module: LightningModule,
         outputs: Any,  # noqa: ARG002
         batch: Batch,  # noqa: ARG002
-        batch_idx: int,
+        batch_idx: int,  # noqa: ARG002
     ) -> None:
         """End the count of waits."""
-        if batch_idx == self.warm_up - 2 and pl_module.device.type == "cuda":
+        if self._steps == self.warm_up - 2 and pl_module.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
             self._warnings.__exit__(None, None, None)
             self.host_waits = sum("synchronizing" in str(warning.message) for warning in self._caught)
+        self._steps += 1
 
     @rank_zero_only
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,7 +6,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from dml.models.backbone import Backbone
+from dml.models.backbone import CHANNELS_LAST, Backbone
+from dml.models.embedding import EmbeddingModel
+from dml.models.heads import PoolHead
 from dml.models.networks import bn_inception, timm_backbone
 from dml.ops.errors import InputError
 
@@ -364,3 +366,50 @@ def test_a_submodule_of_that_name_is_tapped_itself() -> None:
     network = Backbone(inner, **PLAIN)
     network.tap({"H": "pooled"})
     assert network(images())[1] == {}  # the network doesn't call it
+
+
+class VOLO(nn.Module):
+    """Stands in for timm's network of this name, whose stages give (B, h, w, C)."""
+
+    feature_info = ({"num_chs": 5},)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.Linear(3, 5)
+        self.neck = nn.Conv2d(5, 7, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.neck(self.stage(images.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)).mean((2, 3))
+
+
+def test_maps_whose_channels_come_last_are_turned() -> None:
+    backbone = Backbone(VOLO(), mean=(0.5,) * 3, std=(0.5,) * 3)
+    backbone.tap({"H": "stage", "M": "neck"})
+    maps = backbone(torch.zeros(2, 3, 8, 6))[1]
+    assert (maps["H"].shape, maps["M"].shape) == ((2, 5, 8, 6), (2, 7, 8, 6))
+    assert {timm.models.volo.VOLO.__name__, timm.models.vision_transformer_sam.VisionTransformerSAM.__name__} == {
+        *CHANNELS_LAST
+    }
+
+
+class Several(nn.Module):
+    """A network whose stage gives two maps at once, as HRNet's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.ModuleDict({"both": _Both()})
+        self.num_features = 3
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stage["both"](images)[0].mean((2, 3))
+
+
+class _Both(nn.Module):
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [images, images[:, :, ::2, ::2]]
+
+
+def test_a_stage_of_several_maps_is_refused() -> None:
+    backbone = Backbone(Several(), mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(InputError, match=r"model\.taps\.H=stage\.both: this module's output isn't a map"):
+        EmbeddingModel(backbone, taps={"H": "stage.both"}, head={"H": PoolHead}, heads=["H"], image_size=8)

@@ -69,6 +69,17 @@ def test_all_outputs_of_few_images_see_other_images() -> None:
     assert (layer(draw(5, 6)[2:]).abs().mean(dim=0) > 1e-3).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_begin_as_those_of_32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs, layer = torch.randn(3, 8), nn.Linear(8, 6)
+    half = nn.Linear(8, 6).to(dtype)
+    half.load_state_dict(layer.state_dict())
+    for one in (layer, half):
+        begin_at_principal_components(one, inputs)
+    torch.testing.assert_close(half.weight.float(), layer.weight, atol=0.01, rtol=0.01)
+
+
 def test_inputs_that_are_all_0_are_refused() -> None:
     with pytest.raises(InputError, match="gives 0 for all images"):
         begin_at_principal_components(nn.Linear(3, 2), torch.zeros(4, 3))

@@ -1,6 +1,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from urllib.error import URLError
 
@@ -198,6 +199,16 @@ def test_a_download_without_a_network(name: str) -> None:
     assert f"weights=download: the weights of {of_library(name)} could not be fetched" in message
     assert "model.backbone.weights=/path/to/file.pth" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("invalid hash value"), UnpicklingError("invalid load key"), EOFError()])
+def test_a_damaged_download_is_named(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", load)
+    with pytest.raises(InputError, match=r"the file of resnet18 in .*/checkpoints can't be read; delete it"):
+        FAMILIES["resnet18"][1]("download")
 
 
 def test_bn_inceptions_weights_are_nowhere_to_download() -> None:

@@ -257,6 +257,21 @@ def test_a_run_is_behind_if_its_best_is_worse_than_the_median_at_its_step(
     assert is_behind(own, others, optuna.pruners.MedianPruner(n_startup_trials=startup), direction) == expected
 
 
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        optuna.pruners.SuccessiveHalvingPruner(min_resource=10, reduction_factor=2),
+        optuna.pruners.HyperbandPruner(min_resource=10, max_resource=60, reduction_factor=2),
+    ],
+)
+def test_pruners_that_compare_at_rungs_prune(pruner: Any) -> None:
+    """They learn of the finished runs' values only when they are asked about them."""
+    finished = [{10 * step: 0.5 + run / 100 for step in range(1, 7)} for run in range(10)]
+    own = {10 * step: 0.01 for step in range(1, 5)}
+    assert is_behind(own, finished, pruner, "maximize")
+    assert not is_behind(dict.fromkeys(own, 0.99), finished, pruner, "maximize")
+
+
 SLURM = (
     *("submitit_folder", "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name"),
     *("stderr_to_stdout", "partition", "qos", "comment", "constraint", "exclude", "gres", "cpus_per_gpu", "setup"),

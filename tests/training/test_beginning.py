@@ -45,6 +45,14 @@ def test_heads_begin_at_the_components_of_what_their_network_gives(
     assert len({*values.values()}) == 1
 
 
+def test_heads_of_another_form_begin_as_they_are(
+    here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dml.training.callbacks.principal_heads.last_layers", lambda heads: {})
+    here("train", *BEGINNING, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
+    assert RunFolder(tmp_path).is_finished
+
+
 def test_a_training_that_only_harms_keeps_its_beginning(
     here: Here, small_emoji: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -275,6 +275,14 @@ def test_a_number_of_the_loss_moves_linearly() -> None:
         assert module.losses[head].terms["rll"].seen == [20.0, 15.0, 10.0, 5.0]  # Eq. 15
 
 
+def test_numbers_of_the_parts_of_a_loss_are_named() -> None:
+    module = learner()
+    for head in ("L", "H"):
+        module.losses[head] = WeightedSum({"rll": Watched()}, {"rll": 1.0})
+    with pytest.raises(InputError, match=r"WeightedSum has none; its numbers are terms\.rll\.margin, terms\.rll\.neg"):
+        fit(module, 1, LossSchedule("weights.rll", start=20.0, end=0.0))
+
+
 @pytest.mark.parametrize(
     ("attribute", "expected"),
     [

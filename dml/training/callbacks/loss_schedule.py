@@ -3,6 +3,7 @@ from operator import attrgetter
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
 
 from dml.ops.errors import InputError
 
@@ -50,11 +51,9 @@ class LossSchedule(Callback):
             try:
                 value = attrgetter(self.attribute)(loss)
             except AttributeError as error:
-                names = {*vars(loss), *vars(type(loss))}  # attributes and properties
-                numbers = sorted(name for name in names if name[0] != "_" and isinstance(getattr(loss, name), float))
                 raise InputError(
                     f"scheduler.loss.attribute={self.attribute}: {type(loss).__name__} has none; "
-                    f"its numbers are {', '.join(numbers)}"
+                    f"its numbers are {', '.join(_list_numbers(loss))}"
                 ) from error
             if not isinstance(value, float | int) or isinstance(value, bool):
                 raise InputError(f"scheduler.loss.attribute={self.attribute}: is {value!r}, not a number")
@@ -76,3 +75,12 @@ class LossSchedule(Callback):
     def _losses(pl_module: LightningModule) -> list[Any]:
         losses: Any = pl_module.losses
         return list(losses.values())
+
+
+def _list_numbers(loss: nn.Module) -> list[str]:
+    """List the paths of the attributes and properties of a loss, and of its parts, that are numbers."""
+    numbers = []
+    for path, part in loss.named_modules():
+        names = sorted(name for name in {*vars(part), *vars(type(part))} if name[0] != "_")
+        numbers += [f"{path}.{name}".lstrip(".") for name in names if isinstance(getattr(part, name), float)]
+    return numbers

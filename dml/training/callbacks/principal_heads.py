@@ -55,6 +55,8 @@ class PrincipalHeads(Callback):
             return
         model = pl_module.model if isinstance(pl_module.model, EmbeddingModel) else pl_module.model.cnn
         layers = last_layers(model.heads)
+        if not layers:
+            return
         inputs: dict[str, Tensor] = {}
 
         hooks = [layer.register_forward_pre_hook(partial(_keep, inputs, name)) for name, layer in layers.items()]

@@ -93,16 +93,14 @@ def is_behind(
     import optuna
 
     optuna.logging.set_verbosity(logging.WARNING)  # Otherwise Optuna prints a line for every study.
-    study = optuna.create_study(direction=direction, pruner=pruner)
+    study = optuna.create_study(study_name="sweep", direction=direction, pruner=pruner)  # Hyperband draws by the name
     for finished_values in filter(None, finished_runs):
-        trial = _report_values(study, finished_values)
+        trial = study.ask()
+        for step, value in finished_values.items():
+            trial.report(value, step)
+            trial.should_prune()  # successive halving and Hyperband learn of a value only when they are asked
         study.tell(trial, finished_values[max(finished_values)])
-    return bool(_report_values(study, values).should_prune())
-
-
-def _report_values(study: Any, values: Mapping[int, float]) -> Any:
-    """Report {step: value} to a new trial of a study, and return the trial."""
     trial = study.ask()
     for step, value in values.items():
         trial.report(value, step)
-    return trial
+    return bool(trial.should_prune())
