@@ -6,11 +6,11 @@ from dml.ops.errors import InputError
 from dml.run import builders
 from dml.run.evaluators import check_evaluation, choose_tested_split
 from dml.run.stages import list_stages
-from dml.run.sweeps import monitored_metric
+from dml.run.sweeps import build_pruner, monitored_metric
 
 
 def check_search(config: DictConfig) -> None:
-    """Make sure that the runs of a search validate, and that a validation has the metric that it optimises.
+    """Make sure that the runs of a search validate, that a validation has the metric, and that there is the pruner.
 
     Args:
         config: configuration of one of the runs.
@@ -18,6 +18,7 @@ def check_search(config: DictConfig) -> None:
     Raises:
         InputError: if no run could give the search a value.
     """
+    build_pruner(config)
     table = builders.build_table(config)
     choose_tested_split(config, table)
     stages = list_stages(config)

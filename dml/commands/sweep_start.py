@@ -14,6 +14,9 @@ from dml.ops.errors import InputError
 from dml.ops.new_folders import note_new_folder
 from dml.run.config_folders import search_path_overrides
 
+LARGEST_FACTOR = 10
+"""How many times the rate of pretrained weights the smallest rate of a search may be."""
+
 
 class SweepStart(Callback):
     """Hydra's callback at the start of a sweep (``hydra.callbacks``).
@@ -30,7 +33,26 @@ class SweepStart(Callback):
                 from dml.commands.search_check import check_search  # it imports torch
 
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
-                check_search(compose("train", overrides=overrides))
+                first = compose("train", overrides=overrides)
+                _check_rate(config.hydra, first)
+                check_search(first)
+
+
+def _check_rate(hydra: Any, first: DictConfig) -> None:
+    """Refuse the search space's own learning rates for weights whose stated rate is far below all of them.
+
+    Args:
+        hydra: the configuration below ``hydra``.
+        first: configuration with the first value of all that are searched.
+    """
+    is_given = any(override.startswith("optimizer.lr=") for override in hydra.overrides.task)
+    stated = OmegaConf.select(first, "model.pretraining.lr")
+    if is_given or stated is None or first.frozen or first.optimizer.lr <= LARGEST_FACTOR * stated:
+        return
+    raise InputError(
+        f"sweep=optuna: it searches optimizer.lr from {first.optimizer.lr:g} on, and the rate of these weights is "
+        f"{stated:g}; give rates around it, such as 'optimizer.lr=tag(log,interval({stated / 5:g},{stated * 5:g}))'"
+    )
 
 
 def list_first_values(hydra: Any) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -111,5 +112,18 @@ def build_pruning(config: DictConfig, folder: RunFolder) -> "list[Callback]":
     from dml.training.callbacks.pruning import Pruning  # Lightning's import takes seconds
 
     direction = config.sweep.direction[config.checkpoints.mode]
-    pruner = instantiate(config.sweep.pruner)
+    pruner = build_pruner(config)
     return [Pruning(pruner, monitored_metric(config), direction, folder, Path(config.sweep.folder))]
+
+
+def build_pruner(config: DictConfig) -> Any:
+    """Build Optuna's pruner of ``sweep.pruner``; None without one.
+
+    Raises:
+        InputError: if it doesn't take its arguments.
+    """
+    try:
+        return instantiate(config.sweep.pruner)
+    except InstantiationException as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise InputError(f"sweep.pruner: {reason}; ~sweep.pruner.KEY takes a key away") from error

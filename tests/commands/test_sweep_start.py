@@ -22,6 +22,14 @@ TRIED = ["-m", "sweep=optuna", *SMALL, "hydra.sweeper.n_trials=2"]
         ),
         ("dataset.root=/nowhere", "dataset.root=/nowhere: "),
         ("loss=glob(*)", "loss=glob(*): sweep=optuna takes choice(A,B), and no glob"),
+        (
+            "sweep.pruner._target_=optuna.pruners.SuccessiveHalvingPruner",
+            "sweep.pruner: SuccessiveHalvingPruner",
+        ),
+        (
+            "+model.pretraining={lr:1e-6}",
+            "weights is 1e-06; give rates around it, such as 'optimizer.lr=tag(log,interval(2e-07,5e-06))'",
+        ),
     ],
 )
 def test_a_search_is_checked_before_its_first_run(
