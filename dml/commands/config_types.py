@@ -223,11 +223,8 @@ def _check(key: str, value: Scalar, kinds: tuple[Any, ...]) -> None:
         return
     choices = [str(kind[1]) for kind in kinds if isinstance(kind, tuple)]
     expected_types = [word for kind, word in WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
-    if {*kinds} == {type(None)}:
-        expected_types = [
-            "a list or a mapping",
-            *expected_types,
-        ]  # null is the only scalar that it takes, so it takes others too
+    if {*kinds} == {type(None)}:  # it takes no other scalar, and so something that is none
+        expected_types = ["a list or a mapping", *expected_types]
     shown = _show(value)
     if not choices:
         raise InputError(f"{key}={shown}: must be {' or '.join(expected_types)}")

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options
@@ -60,22 +59,21 @@ def embed_images(arguments: Sequence[str]) -> None:
         from dml.inference.bulk.shards import WHOLE, Shard
         from dml.ops.extras import check_installed
 
-        output = options.output
-        check_output(output)
+        check_output(options.output)
         if options.ray:
             check_installed("ray", "pandas", extra="ray")
             if options.shard:
                 raise InputError("--ray: not with --shard; Ray shares the parts out by itself")
         shard = Shard.parse(options.shard) if options.shard else WHOLE
-        model, parts = _prepare(options, output)
+        model, parts = _prepare(options)
         with parts.hold(shard):
             _embed(options, model, parts, shard)
             if not options.shard:
                 parts.join(may_lack_images=options.on_corrupt == "skip")
-        say(_describe_parts(parts) if options.shard else printable(output))
+        say(_describe_parts(parts) if options.shard else printable(options.output))
 
 
-def _prepare(options: argparse.Namespace, output: Path) -> "tuple[ImageEmbedder, EmbeddingParts]":
+def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingParts]":
     """List the images and open the model, which takes seconds to import."""
     from dml.inference.bulk.embedding_parts import EmbeddingParts
     from dml.inference.index_items import list_source
@@ -83,7 +81,8 @@ def _prepare(options: argparse.Namespace, output: Path) -> "tuple[ImageEmbedder,
     paths, labels = list_source(options.images)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
     facts = {"fingerprint": model.fingerprint, "geometry": model.geometry}
-    return model, EmbeddingParts(output, paths, labels, facts, options.batch_size or model.settings.batch_size)
+    batch_size = options.batch_size or model.settings.batch_size
+    return model, EmbeddingParts(options.output, paths, labels, facts, batch_size)
 
 
 def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "EmbeddingParts", shard: "Shard") -> None:

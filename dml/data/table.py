@@ -25,7 +25,6 @@ RESERVED_LEVELS = frozenset(
     ("path", "images", "split", "benchmark", "content", "bytes", "mtime_ns", "height", "width", "sha256", "error")
 )
 """Names that a level may not have: those of the counts of a table, and of the columns of a prepared one."""
-RESERVED_TEXT = ", ".join(sorted(RESERVED_LEVELS))
 
 SHARED_CLASSES_REMEDY = "dataset.disjoint=false allows it, but the metrics then say less about new classes"
 
@@ -78,7 +77,8 @@ class ImageTable:
         if self.labels.ndim != 2 or self.labels.shape[1] != len(self.levels) or not self.levels:
             raise InputError(f"image table: labels of shape {self.labels.shape} for the levels {self.levels}")
         if len({*self.levels} - RESERVED_LEVELS) < len(self.levels):
-            raise InputError(f"image table: the levels {self.levels} need different names, none of {RESERVED_TEXT}")
+            reserved = ", ".join(sorted(RESERVED_LEVELS))
+            raise InputError(f"image table: the levels {self.levels} need different names, none of {reserved}")
         if self.labels.dtype.kind not in "biu":  # floats would let NaN be a class unequal to itself
             raise InputError(f"image table: labels of type {self.labels.dtype}, expected integers")
         _check_splits(np.unique(self.split).tolist())

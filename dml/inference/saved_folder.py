@@ -73,8 +73,8 @@ def read_folder(path: Path) -> SavedModel:
         description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
         config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
-        heads = tuple(map(str, description["heads"]))
-        chosen_heads = tuple(map(str, description.get("chosen_heads", config["model"]["heads"])))  # older: none
+        chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
+        heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         class_names = tuple(map(str, description["class_names"]))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
@@ -89,7 +89,7 @@ def read_folder(path: Path) -> SavedModel:
         ) from error
     if version != FORMAT:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    return SavedModel(path, settings, heads, chosen_heads, str(fingerprint))
+    return SavedModel(path, settings, heads, chosen, str(fingerprint))
 
 
 def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str | None) -> Path:

@@ -80,10 +80,8 @@ class VectorIndex:
         trial.factory = factory  # for error lines
         trial.set_parameters(parameters)
         core = _find_core(trial._index)
-        if hasattr(core, "do_polysemous_training"):
-            core.do_polysemous_training = (
-                False  # it takes seconds for each byte of a code, whatever the number of vectors
-            )
+        if hasattr(core, "do_polysemous_training"):  # it takes seconds for each byte of a code, however few the vectors
+            core.do_polysemous_training = False
         number = min(count, TRIAL_VECTORS)
         vectors = np.random.default_rng(0).normal(size=(number, dimension)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
