@@ -127,8 +127,8 @@ def add_contest_options(parser: CommandParser, name: str, *, seeds: int) -> None
 
 
 def parse_names(text: str) -> list[str]:
-    """Read an argument that is a list of names, such as rll,circle."""
-    return [name.strip() for name in text.split(",")]
+    """Read an argument that is a list of names, such as rll,circle; a name that stands twice counts once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def list_file(text: str) -> Path:

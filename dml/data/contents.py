@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from dml.data.archives import DAMAGES, measure_member, read_member, split_member
 from dml.ops.regular_files import RefusedFileError, read_regular
 
-MISSING = (-1, -1)
+Stamp = tuple[int, int]
+"""The size of a file in bytes, and the time when it was last written, in nanoseconds; see `read_stamps`."""
+MISSING: Stamp = (-1, -1)
 """The stamp of a file that doesn't exist."""
 UNREADABLE = (OSError, RefusedFileError, *DAMAGES)
 """The errors of `read_content`."""
@@ -51,7 +53,7 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     Returns:
         The stamps (N, 2); `MISSING` for a file that doesn't exist.
     """
-    archive_stamps: dict[str, tuple[int, int]] = {}
+    archive_stamps: dict[str, Stamp] = {}
     stamps = []
     for path in paths:
         stamp = _read_stamp(path)
@@ -75,7 +77,7 @@ def _read_size(path: str) -> int:
         return MISSING[0]
 
 
-def _read_stamp(path: str) -> tuple[int, int]:
+def _read_stamp(path: str) -> Stamp:
     try:
         state = os.stat(path)
     except OSError:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dml.data.cache import CacheFolder
-from dml.data.contents import MISSING, UNREADABLE, read_content, read_sizes, read_stamps
+from dml.data.contents import MISSING, UNREADABLE, Stamp, read_content, read_sizes, read_stamps
 from dml.data.images import LIMITS
 from dml.data.limits import ImageLimits
 from dml.data.prepared_files import UnfitFileError, delete_file, read_parquet, refuse_links, write_parquet
@@ -22,8 +22,6 @@ HASHES_FILE = "digests.parquet"
 
 logger = logging.getLogger(__name__)
 
-Stamp = tuple[int, int]
-"""The size of a file and the time when it was last written, see `read_stamps`."""
 ContentHashes = dict[str, tuple[Stamp, str]]
 """The stamp and the SHA-256 of each file, by its path relative to the root of the data set."""
 

@@ -169,7 +169,7 @@ def apply_corrections(
         merged=len(merged_classes),
         moved=len({corrected.paths[row] for row in moved if row not in dropped}),
     )
-    return _renumber_known(corrected.take(rows)), counts
+    return corrected.take(rows).renumber(), counts
 
 
 class _ImageNames:
@@ -300,14 +300,3 @@ def _change_classes(
             labels[row, 1:] = table.labels[member, 1:]  # also at levels at which the benchmark of the row had none
             moved.append(row)
     return replace(table, labels=labels, split=split, benchmark=benchmark), moved
-
-
-def _renumber_known(table: ImageTable) -> ImageTable:
-    """Return the table without gaps in the labels of each level; unknown labels stay unknown."""
-    labels, names = table.labels.copy(), list(table.names)
-    for level in range(len(table.levels)):
-        is_known = labels[:, level] != UNKNOWN
-        used, labels[is_known, level] = np.unique(labels[is_known, level], return_inverse=True)
-        if table.names:
-            names[level] = tuple(table.names[level][label] for label in used)
-    return replace(table, labels=labels, names=tuple(names))

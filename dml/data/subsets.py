@@ -18,8 +18,7 @@ def take_first_classes(table: ImageTable, *, classes: int, images: int) -> Image
         classes: largest number of classes that are kept of train, of val, and of the test splits together.
         images: largest number of images that are kept of each class in each split.
     """
-    level = np.maximum(table.benchmark, 0)
-    labels = np.take_along_axis(table.labels, level[:, None], axis=1)[:, 0]
+    labels = _labels_of_evaluated_level(table)
     is_kept = np.zeros(len(table), dtype=np.bool_)
     for splits in (("train",), ("val",), TEST_SPLITS):
         for benchmark in range(EVERY_LEVEL, len(table.levels)):
@@ -47,8 +46,7 @@ def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int =
         raise InputError(f"max_images={max_images}: a whole number above 0, or null for all images")
     if max_images is None or len(table) <= max_images:
         return table
-    level = np.maximum(table.benchmark, 0)
-    labels = np.take_along_axis(table.labels, level[:, None], axis=1)[:, 0]
+    labels = _labels_of_evaluated_level(table)
     keys = np.stack([np.unique(table.split, return_inverse=True)[1], table.benchmark, labels], axis=1)
     _, groups, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     groups = groups.reshape(-1)
@@ -57,6 +55,11 @@ def draw_share_of_classes(table: ImageTable, max_images: int | None, seed: int =
     drawn_sizes = np.maximum(2, sizes * max_images // len(table))
     is_drawn[order] = _count_before(groups[order]) < drawn_sizes[groups[order]]
     return table.take(np.flatnonzero(is_drawn).astype(np.int64))
+
+
+def _labels_of_evaluated_level(table: ImageTable) -> NDArray[np.int64]:
+    """Return the label (N,) of each row at the level of its benchmark list; of a row of every level, the finest one."""
+    return np.take_along_axis(table.labels, np.maximum(table.benchmark, 0)[:, None], axis=1)[:, 0]
 
 
 def _count_before(labels: NDArray[np.int64]) -> NDArray[np.int64]:

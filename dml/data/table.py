@@ -145,11 +145,12 @@ class ImageTable:
     def renumber(self) -> "ImageTable":
         """Return the table with labels from 0 to C - 1 at each level, as proxies need them: no label is unused.
 
-        The order of the classes stays the same.
+        The order of the classes stays the same, and `UNKNOWN` stays `UNKNOWN`.
         """
         labels, names = self.labels.copy(), []
         for i in range(len(self.levels)):
-            used, labels[:, i] = np.unique(self.labels[:, i], return_inverse=True)
+            is_known = labels[:, i] != UNKNOWN
+            used, labels[is_known, i] = np.unique(labels[is_known, i], return_inverse=True)
             names.append(tuple(self.names[i][label] for label in used) if self.names else ())
         return replace(self, labels=labels, names=tuple(names) if self.names else ())
 

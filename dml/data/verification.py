@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dml.data.cache import CacheFolder
-from dml.data.contents import read_content, read_stamps
+from dml.data.contents import Stamp, read_content, read_stamps
 from dml.data.images import LIMITS, ImageFile, MissingImageError, UnreadableImageError
 from dml.data.limits import ImageLimits
 from dml.data.prepared_files import (
@@ -43,9 +43,6 @@ NO_FILE = "no such file"
 """The ``error`` of a `CheckedImage` whose file is missing."""
 
 logger = logging.getLogger(__name__)
-
-Stamp = tuple[int, int]
-"""The size of a file and the time when it was last written, see `read_stamps`."""
 
 
 @dataclass(frozen=True, slots=True)

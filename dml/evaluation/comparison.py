@@ -101,22 +101,6 @@ def resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: 
     return means
 
 
-def most_changed(first: Values, second: Values, count: int = 10) -> npt.NDArray[np.int64]:
-    """Find up to ``count`` queries whose values differ most. (Q,), (Q,) -> indices
-
-    The largest difference, in either direction, comes first; ties are in the order of the queries. Queries with equal
-    values are never found.
-
-    Raises:
-        InputError: if the lengths differ, a query has a value in one run alone, or ``count`` is below 1.
-    """
-    if count < 1:
-        raise InputError(f"count = {count}: expected at least 1")
-    sizes = np.nan_to_num(np.abs(_differences(first, second)))
-    order = np.argsort(-sizes, kind="stable")[:count]
-    return order[sizes[order] > 0]
-
-
 def _differences(first: Values, second: Values) -> npt.NDArray[np.float64]:
     if first.shape != second.shape or first.ndim != 1:
         raise InputError(

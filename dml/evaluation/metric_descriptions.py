@@ -93,7 +93,7 @@ def metric_label(name: str, custom: Iterable[Metric | MetricDescription] = ()) -
     return describe_metric(name, custom).label
 
 
-def format_value(value: float, metric: MetricDescription, decimals: int = 1) -> str:
+def format_value(value: float, metric: MetricDescription) -> str:
     """Format a value of a metric: a fraction in percent, without the sign, any other with four significant digits.
 
     >>> format_value(0.6584, describe_metric("h_ap")), format_value(12.0, describe_metric("images_skipped"))
@@ -102,10 +102,9 @@ def format_value(value: float, metric: MetricDescription, decimals: int = 1) -> 
     Args:
         value: value in metrics.json.
         metric: description of the metric.
-        decimals: digits behind the decimal point of a percentage.
     """
     if metric.shown_in_percent:
-        return f"{100 * value:.{decimals}f}"
+        return f"{100 * value:.1f}"
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
 
 

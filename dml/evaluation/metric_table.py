@@ -35,7 +35,6 @@ def metric_table(
     *,
     levels: Sequence[str] = ("finest",),
     metrics: Sequence[str] = ("recall@1", "recall@2", "recall@4", "recall@8", "nmi"),
-    decimals: int = 1,
     title: str | None = None,
     custom: Sequence[Metric | MetricDescription] = (),
 ) -> Table:
@@ -49,7 +48,6 @@ def metric_table(
         levels: names of level 0, 1, ...; several levels become sections of the table. An empty sequence is for metrics
             of all levels together, such as h_ap.
         metrics: names of the metrics, without their level.
-        decimals: digits behind the decimal point of a percentage.
         title: title above the table.
         custom: custom metrics, whose labels and units the table uses.
 
@@ -77,7 +75,7 @@ def metric_table(
         prefix = f"level{i}/" if levels else ""
         for j, (name, values) in enumerate(rows.items()):
             head = [level if j == 0 else ""] if len(levels) > 1 else []
-            cells = (_format_cell(values.get(prefix + metric), described[metric], decimals) for metric in metrics)
+            cells = (_format_cell(values.get(prefix + metric), described[metric]) for metric in metrics)
             table.add_row(*(Text(printable(cell)) for cell in (*head, name)), *cells)
         table.add_section()
     return table
@@ -148,5 +146,5 @@ def _caption(metrics: Iterable[MetricDescription]) -> Text | None:
     return Text(printable(f"not in percent: {', '.join(labels)}")) if labels else None
 
 
-def _format_cell(value: float | None, metric: MetricDescription, decimals: int) -> str:
-    return "–" if value is None else format_value(value, metric, decimals)
+def _format_cell(value: float | None, metric: MetricDescription) -> str:
+    return "–" if value is None else format_value(value, metric)

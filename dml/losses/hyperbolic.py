@@ -42,7 +42,6 @@ class HyperbolicContrastiveLoss(nn.Module):
     """
 
     needs_positives: ClassVar[bool] = True
-    uses_row_order: ClassVar[bool] = True
 
     def __init__(self, temperature: float = 0.2, curvature: float = 0.1, clip: float = 2.3) -> None:
         super().__init__()

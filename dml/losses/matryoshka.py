@@ -60,7 +60,6 @@ class MatryoshkaLoss(nn.Module):
         self.needs_positives = all(has_trait(loss, "needs_positives") for loss in inner)
         self.needs_indices = any(has_trait(loss, "needs_indices") for loss in inner)
         self.takes_queries = any(takes_queries(loss) for loss in inner)
-        self.uses_row_order = any(has_trait(loss, "uses_row_order") for loss in inner)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None, queries: slice = ALL

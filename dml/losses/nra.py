@@ -122,7 +122,7 @@ class _ChosenDistances(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        refuse_second_derivative("NRALoss")
+        refuse_second_derivative("NonlinearRankApproximationLoss")
         differences, distances, chosen = ctx.saved_tensors
         slopes = torch.where(distances == 0, 0.0, gradient / distances)
         pulls = differences * slopes[:, :, None]

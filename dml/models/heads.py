@@ -16,13 +16,16 @@ class TwoStepHead(nn.Module):
     The result of the pool doesn't change while only the heads are trained. So `frozen=true` computes it once.
     """
 
+    embedding: nn.Module
+
     def pool(self, tapped: Tensor) -> Tensor:
         """Pool a tapped map (B, C, h, w), or tokens (B, 1 + N, C), without parameters -> (B, ...)."""
         raise NotImplementedError
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """Embed the result of `pool` -> (B, embed_dim)."""
-        raise NotImplementedError
+        """Embed the result of `pool` (B, ...) by the layer ``embedding`` -> (B, embed_dim)."""
+        embeddings: Tensor = self.embedding(pooled)
+        return embeddings
 
     def forward(self, tapped: Tensor) -> Tensor:
         """Embed a tapped map (B, C, h, w), or tokens (B, 1 + N, C) -> (B, embed_dim)."""
@@ -111,11 +114,6 @@ class ClassTokenHead(TwoStepHead):
         """Take the class token of tokens (B, 1 + N, C) -> (B, C)."""
         return tapped[:, 0]
 
-    def embed(self, pooled: Tensor) -> Tensor:
-        """Embed class tokens (B, C) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(pooled)
-        return embeddings
-
 
 class TokenMeanHead(TwoStepHead):
     """A linear layer of a transformer's class token and the mean of its patch tokens, concatenated.
@@ -141,11 +139,6 @@ class TokenMeanHead(TwoStepHead):
     def pool(self, tapped: Tensor) -> Tensor:
         """Concatenate the class token of tokens (B, 1 + N, C) and the mean of the others -> (B, 2 C)."""
         return torch.cat([tapped[:, 0], tapped[:, 1:].mean(dim=1)], dim=1)
-
-    def embed(self, pooled: Tensor) -> Tensor:
-        """Embed class tokens with means (B, 2 C) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(pooled)
-        return embeddings
 
 
 class GeMHead(nn.Module):
@@ -216,11 +209,6 @@ class PooledHead(TwoStepHead):
     def pool(self, tapped: Tensor) -> Tensor:
         """Flatten pooled features (B, C, 1, 1) -> (B, C)."""
         return tapped.flatten(1)
-
-    def embed(self, pooled: Tensor) -> Tensor:
-        """Embed pooled features (B, C) -> (B, embed_dim)."""
-        embeddings: Tensor = self.embedding(pooled)
-        return embeddings
 
 
 class AuxiliaryHead(TwoStepHead):

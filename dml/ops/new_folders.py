@@ -18,7 +18,7 @@ _made_folders: dict[Path, list[Path]] = {}
 
 def make_folder(folder: Path) -> bool:
     """Make a folder, and return whether this process made it, and no other one."""
-    made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    made = _list_missing(folder)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -42,8 +42,12 @@ def remove_unused_sweeps() -> None:
 def note_new_folder(folder: Path) -> None:
     """Note that a folder which doesn't exist yet, such as one that the user names, will be of this process."""
     if not folder.exists():
-        made = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
-        _made_folders[folder.absolute()] = made
+        _made_folders[folder.absolute()] = _list_missing(folder)
+
+
+def _list_missing(folder: Path) -> list[Path]:
+    """List the folder and the parents that don't exist, as absolute paths, the deepest first."""
+    return [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
 
 
 def remove_unused_folder(folder: RunFolder, removable: Collection[str] = ()) -> None:

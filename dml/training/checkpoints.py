@@ -132,8 +132,8 @@ class TrainingProgress:
         return {"stage": self.stage, "first_step": self.first_step}
 
 
-def load_model(model: AnyModel, path: Path) -> int:
-    """Load the weights of a checkpoint into its model -> the optimizer step of the checkpoint.
+def load_model(model: AnyModel, path: Path) -> None:
+    """Load the weights of a checkpoint, and the heads that its training chose, into its model.
 
     Raises:
         InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
@@ -141,7 +141,6 @@ def load_model(model: AnyModel, path: Path) -> int:
     checkpoint = fill_in(read_checkpoint(path), model, path)
     load_state(model, _model_state(checkpoint), path)
     take_chosen_heads(model, checkpoint)
-    return int(checkpoint["global_step"])
 
 
 def take_chosen_heads(model: AnyModel, checkpoint: Mapping[str, Any]) -> None:

@@ -31,26 +31,18 @@ class LoaderSettings:
             class in training; in an evaluation it excludes the image and counts it.
         eval_batch_size: number of images in a batch of each process, outside training.
         pin_memory: whether batches are in pinned memory, from which a GPU copies faster.
-        max_image_bytes: largest size of an image's file in bytes.
-        max_pixels: largest number of pixels in an image.
+        limits: largest image file, and largest image, that are read.
     """
 
     num_workers: int = 0
     on_corrupt: str = "raise"
     eval_batch_size: int = 128
     pin_memory: bool = False
-    max_image_bytes: int = LIMITS.max_image_bytes
-    max_pixels: int = LIMITS.max_pixels
+    limits: ImageLimits = LIMITS
 
     def __post_init__(self) -> None:
         if self.on_corrupt not in ("raise", "skip"):
             raise InputError(f"data.on_corrupt={self.on_corrupt}: raise or skip")
-        ImageLimits(self.max_image_bytes, self.max_pixels)  # The constructor checks the numbers.
-
-    @property
-    def limits(self) -> ImageLimits:
-        """The largest sizes that an image may have."""
-        return ImageLimits(self.max_image_bytes, self.max_pixels)
 
 
 class EvaluationData(LightningDataModule):

@@ -158,19 +158,15 @@ class ModelEmbedder(Embedder):
 
         With a `ball` they are points of it.
         """
-        if self.ball:
-            return Embedded(self._map_into_ball(split.embeddings, self.ball), split.rows)
-        sets = self._sets(split.embeddings)
         joined = {
-            name: self.model.concatenate({head: split.embeddings[head] for head in heads})
-            for name, heads in sets.items()
+            name: self._join_heads({head: split.embeddings[head] for head in heads})
+            for name, heads in self._sets(split.embeddings).items()
         }
         return Embedded(joined, split.rows)
 
-    def _map_into_ball(self, embeddings: dict[str, Tensor], ball: Ball) -> dict[str, Tensor]:
-        """Map the embeddings of each head and each set of heads into the ball."""
-        sets = self._sets(embeddings)
-        return {name: join_in_ball([embeddings[head] for head in heads], ball) for name, heads in sets.items()}
+    def _join_heads(self, embeddings: dict[str, Tensor]) -> Tensor:
+        """Join embeddings (N, D) by head to vectors of unit length, or to points of the ball -> (N, sum of D)."""
+        return join_in_ball([*embeddings.values()], self.ball) if self.ball else self.model.concatenate(embeddings)
 
     def _sets(self, heads: Iterable[str]) -> dict[str, Sequence[str]]:
         """Return the heads of each embedding by its name."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dml.data.limits import ImageLimits
 from dml.ops.errors import InputError, nearest
 from dml.training.data import LoaderSettings
 
@@ -44,9 +45,9 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
     Raises:
         InputError: if a value is neither ``auto`` nor of the right type.
     """
-    settings = {
-        str(key): value for key, value in data.items() if key not in ("cache", "check_images", "max_list_bytes")
-    }
+    limits = ImageLimits.from_settings(data)
+    unused = {"cache", "check_images", "max_list_bytes", *vars(limits)}
+    settings = {str(key): value for key, value in data.items() if key not in unused}
     workers, pins = settings["num_workers"], settings["pin_memory"]
     if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
         raise InputError(f"data.num_workers={workers}: a number of processes, 0 or more, or auto")
@@ -57,7 +58,7 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         settings["num_workers"] = _count_workers(trainer["devices"]) if has_gpu else 1  # Training uses the CPU too.
     if pins == "auto":
         settings["pin_memory"] = has_gpu
-    return LoaderSettings(**settings)
+    return LoaderSettings(**settings, limits=limits)
 
 
 def choose_deterministic(trainer: Mapping[str, Any]) -> Any:

@@ -95,10 +95,6 @@ def find_run_difference(expected: Path, other: Path) -> str:
     return ""
 
 
-NOT_RESULTS = ("configuration",)
-"""Keys of metrics.json that differ between run folders."""
-
-
 def read_metrics(folder: Path) -> dict[str, Any]:
     """Read the numbers and the split of metrics.json."""
     content = json.loads((folder / "metrics.json").read_text())

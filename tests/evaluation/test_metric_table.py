@@ -31,11 +31,11 @@ def test_one_level_shows_percent_under_short_titles() -> None:
 
 def test_each_level_is_a_section_and_all_fit_80_columns() -> None:
     perfect = {name: dict.fromkeys(values, 1.0) for name, values in ROWS.items()}
-    table = metric_table(perfect, levels=("emoji", "subgroup", "group"), decimals=2, title="Unseen half")
+    table = metric_table(perfect, levels=("emoji", "subgroup", "group"), title="Unseen half")
     lines = text(table)
     assert lines == text(table, width=200)
     assert lines[0].strip() == "Unseen half"
-    assert sum(line.count("100.00") for line in lines) == 3 * 5 * 5
+    assert sum(line.count("100.0") for line in lines) == 3 * 5 * 5
     assert [line.split()[0] for line in lines if "raw features" in line] == ["emoji", "subgroup", "group"]
 
 

@@ -37,15 +37,14 @@ def run_figures(arguments: Sequence[str]) -> None:
     from dml.papers.plans import Plan
 
     plan = Plan(options.outputs, options.seeds, overrides=tuple(options.set))
-    data = options.data and options.data.expanduser()
     with one_line_errors():
-        figures = find_figures(options.figures, data)
+        figures = find_figures(options.figures, options.data)
         if options.commands:
-            print_commands(figures, plan, data or Path())
+            print_commands(figures, plan, options.data or Path())
         else:
             check_installed("matplotlib", extra="figures")
             jobs = 0 if options.show else options.jobs
-            reproduce_figures(figures, plan, data, jobs=jobs, images=options.images)
+            reproduce_figures(figures, plan, options.data, jobs=jobs, images=options.images)
 
 
 def _parser() -> CommandParser:

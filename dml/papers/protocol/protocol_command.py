@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser
+from dml.commands.command_parser import CommandParser, parse_names
 from dml.commands.error_lines import one_line_errors, say
 from dml.ops.errors import InputError, nearest
 from dml.ops.extras import check_installed
@@ -133,7 +133,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 def _make_parser() -> CommandParser:
     parser = CommandParser("protocol", DESCRIPTION, EXAMPLES)
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="a setting: folds=4 is --folds 4")
-    parser.add_argument("--losses", type=_parse_names, metavar="A,B", help="losses to compare")
+    parser.add_argument("--losses", type=parse_names, metavar="A,B", help="losses to compare")
     parser.add_argument("--dataset", default="emoji", metavar="NAME", help="data set (default: %(default)s)")
     parser.add_number("--folds", 4, "parts of the training classes")
     parser.add_number("--trials", 20, "configurations that are tried of each loss")
@@ -156,10 +156,6 @@ def _make_parser() -> CommandParser:
     parser.add_folder("--docs", "docs", "folder of protocol.json and protocol.md")
     parser.add_argument("--show", action="store_true", help="write the page of protocol.json, and train nothing")
     return parser
-
-
-def _parse_names(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def _parse_rates(text: str) -> tuple[float, float]:

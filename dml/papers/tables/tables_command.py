@@ -39,15 +39,14 @@ def run_tables(arguments: Sequence[str]) -> None:
     is_small = options.preset == "smoke"
     outputs = options.outputs / "smoke" if is_small else options.outputs
     plan = Plan(outputs, options.seeds or (1 if is_small else 3), is_small, tuple(options.set))
-    data = options.data and options.data.expanduser()
     with one_line_errors():
         tables = find_tables(options.table and options.table.removeprefix("table-"))  # as targets of make begin
         if options.list:
             list_tables(tables, plan)
         elif options.commands:
-            print_commands(tables, plan, data or Path("DATA"))
+            print_commands(tables, plan, options.data or Path("DATA"))
         else:
-            reproduce_tables(tables, plan, data, trains=not options.show)
+            reproduce_tables(tables, plan, options.data, trains=not options.show)
 
 
 def _parser() -> CommandParser:
