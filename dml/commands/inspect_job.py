@@ -26,7 +26,7 @@ from dml.data.split_overview import describe_copies
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric_table import metric_table
-from dml.evaluation.query_check import check_queries
+from dml.evaluation.query_check import check_queries, is_of_one_class
 from dml.evaluation.raw_comparison import Metrics, describe_best, evaluate_projections
 from dml.evaluation.table_pictures import check_sheet, write_contact_sheets
 from dml.ops.console import console, warn
@@ -127,7 +127,10 @@ def _test_backbones(
         raise errors[0]
     title = f"features before any training, on the {split} split"
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
-    verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
+    if is_of_one_class(tested):
+        verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbour is right."
+    else:
+        verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
     console.print(in_markup(verdict), soft_wrap=False)
     return results
 

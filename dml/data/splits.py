@@ -20,8 +20,11 @@ SPLIT_NAMES = {name: name for name in SPLITS} | {
     "testing": "test",
 }
 """The split that a name stands for: its own name, or a name that is common elsewhere."""
-TRAINING_CLASSES = 2
-"""The smallest number of training classes: a loss compares images of different classes."""
+FEWEST_CLASSES = 2
+"""The smallest number of classes of a drawn split, and of those that are left for training.
+
+A loss compares images of different classes, and where all images are of one class every neighbour is right.
+"""
 
 
 def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -49,7 +52,7 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
     The number of drawn classes varies around the fraction. It is at least half of the intended number, and so is the
     number of the other classes; the classes whose hashes are nearest to the fraction then change sides. Two
     classes are drawn at least, because the nearest neighbours in a single class are always right, and two remain for
-    training. Of less than six classes, a split may get one.
+    training. Only where no validation is drawn, a single class of two or three may be the test.
 
     Args:
         table: a table with splits, or with an empty string as the split of every row.
@@ -68,10 +71,9 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
     if not (split != "").any():
         has_test = test_fraction != 0
         split[:] = "train"
-        class_count = len(np.unique(table.labels[:, 0]))
-        to_keep = TRAINING_CLASSES + 1 if draws_val else min(TRAINING_CLASSES, max(class_count - 1, 1))
+        fewest, to_keep = _find_smallest_sizes(len(np.unique(table.labels[:, 0])), draws_val=draws_val)
         if has_test:
-            split[_draw_classes(table, split, "test_fraction", test_fraction, seed, to_keep)] = "test"
+            split[_draw_classes(table, split, "test_fraction", test_fraction, seed, fewest, to_keep)] = "test"
     present = {*np.unique(split).tolist()}
     tested = present & {*TEST_SPLITS}
     if has_test and not ("train" in present and tested in ({"test"}, {"query", "gallery"})):
@@ -80,12 +82,19 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
             "train and test are needed, or train, query and gallery"
         )
     if draws_val:
-        split[_draw_classes(table, split, "val_fraction", val_fraction, seed, TRAINING_CLASSES)] = "val"
+        split[_draw_classes(table, split, "val_fraction", val_fraction, seed, FEWEST_CLASSES, FEWEST_CLASSES)] = "val"
     return replace(table, split=split)
 
 
+def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
+    """Return how many classes a drawn test has at least, and how many it leaves at least."""
+    if draws_val:
+        return FEWEST_CLASSES, 2 * FEWEST_CLASSES
+    return min(max(classes // 2, 1), FEWEST_CLASSES), min(max(classes - 1, 1), FEWEST_CLASSES)
+
+
 def _draw_classes(
-    table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, to_keep: int
+    table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, fewest: int, to_keep: int
 ) -> NDArray[np.bool_]:
     """Draw a fraction of the training classes.
 
@@ -95,6 +104,7 @@ def _draw_classes(
         option: name of the reader's option that sets ``fraction``, for the hashes and for error messages.
         fraction: fraction of the training classes to draw.
         seed: seed of the draw.
+        fewest: smallest number of classes to draw.
         to_keep: number of training classes that must not be drawn.
 
     Returns:
@@ -105,12 +115,12 @@ def _draw_classes(
     is_training = split == "train"
     labels = np.unique(table.labels[is_training, 0])
     count = len(labels)
-    if count <= to_keep:
-        raise InputError(_describe_lack(table.source, count, option, to_keep))
+    if count < fewest + to_keep:
+        raise InputError(_describe_lack(table.source, count, option, fewest, to_keep))
     names = [table.name_class(label) for label in labels.tolist()]
     hashes = np.array([_hash_to_fraction(seed, option, name) for name in names])
     number = int((hashes < fraction).sum())
-    number = max(number, min(2, count - to_keep), math.ceil(fraction * count / 2))
+    number = max(number, fewest, math.ceil(fraction * count / 2))
     number = min(number, count - max(to_keep, math.ceil((1 - fraction) * count / 2)))
     drawn = labels[np.argsort(hashes, kind="stable")[:number]]
     is_drawn: NDArray[np.bool_] = is_training & np.isin(table.labels[:, 0], drawn)
@@ -126,24 +136,23 @@ def _hash_to_fraction(seed: int, option: str, name: str) -> float:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
-def _describe_lack(source: str, count: int, option: str, to_keep: int) -> str:
+def _describe_lack(source: str, count: int, option: str, fewest: int, to_keep: int) -> str:
     """Return the error line for a data set with too few classes to draw some of them."""
-    classes = "class" if count == 1 else "classes"
+    classes, needed = "class" if count == 1 else "classes", fewest + to_keep
     if option == "val_fraction":
         return (
-            f"{source}: {count} training {classes}, {to_keep + 1} are needed to draw val_fraction of them; "
+            f"{source}: {count} training {classes}, {needed} are needed to draw val_fraction of them; "
             "dataset.reader.val_fraction=0 trains without a validation split"
         )
-    needs_val = to_keep > TRAINING_CLASSES
-    training, val = (TRAINING_CLASSES, ", 1 for validation") if needs_val else (1, "")
+    needs_val = to_keep > FEWEST_CLASSES
+    parts = "2 each for training, validation and test" if needs_val else "1 for training and 1 for test"
     remedy = (
         "dataset.reader.val_fraction=0, which needs no validation, would do"
-        if needs_val and count == to_keep
+        if needs_val and count >= to_keep
         else "give the split of each image (docs/own_data.md), and dataset.disjoint=false if training and test have "
         "the same classes"
     )
-    needed = f"{training} for training{val} and 1 for test"
-    return f"{source}: {count} {classes}, {to_keep + 1} are needed to draw whole classes: {needed}; {remedy}"
+    return f"{source}: {count} {classes}, {needed} are needed to draw whole classes: {parts}; {remedy}"
 
 
 def describe_shared_classes(table: ImageTable) -> str:

@@ -1,5 +1,7 @@
 """The check that an evaluation can have a result, from labels and splits alone."""
 
+import numpy as np
+
 from dml.data.table import ImageTable
 from dml.evaluation.benchmark_lists import benchmark_lists
 from dml.evaluation.ranking.positives import Positives
@@ -23,6 +25,28 @@ def check_queries(part: ImageTable) -> None:
         for level in levels:
             if not positives.count(level).any():
                 raise InputError(_describe(part, len(benchmark.queries), level, has_gallery=gallery is not None))
+
+
+def is_of_one_class(part: ImageTable) -> bool:
+    """Return whether all images are of one class at the finest level, so that every neighbour is right."""
+    return len(np.unique(part.labels[:, 0])) == 1
+
+
+def check_validation_classes(part: ImageTable) -> None:
+    """Make sure that validations can differ, see `is_of_one_class`.
+
+    Args:
+        part: the rows of a validation.
+
+    Raises:
+        InputError: if the images are all of one class.
+    """
+    if is_of_one_class(part):
+        raise InputError(
+            f"{printable(part.source or 'dataset')}: the images in the {part.split[0]} split are all of one "
+            f"{part.levels[0]}, so that every neighbour is right, and no checkpoint better than another; two are "
+            "needed, or trainer.val_check_interval=null, which validates never"
+        )
 
 
 def _describe(part: ImageTable, number: int, level: int, *, has_gallery: bool) -> str:

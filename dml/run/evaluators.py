@@ -11,7 +11,7 @@ from dml.evaluation.geometry import choose_ball
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.monitor import check_monitor, check_tie_breaker
-from dml.evaluation.query_check import check_queries
+from dml.evaluation.query_check import check_queries, check_validation_classes
 from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings
 from dml.ops.errors import InputError, check_whole
@@ -217,6 +217,7 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
         monitor, mode = config.checkpoints.monitor, config.checkpoints.mode
         if config.trainer.val_check_interval is not None or config.trainer.check_val_every_n_epoch is not None:
             check_queries(validated)
+            check_validation_classes(validated)
             check_share("limit_val_batches", config, validated)
         check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
         check_tie_breaker(config.checkpoints.tie_breaker, validated, metrics)

@@ -164,6 +164,14 @@ def test_several_backbones_and_one_without_weights(
     assert "small_cnn, raw" not in printed
 
 
+def test_a_test_of_one_class_says_nothing(inspect: Callable[..., str], mine: Path) -> None:
+    for folder in [*(mine / "test").iterdir()][1:]:
+        shutil.rmtree(folder)
+    printed = " ".join(inspect("transform.size=32", "components=4", "sheet=null").split())
+    assert "All images of the test split are of one class, so that every neighbour is right." in printed
+    assert "finds most" not in printed
+
+
 def test_a_model_of_ones_own_is_a_backbone(inspect: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     text = (CONF / "model" / "tf_efficientnet_lite0.yaml").read_text()

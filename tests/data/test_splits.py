@@ -61,20 +61,25 @@ def test_half_of_the_intended_number_of_classes_is_drawn_at_least(
 ) -> None:
     number = len(set(labels))
     images = table(labels)
-    if number < 4:
-        with pytest.raises(InputError, match=rf"^mine: {number} class(es)?, 4 are needed to draw whole classes: "):
+    if number < 6:
+        with pytest.raises(InputError, match=rf"^mine: {number} class(es)?, 6 are needed to draw whole classes: "):
             complete_splits(images, test_fraction=test, val_fraction=val, seed=seed)
         return
     split = complete_splits(images, test_fraction=test, val_fraction=val, seed=seed)
     trained, held_out, tested = (len(classes(split, name)) for name in ("train", "val", "test"))
     assert trained + held_out + tested == number
-    assert trained >= 2
-    assert held_out >= min(2, trained + held_out - 2)
-    assert tested >= min(2, number - 3)
-    assert tested >= min(max(1, number * test / 2), number - 3)
+    assert min(trained, held_out, tested) >= 2
+    assert tested >= min(number * test / 2, number - 4)
     assert trained + held_out >= number * (1 - test) / 2
     assert held_out >= min((trained + held_out) * val / 2, trained + held_out - 2)
     assert trained >= (trained + held_out) * (1 - val) / 2
+
+
+@given(st.lists(st.integers(0, 30), min_size=1), st.floats(0.01, 0.99), st.integers(0, 5))
+def test_two_classes_are_tested_at_least_without_a_validation(labels: list[int], test: float, seed: int) -> None:
+    assume(len(set(labels)) >= 4)
+    split = complete_splits(table(labels), test_fraction=test, val_fraction=0, seed=seed)
+    assert min(len(classes(split, "train")), len(classes(split, "test"))) >= 2
 
 
 @settings(max_examples=30, deadline=None)
@@ -100,9 +105,9 @@ def test_the_draw_is_the_same_on_every_machine() -> None:
 
 
 def test_a_few_classes_are_added_to_a_draw_that_has_too_few() -> None:
-    """Of ten classes, 3 to 7 are tested, whatever the seed; the hashes alone would give 0 to 10."""
+    """Of ten classes, 3 to 6 are tested, whatever the seed; the hashes alone would give 0 to 10."""
     numbers = Counter([*split_of(named_table("abcdefghij"), seed=seed).values()].count("test") for seed in range(200))
-    assert set(numbers) == {3, 4, 5, 6, 7}
+    assert set(numbers) == {3, 4, 5, 6}
     assert numbers[5] < 100
 
 
@@ -120,24 +125,29 @@ def test_the_draws_for_validation_and_test_are_independent() -> None:
     ("labels", "split", "val_fraction", "message"),
     [
         (
-            [0, 1, 2],
+            [0, 1, 2, 3, 4],
             None,
             0.2,
-            "3 classes, 4 are needed to draw whole classes: 2 for training, 1 for validation and 1 for test; "
+            "5 classes, 6 are needed to draw whole classes: 2 each for training, validation and test; "
             "dataset.reader.val_fraction=0, which needs no validation, would do",
         ),
         (
-            [0, 1],
+            [0, 1, 2],
             None,
             0.2,
-            "2 classes, 4 are needed to draw whole classes: 2 for training, 1 for validation and 1 for",
+            "3 classes, 6 are needed to draw whole classes: 2 each for training, validation and test; give the split",
         ),
-        ([0, 0], None, 0, "1 class, 2 are needed to draw whole classes: 1 for training and 1 for test; give the split"),
         (
-            [0, 1, 2],
-            ["train", "train", "test"],
+            [0, 0],
+            None,
+            0,
+            "1 class, 2 are needed to draw whole classes: 1 for training and 1 for test; give the split",
+        ),
+        (
+            [0, 1, 2, 3],
+            ["train", "train", "train", "test"],
             0.2,
-            "2 training classes, 3 are needed to draw val_fraction of them; dataset.reader.val_fraction=0 trains",
+            "3 training classes, 4 are needed to draw val_fraction of them; dataset.reader.val_fraction=0 trains",
         ),
     ],
 )
@@ -146,19 +156,22 @@ def test_too_few_classes(labels: list[int], split: list[str] | None, val_fractio
         complete_splits(table(labels, split), test_fraction=0.5, val_fraction=val_fraction, seed=0)
 
 
-def test_the_value_that_an_error_names_would_do() -> None:
-    drawn = complete_splits(table([0, 1, 2]), test_fraction=0.5, val_fraction=0, seed=0)
-    assert (len(classes(drawn, "train")), len(classes(drawn, "test"))) == (2, 1)
+@pytest.mark.parametrize(("number", "fewest"), [(2, (1, 1)), (3, (2, 1)), (4, (2, 2)), (5, (2, 2))])
+def test_without_a_validation_fewer_classes_do(number: int, fewest: tuple[int, int]) -> None:
+    for seed in range(20):
+        drawn = complete_splits(table([*range(number)]), test_fraction=0.5, val_fraction=0, seed=seed)
+        assert all(np.array([len(classes(drawn, "train")), len(classes(drawn, "test"))]) >= fewest)
 
 
 def test_splits_of_ones_own_are_kept() -> None:
     split = ["train", "train", "train", "val", "query", "gallery"]
     images = table([0, 1, 2, 3, 4, 4], split)
     assert complete_splits(images, test_fraction=0.5, val_fraction=0.5, seed=0).split.tolist() == split
-    drawn = complete_splits(table([0, 1, 2, 3], [*split[:3], "test"]), test_fraction=0.5, val_fraction=0.3, seed=0)
-    assert len(classes(drawn, "val")) == 1
+    own = table([*range(5)], ["train"] * 4 + ["test"])
+    drawn = complete_splits(own, test_fraction=0.5, val_fraction=0.3, seed=0)
+    assert len(classes(drawn, "val")) == 2
     assert len(classes(drawn, "train")) == 2
-    assert classes(drawn, "test") == {3}
+    assert classes(drawn, "test") == {4}
 
 
 def test_no_validation_is_drawn_if_none_is_asked_for() -> None:
@@ -190,7 +203,7 @@ def test_fractions(fraction: float) -> None:
     with pytest.raises(
         InputError, match=rf"dataset\.reader\.val_fraction={fraction}: expected a number between 0 and 1"
     ):
-        complete_splits(table([0, 1, 2, 3]), test_fraction=0.3, val_fraction=fraction, seed=0)
+        complete_splits(table([*range(6)]), test_fraction=0.3, val_fraction=fraction, seed=0)
 
 
 def test_no_class_is_drawn_for_a_test_with_a_fraction_of_0() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import evaluate_table
-from dml.evaluation.query_check import check_queries
+from dml.evaluation.query_check import check_queries, check_validation_classes
 from dml.ops.errors import InputError
 
 
@@ -42,6 +42,12 @@ def test_a_level_of_a_benchmark_list() -> None:
     check_queries(table(labels, ["test"] * 4, benchmark=benchmark))
     with pytest.raises(InputError, match="none of the 2 images in the val split has another image of its level0 there"):
         check_queries(table(labels, ["val"] * 4, benchmark=1 - benchmark))
+
+
+def test_a_validation_of_one_class_chooses_nothing() -> None:
+    check_validation_classes(table([[0], [0], [1]], ["val"] * 3))
+    with pytest.raises(InputError, match=r"^mine\.csv: the images in the val split are all of one level0, so "):
+        check_validation_classes(table([[1, 0], [1, 1]], ["val"] * 2))
 
 
 def test_a_table_without_rows_is_passed() -> None:

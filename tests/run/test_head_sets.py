@@ -127,6 +127,14 @@ def test_without_a_validation_nothing_is_monitored() -> None:
     check_evaluation(composed("checkpoints.monitor=mean/recall@1"), table(val=False))
 
 
+def test_a_validation_of_one_class_is_refused_unless_there_is_none() -> None:
+    images = table()
+    images.labels[images.rows("val"), 0] = 0
+    with pytest.raises(InputError, match="the images in the val split are all of one "):
+        check_evaluation(composed(), images)
+    check_evaluation(composed("trainer.val_check_interval=null"), images)
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
