@@ -12,11 +12,12 @@ class BuildWithConfigurations(build_py):
 
     def run(self) -> None:
         """Copies the modules, then the configurations."""
+        packaged = Path(self.build_lib, "dml")
+        if not self.editable_mode:
+            rmtree(packaged, ignore_errors=True)  # an earlier build may have left files that the project has no more
         super().run()
         if not self.editable_mode:
-            packaged = Path(self.build_lib, "dml", "conf")
-            rmtree(packaged, ignore_errors=True)  # an earlier build may have left files that conf/ has no more
-            copytree("conf", packaged)
+            copytree("conf", packaged / "conf")
 
 
 setup(cmdclass={"build_py": BuildWithConfigurations})

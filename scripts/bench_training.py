@@ -129,7 +129,7 @@ def main() -> None:
     )
     count = len(batches[0][0])
     print(f"training step, {count} images: {1000 * step:.0f} ms, by hand {1000 * by_hand:.0f} ms, ratio {ratio:.3f}")
-    print(f"loading alone: {1000 * loading:.0f} ms a batch with {config.data.num_workers} worker(s)")
+    print(f"loading alone: {1000 * loading:.0f} ms a batch with {images.settings.num_workers} worker(s)")
 
 
 if __name__ == "__main__":

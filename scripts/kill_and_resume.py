@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40, help="number of kills")
     kills = parser.parse_args().kills
-    began, failed, counts = time.perf_counter(), 0, {}
+    began, made, failed, counts = time.perf_counter(), 0, 0, {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         arguments = [*ARGUMENTS, f"dataset.root={slice_of_emoji(folder / 'emoji.zip')}"]
@@ -157,8 +158,8 @@ def main() -> None:
         for batches in BATCHES_PER_STEP:
             run_folder = f"hydra.run.dir={folder / f'uninterrupted_{batches}'}"
             counts[batches] = finish(*accumulating(batches), run_folder, prepare=count_points)
-        for number, (batches, name, occurrence) in zip(range(kills), plan_kills(counts), strict=False):
-            killed = folder / f"killed_{number}"
+        for made, (batches, name, occurrence) in enumerate(islice(plan_kills(counts), kills), start=1):
+            killed = folder / f"killed_{made}"
             code, _ = run(
                 *accumulating(batches),
                 f"hydra.run.dir={killed}",
@@ -178,8 +179,8 @@ def main() -> None:
             wrong = find_differences(folder / f"uninterrupted_{batches}", killed)
             failed += bool(wrong)
             verdict = f"DIFFERS in {', '.join(wrong)}" if wrong else "the same bit for bit"
-            print(f"{number + 1:>3}: {batches} a step, {name} ({occurrence}), {place}: {verdict}", flush=True)
-    print(f"{kills - failed} of {kills} the same, in {time.perf_counter() - began:.0f} s")
+            print(f"{made:>3}: {batches} a step, {name} ({occurrence}), {place}: {verdict}", flush=True)
+    print(f"{made - failed} of {made} the same, in {time.perf_counter() - began:.0f} s")
     sys.exit(1 if failed else 0)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -51,8 +52,14 @@ def suggest_keys(key: str, beside: Collection[str], root: Any) -> str:
 def explain_grammar(override: str, message: str) -> str:
     """Return the line about an argument that Hydra can't read; a value that may be a text is shown in quotes."""
     key, equals, value = override.partition("=")
+    if not equals and Path(override).exists():
+        dataset = "folder" if Path(override).is_dir() else "csv"
+        return f"{override}: no KEY=VALUE; dataset={dataset} dataset.root={quote(override)} reads it"
     if not equals:
-        return f"{override}: no KEY=VALUE; a value with spaces takes quotes, such as 'dataset.root=\"my photos\"'"
+        return (
+            f"{override}: no KEY=VALUE; there are no spaces around the =, and a value with spaces takes quotes, such "
+            "as 'dataset.root=\"my photos\"'"
+        )
     if value[:1] in "[{'\"":
         return f"{override}: {' '.join(message.split())}"
     text = quote(value).replace("'", '"') if "'" not in value and '"' not in value else quote(value)

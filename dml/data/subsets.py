@@ -7,8 +7,10 @@ from dml.data.table import EVERY_LEVEL, TEST_SPLITS, ImageTable
 from dml.ops.errors import InputError
 
 
-def take_first_classes(table: ImageTable, *, classes: int, images: int) -> ImageTable:
-    """Return a small table: the first classes of each split, and the first images of each class.
+def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageTable:
+    """Return a small table: some classes of each split, evenly spread, and the first images of each class.
+
+    Classes are often numbered by super-class, so the first ones alone might all be of a single super-class.
 
     Test images, queries and galleries keep the same classes, so that a query still finds its positives. A row that is
     evaluated at one level alone counts by its class of that level.
@@ -23,9 +25,11 @@ def take_first_classes(table: ImageTable, *, classes: int, images: int) -> Image
     for splits in (("train",), ("val",), TEST_SPLITS):
         for benchmark in range(EVERY_LEVEL, len(table.levels)):
             is_candidate = np.isin(table.split, splits) & (table.benchmark == benchmark)
-            first_classes = np.unique(labels[is_candidate])[:classes]
+            present = np.unique(labels[is_candidate])
+            count = min(classes, len(present))
+            kept_classes = present[np.arange(count) * len(present) // max(count, 1)]
             for split in splits:
-                rows = np.flatnonzero(is_candidate & (table.split == split) & np.isin(labels, first_classes))
+                rows = np.flatnonzero(is_candidate & (table.split == split) & np.isin(labels, kept_classes))
                 is_kept[rows[_count_before(labels[rows]) < images]] = True
     return table.take(np.flatnonzero(is_kept).astype(np.int64))
 

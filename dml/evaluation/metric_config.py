@@ -139,8 +139,7 @@ class MetricConfig:
         if self.select_kind(Kind.AT_K):
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
-        if self.curvature < 0.0:
-            raise InputError(f"curvature = {self.curvature}: must be 0 (cosine) or above (Poincare distance)")
+        check_number("curvature", self.curvature, least=0)
         if self.curvature and (pair_metrics := self.select_kind(Kind.PAIRS)):
             raise InputError(f"metrics: {pair_metrics[0].name} is of cosine similarities, and needs curvature = 0")
 

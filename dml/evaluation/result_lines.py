@@ -44,8 +44,7 @@ def print_result(
     console.print(summary_table(metrics, levels, heads, custom))
     if metrics["step"] == 0:
         _print_unchanged()
-    else:
-        _print_loss_of_recall(metrics)
+    _print_loss_of_recall(metrics)
     _print_threshold(metrics)
     chosen = {
         "test": " [bold red]chosen on the test split itself, as the papers do[/]",
@@ -65,11 +64,16 @@ def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
     """Print a hint if the trained model finds less than the backbone's features did before the training."""
     name = "level0/recall@1"
     before, after = metrics.get(f"raw/{name}"), metrics.get(name)
-    if before is not None and after is not None and after < before:
-        console.print(
-            f"[bold red]worse[/]    recall@1 was {before:.1%} before training and is {after:.1%} now; a smaller "
-            'optimizer.lr or another loss may help, see "If training makes it worse" in docs/own_data.md'
-        )
+    if before is None or after is None or after >= before:
+        return
+    if metrics["step"] == 0:
+        reason = "of the untrained heads; more numbers (model.embed_dim) or more training images may help"
+    else:
+        reason = "after the training; a smaller optimizer.lr or another loss may help"
+    console.print(
+        f"[bold red]worse[/]    recall@1 is {before:.1%} of the backbone's own features and {after:.1%} {reason}, see "
+        '"If training makes it worse" in docs/own_data.md'
+    )
 
 
 def _print_threshold(metrics: Mapping[str, Any]) -> None:

@@ -60,6 +60,8 @@ def load(
         saved = read_folder(path)
         saved.settings.check_targets(place, trust=trust)
         return _build_saved(saved, heads, device)
+    if not path.exists():
+        raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
     if os.path.isdir(path):
         path = find_checkpoint(RunFolder(path))
     settings = read_settings(path)

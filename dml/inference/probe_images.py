@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from dml.data.images import UnreadableImageError, without_remedy
-from dml.data.subsets import take_first_classes
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.data.transforms import stack
 from dml.evaluation import evaluate
@@ -106,7 +106,7 @@ def read_test(embedder: "ImageEmbedder", *, trust: bool = False) -> Probe:
     tested = table.select_evaluated(choose_final_split(table))
     tested = tested.take(np.flatnonzero(tested.benchmark <= 0))  # of several lists, those of all levels or the finest
     if len(tested) > MAX_IMAGES:
-        tested = take_first_classes(tested, classes=MAX_IMAGES // IMAGES_OF_CLASS, images=IMAGES_OF_CLASS)
+        tested = take_some_classes(tested, classes=MAX_IMAGES // IMAGES_OF_CLASS, images=IMAGES_OF_CLASS)
     return Probe(_read(embedder, tested.paths.tolist()), tested.labels[:, 0], table.levels)
 
 

@@ -212,8 +212,10 @@ class RecurrentModel(nn.Module):
             neighbours: stored embeddings (B, K, D) of the images' neighbours, nearest first, by head.
             generator: source of the random order of the neighbours, if the order is random.
         """
+        dtype = next(self.recurrent.parameters()).dtype  # stored embeddings are float32 in any precision
         return {
-            name: recurrent(centres[name], neighbours[name], generator) for name, recurrent in self.recurrent.items()
+            name: recurrent(centres[name].to(dtype), neighbours[name].to(dtype), generator)
+            for name, recurrent in self.recurrent.items()
         }
 
     @property

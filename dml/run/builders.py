@@ -14,7 +14,7 @@ from dml.data.cache import CacheFolder
 from dml.data.copies import assign_content_ids
 from dml.data.limits import ImageLimits
 from dml.data.readability import check_readability
-from dml.data.subsets import take_first_classes
+from dml.data.subsets import take_some_classes
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
@@ -55,7 +55,7 @@ def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:
     """
     images = read_table(config.dataset, config.data.max_list_bytes, needs_fold=needs_fold)
     if config.get("quick"):
-        images = take_first_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
+        images = take_some_classes(images, classes=quick_run.CLASSES, images=quick_run.IMAGES)
     if not compares_contents(config):
         return images
     return assign_content_ids(images, find_cache_folder(config), ImageLimits.from_settings(config.data))

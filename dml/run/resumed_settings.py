@@ -11,8 +11,8 @@ from dml.ops.run_folder import RunFolder
 from dml.run.stages import find_stage
 from dml.training.checkpoints import TrainingProgress
 
-CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker")
-"""The keys that say which of two checkpoints is the better one."""
+CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker", "choose_heads")
+"""The keys that say which of two checkpoints is the better one, and of which heads its embeddings are."""
 
 
 def check_resumed_settings(
@@ -38,13 +38,20 @@ def check_resumed_settings(
         key = min(key for key in {*losses, *losses_before} if losses.get(key) != losses_before.get(key))
         old, new = (targets.get(key, "none") for targets in (losses_before, losses))
         raise InputError(f"resume: the run was trained with another loss, loss.{key}={old}, now {new}; {remedy}")
+    key = "trainer.accumulate_grad_batches"
+    old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
+    if old != new:
+        raise InputError(
+            f"{key}={new}: the run has counted its steps and epochs with {old} so far; {remedy}; gradient_cache saves "
+            "memory without other steps"
+        )
     if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
         return
     if TrainingProgress.read(folder.best_checkpoint).stage != progress.stage:
         return  # of an earlier stage, which this one doesn't go on with
     for key in CHOICE_KEYS:
         old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-        if old != new:
+        if (old or None) != (new or None):  # configurations of older versions lack choose_heads, which means false
             raise InputError(f"{key}={new}: the run has chosen its best checkpoint with {old} so far; {remedy}")
     old, new = (part.evaluation.selection for part in (stage_before, stage))
     if old != new and "test" in (old, new):

@@ -45,8 +45,8 @@ def evaluate_raw_features(
     """Compute the metrics of the backbone's features before any training -> raw/level0/recall@1 and so on.
 
     They are of the split that the run is tested on at its end. Features that are larger than the model's embeddings are
-    also projected onto as many principal components, for a fair comparison -> raw/pca/level0/recall@1 and so on. A
-    resumed run reads all from its folder.
+    also projected onto as many principal components, or onto all of them if few training images have fewer, for a fair
+    comparison -> raw/pca/level0/recall@1 and so on. A resumed run reads all from its folder.
 
     Args:
         config: configuration of the run's first stage.
@@ -72,8 +72,9 @@ def evaluate_raw_features(
         metrics = evaluator(features.to(device), rows)
         if (size := sum(model.embed_dims.values())) < features.shape[1]:
             components = PrincipalComponents.fit(_embed_training_sample(config, images, model, source), size)
-            projected = evaluator(components.project(features, whiten=False).to(device), rows)
-            metrics |= {f"{PCA}/{name}": value for name, value in projected.items()} | {f"{PCA}/size": size}
+            if found := len(components.deviations):  # fewer than `size` if there are few training images
+                projected = evaluator(components.project(features, whiten=False).to(device), rows)
+                metrics |= {f"{PCA}/{name}": value for name, value in projected.items()} | {f"{PCA}/size": found}
         rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
     rank_zero_only(print_raw_metrics)(metrics)
     return {f"raw/{name}": value for name, value in metrics.items()}

@@ -94,7 +94,8 @@ class HardClassSampler(EpochSampler):
         rows = bank.embeddings.numpy()
         sums = np.zeros((len(self._sizes), rows.shape[1]))
         np.add.at(sums, self._class_of_row, rows)
-        self.set_class_embeddings(sums / self._sizes[:, None])
+        read = np.bincount(self._class_of_row[rows.any(axis=1)], minlength=len(sums))  # unreadable images are 0 there
+        self.set_class_embeddings(sums / np.maximum(read, 1)[:, None])
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches(self._epoch, self._embeddings)

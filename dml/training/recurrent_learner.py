@@ -71,8 +71,8 @@ class RecurrentLearner(RecurrentEmbedder, MetricLearner):
         return self.model.neighbors
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
-        """Read neighbours from this bank from now on; see `UsesEmbeddingBank`."""
-        self.bank = HeadBank(dict(bank.by_head), bank.neighbors)
+        """Read neighbours from this bank from now on, as many as the model reads; see `UsesEmbeddingBank`."""
+        self.bank = HeadBank(dict(bank.by_head), bank.neighbors[:, : self.model.neighbors])
 
     @property
     def network(self) -> nn.Module:

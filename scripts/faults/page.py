@@ -76,9 +76,8 @@ def render_page(faults: Sequence[Fault], results: Sequence[Result], *, seed: int
     numbers = {"kinds": len(faults), "tries": tries, "held": held, "images": images}
     head = HEAD.format(**numbers, seconds=TIME_LIMIT, memory=MEMORY_LIMIT / 1e9, grace=GRACE_PERIOD)
     seconds = sum(result.seconds for result in results)
-    commits = " and ".join(dict.fromkeys(result.commit for result in results))
     conditions = (
-        f"The tries were made on {date.today():%d %B %Y} at commit {commits}, with seed {seed}: "
+        f"The tries were made on {date.today():%d %B %Y} with seed {seed}: "
         f"{seconds / 60:.0f} minutes of tries, {jobs} at a time. {_describe_machine()}\n"
     )
     return (

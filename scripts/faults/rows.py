@@ -95,7 +95,6 @@ class Result:
         ways: number of tries that held in each way, such as "told".
         failures: verdicts of the tries that did not hold.
         seconds: duration of all tries together.
-        commit: commit of the code under test.
     """
 
     name: str
@@ -104,7 +103,6 @@ class Result:
     ways: dict[str, int] = field(default_factory=dict)
     failures: list[Verdict] = field(default_factory=list)
     seconds: float = 0.0
-    commit: str = ""
 
     def add(self, verdict: Verdict) -> None:
         """Count the verdict on a try."""

@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from faults.commands import ROOT, kill_all
+from faults.commands import kill_all
 from faults.rows import FailedError, Fault, Result, Try, Verdict
 
 OUTPUT_LENGTH = 3000
@@ -39,7 +38,7 @@ class Runner:
 
     def run(self, fault: Fault, tries: int) -> Result:
         """Make the tries of a row."""
-        result = Result(fault.name, commit=describe_commit())
+        result = Result(fault.name)
         waiting, running = list(range(tries)), dict[int, int]()
         verdicts = {}
         try:
@@ -100,14 +99,3 @@ class Runner:
         verdict: Verdict = pickle.loads(path.read_bytes())  # noqa: S301
         path.unlink()
         return verdict
-
-
-def describe_commit() -> str:
-    """Return the commit under test, with a + if files differ from it."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603, S607
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "dml", "conf")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")

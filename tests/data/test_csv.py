@@ -129,7 +129,7 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
             r"line 1: no column 'path' among 'image', 'weight'; give a .*dataset\.reader\.columns$",
         ),
         (["path"], "line 1: no column 'label' among 'path'"),
-        ([], "line 1: no column 'path' among"),
+        ([], "line 1: empty; give a"),
         (["path,level0,level2"], "line 1: no column 'level1'"),
         (["path,level1"], "line 1: no column 'level0'"),
         (["path,lable"], "line 1: unknown column 'lable', is it 'label'?"),

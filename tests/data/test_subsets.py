@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dml.data.subsets import draw_share_of_classes, take_first_classes
+from dml.data.subsets import draw_share_of_classes, take_some_classes
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
@@ -25,9 +25,19 @@ def kept(table: ImageTable) -> NDArray[np.str_]:
     return table.paths
 
 
-def test_the_first_images_of_the_first_classes_of_each_split_are_kept():
+def test_the_classes_that_are_kept_are_spread():
+    labels = np.arange(240)
+    table = ImageTable(
+        labels.astype(np.str_), np.stack([labels, labels // 120], axis=1), np.array(["train"] * 240), ("class", "group")
+    )
+    kept_labels = take_some_classes(table, classes=64, images=8).labels
+    assert len(kept_labels) == 64
+    assert np.bincount(kept_labels[:, 1]).tolist() == [32, 32]
+
+
+def test_the_first_images_of_some_classes_of_each_split_are_kept():
     table = make_table([0, 0, 0, 1, 2, 3, 4, 4, 5], ["train"] * 5 + ["val"] + ["test"] * 3)
-    assert kept(take_first_classes(table, classes=2, images=2)).tolist() == [
+    assert kept(take_some_classes(table, classes=2, images=2)).tolist() == [
         *("0.jpg", "1.jpg", "3.jpg"),
         "5.jpg",
         *("6.jpg", "7.jpg", "8.jpg"),
@@ -36,7 +46,7 @@ def test_the_first_images_of_the_first_classes_of_each_split_are_kept():
 
 def test_queries_keep_their_positives_in_the_gallery():
     table = make_table([0, 1, 5, 6, 7, 6, 5, 7], ["train", "train", "query", "query", "query", *["gallery"] * 3])
-    small = take_first_classes(table, classes=2, images=1)
+    small = take_some_classes(table, classes=2, images=1)
     queries, gallery = small.subset("query"), small.subset("gallery")
     assert queries.labels[:, 0].tolist() == [5, 6]
     assert sorted(gallery.labels[:, 0].tolist()) == [5, 6]
@@ -44,12 +54,12 @@ def test_queries_keep_their_positives_in_the_gallery():
 
 def test_rows_of_one_level_count_by_their_class_of_that_level():
     table = make_table([0, 1, 2, 3, 4], ["train", *["test"] * 4], [-1, 1, 1, 1, 1])
-    assert kept(take_first_classes(table, classes=2, images=1)).tolist() == ["0.jpg", "1.jpg", "2.jpg"]
+    assert kept(take_some_classes(table, classes=2, images=1)).tolist() == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 def test_a_small_table_is_kept_whole():
     table = make_table([0, 1, 1, 2], ["train", "train", "train", "test"])
-    assert kept(take_first_classes(table, classes=5, images=5)).tolist() == table.paths.tolist()
+    assert kept(take_some_classes(table, classes=5, images=5)).tolist() == table.paths.tolist()
 
 
 def test_a_share_of_each_class_is_drawn_but_at_least_two_images():

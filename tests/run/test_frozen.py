@@ -129,6 +129,7 @@ def test_components_are_of_as_many_images_as_those_of_any_training(
         here("train", *arguments, "evaluation.raw=true", "quick=true", f"frozen={frozen}", f"hydra.run.dir={folder}")
         found.append({name: value for name, value in read_metrics(folder).items() if name.startswith("raw/")})
     assert "raw/pca/level0/map@r" in found[0]
+    assert found[0]["raw/pca/size"] < untrained_model.PCA_IMAGES  # images have fewer components than their number
     assert_metrics_agree(*found)
 
 

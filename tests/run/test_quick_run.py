@@ -5,7 +5,7 @@ import pytest
 from conftest import SMALL, Here
 from omegaconf import OmegaConf
 
-from dml.run.quick_run import CLASSES, STEPS, shorten
+from dml.run.quick_run import CLASSES, CLASSES_PER_BATCH, STEPS, shorten
 
 
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
@@ -39,6 +39,15 @@ def test_every_length_becomes_short(warmup: dict[str, int]):
     }
     assert (config.scheduler.warmup_steps, config.scheduler.warmup_epochs) == (1, None)
     assert config.stored.every_n_steps is None
+
+
+def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():
+    trainer = {"max_steps": 4, "max_epochs": None, "val_check_interval": 100, "check_val_every_n_epoch": None}
+    parts = {"scheduler": {"warmup_steps": 0}, "stored": {"every_n_steps": None}, "sampler": {"classes_per_batch": 450}}
+    config = OmegaConf.create({"trainer": trainer, **parts})
+    shorten(config)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval) == (4, 2)
+    assert config.sampler.classes_per_batch == CLASSES_PER_BATCH
 
 
 def test_a_run_without_validation_stays_one():

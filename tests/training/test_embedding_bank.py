@@ -19,6 +19,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.recurrent import RecurrentEmbedding, RecurrentModel
 from dml.ops.errors import InputError
+from dml.ops.training_protocols import EmbeddingBank
 from dml.samplers.hard_class import HardClassSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
@@ -215,6 +216,20 @@ def test_a_resumed_run_may_need_more_neighbours(few: int, many: int) -> None:
     assert torch.equal(after.neighbors[:, :few], before.neighbors)
 
 
+def test_a_prolonged_run_makes_up_for_the_update_of_its_last_step() -> None:
+    torch.manual_seed(0)
+    whole, _ = fit(network(), neighborhoods(), 4, every_n_steps=2)
+    torch.manual_seed(0)
+    part, module = fit(network(), neighborhoods(), 2, every_n_steps=2)
+    state = part.updates.state_dict()
+    assert state["is_outdated"]
+    updates = EmbeddingBankUpdates(every_n_steps=2)
+    updates.load_state_dict(state)
+    prolonged, _ = fit(module.model, neighborhoods(), 1, updates=updates)
+    torch.testing.assert_close(prolonged.banks[0].embeddings["H"], whole.banks[2].embeddings["H"])
+    assert not prolonged.updates.state_dict()["is_outdated"]
+
+
 def test_an_image_that_cannot_be_read_is_nobodys_neighbour() -> None:
     images = Images(neighborhoods())
     images.readable = torch.tensor([row for row in range(ROWS) if row != 7])
@@ -237,6 +252,15 @@ def test_the_hard_class_sampler_learns_its_classes_means() -> None:
     assert recorder.batches == list(sampler(class_embeddings=means))
     assert recorder.batches != list(sampler())
     assert recorder.banks[0].neighbors.shape == (ROWS, 0)  # nobody asked for any
+
+
+def test_unreadable_images_are_not_in_the_means_of_the_hard_class_sampler() -> None:
+    labels = np.repeat(np.arange(3), 4)[:, None]
+    rows = F.normalize(torch.tensor([[1.0, 0.0]] * 4 + [[0.8, 0.6]] * 4 + [[0.0, 0.0]] * 3 + [[0.0, 1.0]]), dim=1)
+    samplers = [HardClassSampler(labels, 2, 2, candidate_classes=3, batches_per_epoch=20) for _ in range(2)]
+    samplers[0].set_embedding_bank(EmbeddingBank(rows, torch.empty(12, 0).long(), {"H": rows}))
+    samplers[1].set_class_embeddings([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    assert list(samplers[0]) == list(samplers[1])
 
 
 @pytest.mark.parametrize(
@@ -286,6 +310,14 @@ def test_a_recurrent_model_learns_with_the_neighbours_that_its_pretrained_networ
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert not any(name.startswith(prefix) for name in moved)
     assert {name.split(".")[0] for name in moved} == {"cnn", "recurrent"}
+
+
+def test_a_recurrent_model_reads_as_many_neighbours_in_training_as_in_a_test() -> None:
+    _, module = fit(recurrent_network(), neighborhoods(num_neighbors=NEIGHBORS + 2), 1, kind=RecurrentLearner)
+    module.eval()
+    found = module.embed_for_loss(IMAGES[:3], torch.arange(3))
+    for head, expected in loop(module.model, torch.arange(3), torch.arange(ROWS)).items():
+        torch.testing.assert_close(found[head], expected)
 
 
 def test_at_test_neighbours_come_from_an_images_own_split() -> None:

@@ -204,6 +204,8 @@ def _find_levels(file: Path, header: list[str]) -> list[str]:
         close = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)
         if close and name not in level_columns:
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
+    if not any(header):
+        raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
     if missing not in ([], ["split"]):
         raise InputError(
             f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}; {_suggest_columns(header, missing)}"

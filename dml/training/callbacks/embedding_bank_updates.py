@@ -37,6 +37,7 @@ class EmbeddingBankUpdates(Callback):
             raise InputError(f"stored.every_n_steps={every_n_steps}: at least 1, or null")
         self.every_n_steps = every_n_steps
         self.bank: HeadBank | None = None
+        self._is_outdated = False
 
     @property
     def state_key(self) -> str:
@@ -63,8 +64,9 @@ class EmbeddingBankUpdates(Callback):
         """Compute the bank, unless the run was resumed with it, and pass it on."""
         assert isinstance(pl_module, MetricLearner)
         if self._users(trainer, pl_module):
-            if self.bank is None:
+            if self.bank is None or self._is_outdated:
                 self._compute_bank(trainer, pl_module)
+                self._is_outdated = False
             elif self.bank.neighbors.shape[1] < min(self._num_neighbors(trainer, pl_module), self.bank.num_images - 1):
                 self._find_neighbors(trainer, pl_module, self.bank.embeddings)
             self._set_bank(trainer, pl_module)
@@ -91,8 +93,10 @@ class EmbeddingBankUpdates(Callback):
         assert isinstance(pl_module, MetricLearner)
         steps = (batch_idx + 1) // trainer.accumulate_grad_batches
         is_whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        is_due = self.every_n_steps and is_whole_step and steps % self.every_n_steps == 0 and steps < trainer.max_steps
-        if is_due and self.bank is not None:
+        if self.bank is None or not self.every_n_steps or not is_whole_step or steps % self.every_n_steps:
+            return
+        self._is_outdated = steps == trainer.max_steps  # a run that is prolonged makes up for the update
+        if not self._is_outdated:
             self._compute_bank(trainer, pl_module)
             self._set_bank(trainer, pl_module)
 
@@ -128,12 +132,14 @@ class EmbeddingBankUpdates(Callback):
             user.set_embedding_bank(bank if head is None else self.bank.for_head(head))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the bank for the checkpoint."""
-        return dict(vars(self.bank)) if self.bank else {}
+        """Return the bank for the checkpoint, and whether its update fell on the last step and was left out."""
+        return {**vars(self.bank), "is_outdated": self._is_outdated} if self.bank else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.bank = HeadBank(**state_dict) if state_dict else None
+        bank = dict(state_dict)
+        self._is_outdated = bank.pop("is_outdated", False)  # checkpoints of older versions lack it
+        self.bank = HeadBank(**bank) if bank else None
 
 
 @torch.no_grad()
