@@ -84,6 +84,61 @@ def test_other_queries_are_refused(runs: tuple[ReportedRun, ReportedRun]) -> Non
         align_queries(a, replace(b, queries=replace(b.queries, labels=b.queries.labels[::-1])))
 
 
+def with_another_training_class(run: ReportedRun) -> ReportedRun:
+    """The run as it is with a training class more, whose name comes first: the numbers of the other classes shift."""
+    table = run.queries
+    shift = (table.labels >= 0).astype(np.int64)
+    return replace(
+        run,
+        queries=replace(
+            table,
+            labels=table.labels + shift,
+            neighbor_labels=table.neighbor_labels + (table.neighbor_labels >= 0),
+            names=tuple(("another", *names) for names in table.names),
+        ),
+    )
+
+
+def test_classes_are_matched_by_name(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    a, b = runs
+    order = np.random.default_rng(0).permutation(24)
+    expected = align_queries(a, b).queries
+    shifted = with_another_training_class(replace(b, queries=reordered(b.queries, order)))
+    found = align_queries(a, shifted).queries
+    assert np.array_equal(found.labels, expected.labels)
+    assert np.array_equal(found.neighbor_labels, expected.neighbor_labels)
+    assert found.names == tuple((*names, "another") for names in expected.names)
+    lists = in_two_lists(a), with_another_training_class(in_two_lists(b))
+    assert np.array_equal(align_queries(*lists).queries.labels, lists[0].queries.labels)  # UNKNOWN stays
+
+
+def test_a_class_that_the_first_run_lacks_keeps_its_name(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    b = with_another_training_class(runs[1])
+    neighbor_labels = b.queries.neighbor_labels.copy()
+    neighbor_labels[3, 0] = 0  # the class "another", which is in the gallery of the second run alone
+    b = replace(b, queries=replace(b.queries, neighbor_labels=neighbor_labels))
+    found = align_queries(runs[0], b).queries
+    assert [found.class_name(found.neighbor_labels[3, 0, level], level) for level in (0, 1)] == ["another", "another"]
+
+
+def test_other_names_of_the_same_queries_are_refused(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    a, b = runs
+    other = tuple((*reversed(names),) for names in b.queries.names)
+    with pytest.raises(InputError, match="different labels"):
+        align_queries(a, replace(b, queries=replace(b.queries, names=other)))
+
+
+def test_names_that_stand_twice_match_nothing(runs: tuple[ReportedRun, ReportedRun]) -> None:
+    a, b = runs
+    finest, coarser = b.queries.names
+    twice = replace(b, queries=replace(b.queries, names=((*finest[:-1], finest[0]), coarser)))
+    assert np.array_equal(align_queries(a, twice).queries.neighbor_labels, b.queries.neighbor_labels)
+    with pytest.raises(InputError, match="different labels"):
+        align_queries(a, with_another_training_class(twice))
+    unnamed = replace(b, queries=replace(b.queries, names=()))
+    assert np.array_equal(align_queries(a, unnamed).queries.neighbor_labels, b.queries.neighbor_labels)
+
+
 def test_differences(runs: tuple[ReportedRun, ReportedRun]) -> None:
     a, b = runs
     found = compare_metrics(a, align_queries(a, b))

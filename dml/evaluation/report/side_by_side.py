@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from dml.data.table import UNKNOWN
 from dml.evaluation.comparison import Difference, mean_difference
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric
 from dml.evaluation.per_query import QueryTable, Strings
@@ -76,12 +77,13 @@ def align_queries(a: ReportedRun, b: ReportedRun) -> ReportedRun:
     """Return run B with the rows of its queries in the order of run A, and with the paths of run A.
 
     Images are the same if they have the same path below the folder that holds all queries, because copies of a data
-    set may lie in different folders.
+    set may lie in different folders. Classes are the same if they have the same name, because other training classes
+    shift their numbers.
 
     Raises:
-        InputError: if the runs were tested on different queries.
+        InputError: if the runs were tested on different queries, or on the same ones with different classes.
     """
-    queries_a, queries_b = a.queries, b.queries
+    queries_a, queries_b = a.queries, _renumber_classes(a.queries, b.queries)
     runs = f"{a.name} and {b.name}"
     if len(queries_a) != len(queries_b):
         raise InputError(f"{runs}: different queries, {len(queries_a):,} and {len(queries_b):,}")
@@ -107,6 +109,25 @@ def align_queries(a: ReportedRun, b: ReportedRun) -> ReportedRun:
         positions=None,
     )
     return replace(b, queries=aligned)
+
+
+def _renumber_classes(a: QueryTable, b: QueryTable) -> QueryTable:
+    """Return table B with the class numbers of table A, matched by name; classes that A lacks follow those of A.
+
+    A level keeps its numbers if a name stands twice in it, and so do all levels if a table has no names.
+    """
+    if a.levels != b.levels or not (a.names and b.names):
+        return b
+    labels, neighbor_labels, names = b.labels.copy(), b.neighbor_labels.copy(), list(b.names)
+    for level, (names_a, names_b) in enumerate(zip(a.names, b.names, strict=True)):
+        if len({*names_a}) < len(names_a) or len({*names_b}) < len(names_b):
+            continue
+        names[level] = tuple(dict.fromkeys([*names_a, *names_b]))
+        number_by_name = {name: number for number, name in enumerate(names[level])}
+        numbers = np.array([*map(number_by_name.__getitem__, names_b), UNKNOWN])  # UNKNOWN, -1, takes the last
+        labels[:, level] = numbers[labels[:, level]]
+        neighbor_labels[:, :, level] = numbers[neighbor_labels[:, :, level]]
+    return replace(b, labels=labels, neighbor_labels=neighbor_labels, names=tuple(names))
 
 
 def _split_root(paths: Strings) -> tuple[str, list[tuple[str, int]]]:
