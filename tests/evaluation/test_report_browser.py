@@ -122,6 +122,23 @@ def test_the_map_answers(browser: Any, pages: dict[str, Path]) -> None:
     assert errors == []
 
 
+def test_the_legend_is_that_of_the_colours_while_a_class_is_searched(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["run"].as_uri())
+    said, legend = page.locator("#shown"), page.locator("#map .classes button")
+    data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
+    page.fill("#find", "SQUARE")
+    for colouring in reversed(data["colourings"]):
+        page.get_by_role("radio", name=colouring["name"]).check()
+        assert said.text_content() == "“SQUARE”: 4 of 24"
+        assert legend.all_text_contents() == colouring["class_names"]
+    legend.last.click()
+    count = colouring["point_classes"].count(len(colouring["class_names"]) - 1)
+    assert said.text_content() == f"{colouring['class_names'][-1]}: {count} of 24"
+    assert page.input_value("#find") == ""
+    page.close()
+
+
 def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 800}, has_touch=True)
     page.goto(pages["run"].as_uri())

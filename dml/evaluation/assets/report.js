@@ -182,7 +182,13 @@
   function listClasses() {
     const few = colouring.class_names.length <= FEW;
     legend.replaceChildren(...(few ? colouring.class_names.map(classButton) : []));
-    choose(null);
+  }
+
+  function findClasses() {
+    const text = find.value.trim().toLowerCase();
+    const levels = data.colourings.slice(0, -1);
+    const matching = levels.map((level) => level.class_names.map((name) => name.toLowerCase().includes(text)));
+    choose(text && ((i) => levels.some((level, j) => matching[j][level.point_classes[i]])), `“${find.value.trim()}”`);
   }
 
   function classButton(name, number) {
@@ -208,17 +214,14 @@
   find.addEventListener("input", () => {
     release();
     zoomBy(0); // a class that is found may be outside of the view
-    const text = find.value.trim().toLowerCase();
-    const levels = data.colourings.slice(0, -1);
-    const matching = levels.map((level) => level.class_names.map((name) => name.toLowerCase().includes(text)));
-    choose(text && ((i) => levels.some((level, j) => matching[j][level.point_classes[i]])), `“${find.value.trim()}”`);
+    findClasses();
   });
 
   for (const radio of section.querySelectorAll("[name=colouring]")) {
     radio.addEventListener("change", () => {
       colouring = data.colourings[Number(radio.value)];
-      if (!find.value) listClasses();
-      else redraw();
+      listClasses();
+      findClasses();
     });
   }
 
@@ -294,4 +297,5 @@
   new ResizeObserver(() => showCard(-1)).observe(canvas);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   listClasses();
+  findClasses();
 })();
