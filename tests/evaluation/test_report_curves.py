@@ -113,6 +113,21 @@ def test_many_points_are_smoothed_and_thinned() -> None:
         assert np.diff(drawn[:, 1]).std() < np.diff(faint[:, 1]).std() / 2
 
 
+@pytest.mark.parametrize("number", [SMOOTHED_FROM, 5000])
+def test_the_last_value_is_the_last_one_logged(number: int) -> None:
+    history = [{"step": float(i + 1), "loss": 1.0} for i in range(number)]
+    history[-1]["loss"] = 4.0
+    assert make_charts(history, LEVELS, tested=None)[0].curves[0].last == "4"
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(0.012345, "0.0123"), (999.4, "999"), (999.7, "1,000"), (1712.6, "1,713"), (-1712.6, "-1,713")],
+)
+def test_the_last_value_has_no_exponent_for_thousands(loss: float, text: str) -> None:
+    assert make_charts([{"step": 1.0, "loss": loss}], LEVELS, tested=None)[0].curves[0].last == text
+
+
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8))
 def test_names_of_lines_do_not_overlap(ends: list[int]) -> None:
     history = [{"step": 5.0} | {f"loss/{i}": end for i, end in enumerate(ends)}]

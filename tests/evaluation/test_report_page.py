@@ -12,6 +12,7 @@ from report_runs import HOSTILE, MakeRun
 
 from dml.commands.report_command import write_report
 from dml.data.images import read_image
+from dml.data.table import UNKNOWN
 from dml.evaluation.per_query import write_queries
 from dml.evaluation.report import comparison_report, read_run, run_report
 from dml.evaluation.report.tiles import CELL, Tiles
@@ -109,6 +110,18 @@ def test_what_a_report_says(pages: dict[str, str]) -> None:
 def test_a_checkpoint_chosen_on_the_test_split_is_labelled(make_run: MakeRun) -> None:
     text = Page(run_report(read_run(make_run("a", selection="test")))).text
     assert "The checkpoint was chosen on the test split itself." in text
+
+
+def test_unknown_is_no_class(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    labels = run.queries.labels.copy()
+    labels[0, 0] = UNKNOWN
+    assert "24 queries of 6 shape classes" in run_report(replace(run, queries=replace(run.queries, labels=labels)))
+
+
+def test_a_running_mean_is_called_that(pages: dict[str, str]) -> None:
+    assert 'class="faint"' in pages["run"]
+    assert "the line over them is their running mean" in Page(pages["run"]).text
 
 
 def test_a_report_of_little(make_run: MakeRun) -> None:

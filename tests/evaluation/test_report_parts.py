@@ -173,6 +173,16 @@ def test_the_map_keeps_proportions(table: QueryTable) -> None:
     assert all(len(each["colours"]) == len(each["class_names"]) for each in drawn["colourings"])
 
 
+def test_the_map_shows_no_character_that_turns_the_text(table: QueryTable) -> None:
+    names = tuple(tuple(f"\u202e{name}" for name in level_names) for level_names in table.names)
+    drawn = make_map(replace(table, levels=("\u202eshape", "family"), names=names), Tiles())
+    assert drawn is not None
+    coarser, finest, hits = drawn["colourings"]
+    assert coarser["class_names"] == [r"\u202ex", r"\u202ey", r"\u202ez"]
+    assert finest["name"] == r"\u202eshape"
+    assert hits["class_names"] == [r"of another \u202eshape", r"of the same \u202eshape"]
+
+
 def test_no_places_no_map(table: QueryTable) -> None:
     assert make_map(replace(table, positions=None), Tiles()) is None
     one = replace(table, positions=np.where(np.arange(24)[:, None] == 7, np.ones(2), np.nan).astype(np.float32))

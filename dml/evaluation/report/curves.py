@@ -33,7 +33,7 @@ class Curve:
 
     Args:
         name: name of the curve: a level, or a part of the loss.
-        last: last value, as text.
+        last: last logged value, as text; where `path` is a running mean, the path ends elsewhere.
         path: SVG path of the curve; a running mean of the points if they are many.
         faint: SVG path through the points themselves if `path` is their running mean, otherwise empty.
         dots: SVG path of single points; empty if they are many.
@@ -113,18 +113,19 @@ def _make_chart(
 ) -> Chart | None:
     """Make a chart of some metrics, {name in the history: name of the curve}; None if the history has none of them."""
     scale = 100 if title.endswith("%") else 1
-    points, right = {}, 0.0
+    points, lasts, right = {}, {}, 0.0
     for metric, name in series.items():
         logged = [(row["step"], scale * row[metric]) for row in history if math.isfinite(row.get(metric, math.nan))]
         if logged:
             points[name] = _thin(np.array(logged))
-            right = max(right, logged[-1][0])
+            last_step, lasts[name] = logged[-1]
+            right = max(right, last_step)
     if not points:
         return None
     values = np.concatenate([*points.values()])[:, 1]
     right = right or 1.0  # the only validation may be before the first step
     y = choose_ticks(values.min(), values.max())
-    curves = [_draw_curve(name, curve_points, (right, y[0], y[-1])) for name, curve_points in points.items()]
+    curves = [_draw_curve(name, points[name], last, (right, y[0], y[-1])) for name, last in lasts.items()]
     tops = _spread([curve.top for curve in curves])
     return Chart(
         title=title,
@@ -146,12 +147,13 @@ def _thin(points: Floats) -> Floats:
     return np.array([part.mean(axis=0) for part in np.array_split(points, MOST_POINTS)])
 
 
-def _draw_curve(name: str, points: Floats, axes: tuple[float, float, float]) -> Curve:
+def _draw_curve(name: str, points: Floats, last: float, axes: tuple[float, float, float]) -> Curve:
     """Draw the curve of some points (n, 2), in the order step and value.
 
     Args:
         name: name of the curve.
         points: steps and values.
+        last: last logged value; the last of thinned points is a mean.
         axes: the last step, the lowest value and the highest value of the axes.
     """
     right, low, high = axes
@@ -161,7 +163,7 @@ def _draw_curve(name: str, points: Floats, axes: tuple[float, float, float]) -> 
     y = 100 * (1 - _scale(drawn, low, high))
     return Curve(
         name=name,
-        last=f"{drawn[-1]:.3g}",
+        last=_format_last(last),
         path=draw_path(x, y),
         faint=draw_path(x, 100 * (1 - _scale(points[:, 1], low, high))) if many else "",
         dots="" if many else "".join(f"M{a:.2f} {b:.2f}h0" for a, b in zip(x, y, strict=True)),
@@ -177,6 +179,11 @@ def draw_path(x: Iterable[float], y: Iterable[float]) -> str:
 def _scale(value: Any, low: float, high: float) -> Any:
     """Return the position of a value between low, which is 0, and high, which is 1."""
     return (value - low) / (high - low)
+
+
+def _format_last(value: float) -> str:
+    """Format a value with 3 significant digits, and with separators instead of an exponent from a thousand on."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def _format_tick(value: float, step: float) -> str:

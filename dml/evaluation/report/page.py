@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dml.data.images import read_image
+from dml.data.table import UNKNOWN
 from dml.evaluation.report.audited_data import AuditReport, make_finding_sections
 from dml.evaluation.report.compression_section import make_compression_section
 from dml.evaluation.report.confusion import find_confusions
@@ -49,7 +50,7 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
     content = {
         "run": run,
         "facts": run.summarize(),
-        "classes": len(np.unique(table.labels[:, 0])),
+        "classes": len(np.unique(table.labels[table.labels[:, 0] != UNKNOWN, 0])),
         "headlines": choose_headlines(run),
         "tables": make_metric_tables(run),
         "not_in_percent": list_labels_not_in_percent(run),

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report.sheets import compare_classes
 from dml.evaluation.report.tiles import COLUMNS, Tiles
+from dml.ops.escaping import printable
 
 WIDTH = 4096
 """The width of the map: places are whole numbers from 0 to this."""
@@ -74,8 +75,12 @@ def _colour_hits(table: QueryTable, rows: npt.NDArray[np.int64]) -> dict[str, An
 
 
 def _make_colouring(name: str, names: list[str], colours: list[str], classes: npt.NDArray[Any]) -> dict[str, Any]:
-    point_classes = classes.astype(int).tolist()
-    return {"name": name, "class_names": names, "colours": colours, "point_classes": point_classes}
+    return {
+        "name": printable(name),
+        "class_names": [printable(class_name) for class_name in names],
+        "colours": colours,
+        "point_classes": classes.astype(int).tolist(),
+    }
 
 
 def _find_families(classes: npt.NDArray[np.int64], families: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
