@@ -27,6 +27,13 @@ HAND_OVER = """([kind, content]) => {
     : new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
   document.body.dispatchEvent(event);
 }"""
+KEEP_THE_FILE = """() => window.addEventListener("change", (event) => {
+  event.stopPropagation();
+  window.kept = new DataTransfer();
+  window.kept.items.add(event.target.files[0]);
+}, { capture: true, once: true })"""
+DROP_THE_FILE = """() => document.body.dispatchEvent(
+  new DragEvent("drop", { dataTransfer: window.kept, bubbles: true, cancelable: true }))"""
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +113,87 @@ def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: P
     page.set_input_files("#file", large)
     wait_until(error).to_contain_text("large.png: more than 200,000")
     page.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    page = browser.new_page()
+    page.goto(address)
+    playwright.expect(page.locator("#results button")).to_have_count(12)
+    yield page
+    page.close()
+
+
+def wait_for_failure(page: Any, problem: str) -> None:
+    """Wait until the page shows a problem, and no results of an earlier query."""
+    playwright.expect(page.locator("#error")).to_contain_text(problem)
+    playwright.expect(page.locator("#title")).to_have_text("No result")
+    playwright.expect(page.locator("#results button")).to_have_count(0)
+    playwright.expect(page.locator("body.busy")).to_have_count(0)
+    assert page.locator("#explanation").text_content() == ""
+    assert page.locator("#more").is_hidden()
+
+
+def test_a_failed_query_leaves_no_results_of_another(page: Any, index: Index, tmp_path: Path) -> None:
+    broken, large = tmp_path / "broken.png", tmp_path / "large.png"
+    broken.write_bytes(b"none")
+    large.write_bytes(bytes(LIMITS.max_image_bytes + 1))
+    for path, problem in ((broken, "upload: cannot be decoded"), (large, "large.png: more than 200,000 bytes")):
+        page.set_input_files("#file", index.items.paths[2])
+        playwright.expect(page.locator("#results .score")).to_have_count(12)
+        page.set_input_files("#file", path)
+        wait_for_failure(page, problem)
+    page.locator("#browse").click()
+    playwright.expect(page.locator("#results button")).to_have_count(12)
+    page.fill("#label", "birds")
+    page.locator("#label").press("Tab")
+    wait_for_failure(page, "label=birds")
+
+
+def test_too_large_an_upload_ends_the_search_before_it(page: Any, index: Index, tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    large.write_bytes(bytes(LIMITS.max_image_bytes + 1))
+    held: list[Any] = []
+    page.route("**/api/search?*", lambda route: held.append(route))
+    with page.expect_request("**/api/search?*"):
+        page.set_input_files("#file", index.items.paths[2])
+    page.set_input_files("#file", large)
+    wait_for_failure(page, "large.png: more than 200,000 bytes")
+    with page.expect_response("**/api/search?*"):
+        held[0].continue_()
+    wait_for_failure(page, "large.png: more than 200,000 bytes")
+
+
+def test_a_further_page_that_fails_leaves_those_before_it(page: Any) -> None:
+    page.route("**/api/items?offset=0&*", lambda route: route.fulfill(json=route.fetch().json() | {"total": 13}))
+    page.route("**/api/items?offset=12&*", lambda route: route.fulfill(status=500, json={"error": "failed"}))
+    page.locator("#browse").click()
+    page.locator("#more").click()
+    playwright.expect(page.locator("#error")).to_have_text("failed")
+    playwright.expect(page.locator("body.busy")).to_have_count(0)
+    assert page.locator("#title").text_content() == "Images of the index"
+    assert page.locator("#results button").count() == 12
+    assert page.locator("#more").is_visible()
+
+
+def test_a_file_is_read_when_it_is_chosen(page: Any, index: Index, tmp_path: Path) -> None:
+    path = tmp_path / "photo.png"
+    shutil.copyfile(index.items.paths[2], path)
+    page.set_input_files("#file", path)
+    playwright.expect(page.locator("#results .words").first).to_contain_text("cats1.000")
+    path.unlink()
+    page.fill("#label", "dogs")
+    page.locator("#label").press("Tab")
+    playwright.expect(page.locator("#title")).to_have_text("Most similar images with the label dogs")
+    assert page.locator("#error").is_hidden()
+
+    # a file that is deleted between the choice and the search, which only a script can do in time
+    path.write_bytes(b"photo")
+    page.evaluate(KEEP_THE_FILE)
+    page.set_input_files("#file", path)
+    path.unlink()
+    page.evaluate(DROP_THE_FILE)
+    wait_for_failure(page, "photo.png: can't be read any more; choose it again.")
 
 
 @pytest.mark.parametrize("width", [1280, 360])

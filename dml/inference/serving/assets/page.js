@@ -9,7 +9,7 @@
   const PICTURE = 224; // pixels: twice the width of a tile, for screens of a high density
   const SVG = "http://www.w3.org/2000/svg";
   let index = null;
-  let upload = null; // the file that is searched by; null if it is an item, whose number is in the address
+  let upload = null; // a promise of the query's bytes; null if the query is an item, whose number is in the address
   let latest = 0; // the number of the last request: answers to earlier ones are dropped
   let shown = 0;
 
@@ -37,6 +37,15 @@
   function show(problem) {
     error.textContent = problem ? problem.message : "";
     error.hidden = !problem;
+  }
+
+  /** Show a problem in place of the results, which would stand below the picture of another query. */
+  function fail(problem) {
+    show(problem);
+    title.textContent = "No result";
+    explanation.textContent = "";
+    results.replaceChildren();
+    more.hidden = true;
   }
 
   function picture(item) {
@@ -75,8 +84,8 @@
     return svg;
   }
 
-  /** Run a request, and hand its answer to `display` unless another request has followed. */
-  async function run(request, display) {
+  /** Run a request; its answer goes to `display` or its problem to `refuse`, unless another request has followed. */
+  async function run(request, display, refuse = fail) {
     const number = ++latest;
     document.body.classList.add("busy");
     try {
@@ -85,7 +94,7 @@
       show(null);
       display(answer);
     } catch (problem) {
-      if (number === latest) show(problem);
+      if (number === latest) refuse(problem);
     } finally {
       if (number === latest) document.body.classList.remove("busy");
     }
@@ -132,10 +141,22 @@
 
   function searchByUpload(chosen) {
     if (!index) return; // the page is loading, or the server doesn't answer, which the page says
-    upload = chosen;
+    const name = chosen.name || "pasted image";
+    upload = read(chosen, name);
     if (location.hash) history.pushState(null, "", location.pathname);
-    showQuery(URL.createObjectURL(chosen), chosen.name || "pasted image");
+    showQuery(URL.createObjectURL(chosen), name);
     search();
+  }
+
+  /** Read a file once: it may be edited or deleted while the page still searches by it. */
+  async function read(chosen, name) {
+    const most = index.max_upload_bytes;
+    if (chosen.size > most) throw new Error(`${name}: more than ${format(most)} bytes; choose a smaller image.`);
+    try {
+      return await chosen.arrayBuffer();
+    } catch {
+      throw new Error(`${name}: can't be read any more; choose it again.`);
+    }
   }
 
   function searchByItem(item) {
@@ -147,12 +168,7 @@
   function search() {
     const item = location.hash.slice(1);
     if (upload) {
-      if (upload.size > index.max_upload_bytes) {
-        latest++;
-        show(new Error(`${upload.name}: more than ${format(index.max_upload_bytes)} bytes; choose a smaller image.`));
-        return;
-      }
-      run(() => ask(`api/search?${options()}`, { method: "POST", body: upload }), display);
+      run(async () => ask(`api/search?${options()}`, { method: "POST", body: await upload }), display);
     } else if (/^\d+$/.test(item)) {
       run(() => ask(`api/items/${item}/neighbors?${options()}`), display);
     } else browse(0);
@@ -172,6 +188,7 @@
         shown = offset + items.length;
         more.hidden = shown >= total;
       },
+      offset ? show : fail, // the pages before stay, and the next one can be asked for again
     );
   }
 
@@ -237,7 +254,7 @@
       );
       followAddress();
     } catch (problem) {
-      show(problem);
+      fail(problem);
     }
   }
   start();
