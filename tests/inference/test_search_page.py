@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_index import CALIBRATION_OF_INDEX, LIMITS
+from served_index import CALIBRATION_OF_INDEX, LIMITS, served
 
 from dml.inference.image_index import Index
+from dml.inference.serving.image_search import ImageSearch
 
 pytest_plugins = ("served_index",)
 
@@ -194,6 +195,22 @@ def test_a_file_is_read_when_it_is_chosen(page: Any, index: Index, tmp_path: Pat
     path.unlink()
     page.evaluate(DROP_THE_FILE)
     wait_for_failure(page, "photo.png: can't be read any more; choose it again.")
+
+
+@pytest.mark.parametrize(("labels", "facts"), [(["", ""], "2 images, "), (["cats", ""], "2 images, 1 label, ")])
+def test_images_without_a_label_count_for_no_label(browser: Any, index: Index, labels: list[str], facts: str) -> None:
+    """The page of two images says how many labels they have, and offers these labels."""
+    paths = index.items.paths[:2].tolist()
+    two = Index.build(index.model, paths)
+    two.items.labels[:] = labels
+    with served(ImageSearch(two)) as address:
+        page = browser.new_page()
+        page.goto(address)
+        playwright.expect(page.locator("#facts")).to_have_text(f"{facts}model small_cnn")
+        assert [option.get_attribute("value") for option in page.locator("#labels option").all()] == [
+            label for label in labels if label
+        ]
+        page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 360])

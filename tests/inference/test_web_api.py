@@ -97,6 +97,14 @@ def test_it_describes_the_index(client: TestClient, index: Index) -> None:
     assert refusal(client.get("/docs"), 404)  # it would load scripts from the internet
 
 
+def test_images_without_a_label_count_for_no_label(index: Index) -> None:
+    unlabelled = Index.build(index.model, index.items.paths.tolist())
+    with TestClient(create_app(ImageSearch(unlabelled), HOSTS), base_url="http://localhost") as client:
+        assert client.get("/api/index").json()["labels"] == 0
+        assert client.get("/api/labels").json() == []
+        assert client.get("/api/items").json()["total"] == 12
+
+
 def test_no_answer_names_a_path(client: TestClient, index: Index) -> None:
     folder = str(Path(index.items.paths[0]).parents[1])
     for path in ("/", "/page.js", "/api/index", "/api/labels", "/api/items?limit=100", "/api/items/3/neighbors?k=12"):

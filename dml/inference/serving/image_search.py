@@ -96,7 +96,7 @@ class ImageSearch:
         )
         self._code_by_label = codes
         counts = Counter(self._codes.tolist())
-        self.count_by_label = {label: counts[code] for label, code in sorted(codes.items())}
+        self.count_by_label = {label: counts[code] for label, code in sorted(codes.items()) if label}
 
     def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
         """Find the images that are most similar to an uploaded image, best first.

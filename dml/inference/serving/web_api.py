@@ -118,7 +118,7 @@ def describe_index(search: Search) -> IndexFacts:
 
 @router.get("/labels")
 def list_labels(search: Search) -> list[LabelCount]:
-    """List the labels of the index."""
+    """List the labels of the index; images without a label count for none."""
     return [LabelCount(label=label, images=count) for label, count in search.count_by_label.items()]
 
 

@@ -22,6 +22,8 @@
 
   const format = (number) => number.toLocaleString("en");
 
+  const counted = (number, noun) => `${format(number)} ${noun}${number === 1 ? "" : "s"}`;
+
   async function ask(path, options) {
     let response;
     try {
@@ -244,10 +246,11 @@
     try {
       index = await ask("api/index");
       const labels = await ask("api/labels");
-      facts.textContent = `${format(index.images)} images, ${format(index.labels)} labels, model ${index.model}`;
+      const counts = [counted(index.images, "image"), ...(index.labels ? [counted(index.labels, "label")] : [])];
+      facts.textContent = [...counts, `model ${index.model}`].join(", ");
       document.getElementById("labels").append(
         ...labels.map(({ label: name, images }) => {
-          const option = make("option", "", `${format(images)} images`);
+          const option = make("option", "", counted(images, "image"));
           option.value = name;
           return option;
         }),
