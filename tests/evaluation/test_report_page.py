@@ -2,6 +2,7 @@ import re
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
 from io import BytesIO
 from pathlib import Path
 
@@ -122,6 +123,27 @@ def test_unknown_is_no_class(make_run: MakeRun) -> None:
 def test_a_running_mean_is_called_that(pages: dict[str, str]) -> None:
     assert 'class="faint"' in pages["run"]
     assert "the line over them is their running mean" in Page(pages["run"]).text
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2.2."""
+    shares = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_have_the_contrast_that_wcag_asks_for(theme: str) -> None:
+    style = (resources.files("dml.evaluation") / "assets" / "report.css").read_text(encoding="utf-8")
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", style.split(":root")[1 + (theme == "dark")]))
+
+    def contrast(*names: str) -> float:
+        low, high = sorted(luminance(colours[name]) for name in names)
+        return (high + 0.05) / (low + 0.05)
+
+    for name in ("ink", "quiet", "accent", *(f"series-{i}" for i in range(1, 6))):
+        assert contrast(name, "page") >= 4.5, name
+    assert contrast("tick", "same") >= 3
 
 
 def test_a_report_of_little(make_run: MakeRun) -> None:

@@ -219,4 +219,6 @@ def test_the_page_fits_every_width(browser: Any, address: str, width: int) -> No
     page.goto(f"{address}/#7")
     page.locator("#results .score").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    tick = page.evaluate("getComputedStyle(document.querySelector('#mark-same .stroke')).stroke")
+    assert tick == "rgb(29, 28, 26)"  # white on the light green of the dark page has a contrast of 2.5 alone
     page.close()
