@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.csl import CSLLoss
@@ -44,7 +45,7 @@ def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float,
     loss = made(scale=scale, seed=seed)
     if learnt:
         loss.set_hierarchy(HIERARCHY)
-    embeddings = torch.randn(len(classes), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    embeddings = draw_embeddings(len(classes), 4, seed)
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
     proxies = loss.proxies.detach().clone().requires_grad_()
     labels = HIERARCHY[classes]
@@ -60,13 +61,13 @@ def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float,
 
 def test_gradcheck() -> None:
     loss = made(scale=4.0)
-    embeddings = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    embeddings = draw_embeddings(6, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda rows: loss(rows, HIERARCHY), embeddings)
 
 
 @pytest.mark.parametrize(("levels", "margins"), [(1, [0.25]), (2, [0.25, 0.45]), (3, [0.25, 0.35, 0.45])])
 def test_margins_are_the_papers_for_each_number_of_levels(levels: int, margins: list[float]) -> None:
-    embeddings = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    embeddings = draw_embeddings(6, 4, seed=1)
     labels = HIERARCHY[:, :levels]
     torch.testing.assert_close(made()(embeddings, labels), made(margins)(embeddings, labels))
 

@@ -7,14 +7,11 @@ import torch.nn.functional as F
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
 from dml.losses.facility_location import FacilityLocationLoss
-
-
-def rows(count: int, seed: int, size: int = 3) -> Tensor:
-    return torch.randn(count, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 class Oracle:
@@ -79,7 +76,7 @@ BATCHES = {
 @given(**BATCHES)
 @examples(60)
 def test_equals_the_loops(labels: list[int], seed: int, gamma: float) -> None:
-    embeddings = rows(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 3, seed)
     oracle = Oracle(embeddings, labels, gamma)
     greedy = FacilityLocationLoss(gamma, refinements=0)(embeddings, torch.tensor(labels)).item()
     refined = FacilityLocationLoss(gamma)(embeddings, torch.tensor(labels)).item()
@@ -91,7 +88,7 @@ def test_equals_the_loops(labels: list[int], seed: int, gamma: float) -> None:
 
 def test_clusters_that_are_the_classes_cost_nothing() -> None:
     labels = torch.arange(12) // 4
-    embeddings = 10 * torch.eye(3, dtype=torch.float64)[labels] + 0.01 * rows(12, 0)
+    embeddings = 10 * torch.eye(3, dtype=torch.float64)[labels] + 0.01 * draw_embeddings(12, 3)
     leaf = embeddings.requires_grad_()
     value = FacilityLocationLoss()(leaf, labels)
     value.backward()
@@ -101,7 +98,7 @@ def test_clusters_that_are_the_classes_cost_nothing() -> None:
 
 def test_gradcheck() -> None:
     labels = torch.tensor([0, 1, 0, 1, 2, 2, 0])
-    embeddings = rows(7, 3).requires_grad_()
+    embeddings = draw_embeddings(7, 3, seed=3).requires_grad_()
     loss = FacilityLocationLoss()
     assert loss(embeddings, labels) > 0
     assert torch.autograd.gradcheck(lambda x: loss(x, labels), embeddings)
@@ -112,7 +109,7 @@ def test_the_order_of_pairs_is_irrelevant(seed: int) -> None:
     # with two images a class either is as good a medoid: ties all over
     labels = torch.arange(24) // 2
     order = torch.randperm(24, generator=torch.Generator().manual_seed(seed))
-    straight = rows(24, seed, size=8).float().requires_grad_()
+    straight = draw_embeddings(24, 8, seed).float().requires_grad_()
     shuffled = straight.detach()[order].requires_grad_()
     value, other = FacilityLocationLoss()(straight, labels), FacilityLocationLoss()(shuffled, labels[order])
     value.backward()

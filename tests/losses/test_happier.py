@@ -1,4 +1,3 @@
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from examples import examples
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings, published_cases
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -20,18 +20,8 @@ from dml.ops.errors import InputError
 from dml.ops.graded_ranks import GradedLists, graded_average_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels, weighted_ap_relevance
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
 CONF = Path(__file__).parents[2] / "conf" / "loss"
 SURE_BOUND = 0.5 + 1 / (1 + math.exp(-5.0))  # start + sigmoid(delta / tau)
-
-
-def cases(name: str) -> list[Any]:
-    return [
-        pytest.param(batch, expected, id=f"{i}-{expected['params']}")
-        for i, batch in enumerate(VECTORS)
-        for expected in batch["expected"]
-        if expected["loss"] == name
-    ]
 
 
 def trees(max_size: int, min_size: int = 2) -> st.SearchStrategy[Tensor]:
@@ -41,10 +31,6 @@ def trees(max_size: int, min_size: int = 2) -> st.SearchStrategy[Tensor]:
         st.lists(st.integers(0, 9), min_size=min_size, max_size=max_size),
         st.integers(1, 4),
     )
-
-
-def draw(rows: int, seed: int, size: int = 3) -> Tensor:
-    return torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def eq_4(levels: list[int], depth: int, alpha: float) -> list[float]:
@@ -114,7 +100,7 @@ def one_minus_h_ap(
     return total / len(unit)
 
 
-@pytest.mark.parametrize(("batch", "expected"), cases("smooth_h_ap"))
+@pytest.mark.parametrize(("batch", "expected"), published_cases("losses", "smooth_h_ap"))
 def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings, labels = torch.tensor(batch["embeddings"], dtype=torch.float64), torch.tensor(batch["labels"])
     loss = SmoothHierarchicalAPLoss(**expected["params"])
@@ -144,7 +130,7 @@ def test_equals_a_loop_over_pairs(
     copies: list[tuple[int, int]],
 ) -> None:
     loss = SmoothHierarchicalAPLoss(alpha=alpha, smooth_h_rank=smooth_h_rank, include_query=include_query, **constants)
-    embeddings = draw(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 3, seed)
     for source, copy in copies:
         embeddings[copy % len(labels)] = embeddings[source % len(labels)]
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
@@ -161,7 +147,7 @@ def test_equals_a_loop_over_pairs(
 @examples(150)
 def test_is_never_below_one_minus_h_ap(labels: Tensor, seed: int, smooth_h_rank: bool, include_query: bool) -> None:
     loss = SmoothHierarchicalAPLoss(offset=SURE_BOUND, smooth_h_rank=smooth_h_rank, include_query=include_query)
-    embeddings = draw(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 3, seed)
     bound = one_minus_h_ap(embeddings, labels, power_relevance, include_query)
     assert loss(embeddings, labels).item() >= bound - 1e-9
 
@@ -173,7 +159,7 @@ def test_with_plain_steps_is_one_minus_h_ap(labels: Tensor, seed: int, include_q
     loss = SmoothHierarchicalAPLoss(
         tau=1e-9, rho=0.0, delta=0.0, offset=1.0, include_query=include_query, relevance=relevance
     )
-    embeddings = draw(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 3, seed)
     expected = one_minus_h_ap(embeddings, labels, relevance, include_query)
     assert loss(embeddings, labels).item() == pytest.approx(expected, abs=1e-5)
 
@@ -182,7 +168,7 @@ def test_with_plain_steps_is_one_minus_h_ap(labels: Tensor, seed: int, include_q
 def test_gradcheck(smooth_h_rank: bool) -> None:
     labels = torch.tensor([[i // 2, i // 4, i // 8] for i in range(12)])
     loss = SmoothHierarchicalAPLoss(tau=0.3, smooth_h_rank=smooth_h_rank)
-    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), draw(12, 0, size=4).requires_grad_())
+    assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), draw_embeddings(12, 4).requires_grad_())
 
 
 @pytest.mark.parametrize("temperature", [0.0, -0.05])
@@ -203,7 +189,7 @@ def test_the_block_is_irrelevant(block: int, h_rank_step: bool) -> None:
         loss._rank_step,
         loss._h_rank_step if h_rank_step else None,
     )
-    whole, parts = draw(14, 1, size=14).requires_grad_(), draw(14, 1, size=14).requires_grad_()
+    whole, parts = draw_embeddings(14, 14, seed=1).requires_grad_(), draw_embeddings(14, 14, seed=1).requires_grad_()
     expected, value = graded_average_precision(whole, lists), graded_average_precision(parts, lists, block)
     torch.testing.assert_close(value, expected)
     weights = torch.arange(14.0, dtype=torch.float64)
@@ -213,7 +199,7 @@ def test_the_block_is_irrelevant(block: int, h_rank_step: bool) -> None:
 
 
 def test_a_query_alone_in_its_class_adds_nothing() -> None:
-    embeddings, labels = draw(5, 2), torch.tensor([0, 0, 1, 1, 2])
+    embeddings, labels = draw_embeddings(5, 3, seed=2), torch.tensor([0, 0, 1, 1, 2])
     for include_query in (True, False):
         loss = SmoothHierarchicalAPLoss(include_query=include_query)
         unit = F.normalize(embeddings, dim=1).requires_grad_()
@@ -225,7 +211,7 @@ def test_a_query_alone_in_its_class_adds_nothing() -> None:
 
 
 def test_flat_labels_are_one_level() -> None:
-    embeddings, labels = draw(8, 3), torch.arange(8) // 2
+    embeddings, labels = draw_embeddings(8, 3, seed=3), torch.arange(8) // 2
     loss = SmoothHierarchicalAPLoss()
     assert loss(embeddings, labels) == loss(embeddings, labels[:, None])
 
@@ -236,7 +222,7 @@ def test_refuses_a_step_that_is_none(parameters: dict[str, float]) -> None:
         SmoothHierarchicalAPLoss(**parameters)
 
 
-@pytest.mark.parametrize(("batch", "expected"), cases("cluster"))
+@pytest.mark.parametrize(("batch", "expected"), published_cases("losses", "cluster"))
 def test_cluster_loss_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings, labels = torch.tensor(batch["embeddings"], dtype=torch.float64), torch.tensor(batch["labels"])
     proxies = torch.tensor(batch["proxies"], dtype=torch.float64)
@@ -253,7 +239,7 @@ def test_cluster_loss_equals_the_published_vectors(batch: dict[str, Any], expect
 )
 @examples(40)
 def test_cluster_loss_equals_a_loop(classes: list[int], seed: int, temperature: float) -> None:
-    embeddings = draw(len(classes), seed).requires_grad_()
+    embeddings = draw_embeddings(len(classes), 3, seed).requires_grad_()
     torch.manual_seed(seed)
     loss = ClusterLoss(5, 3, temperature).double()
     total = torch.zeros((), dtype=torch.float64)

@@ -1,6 +1,4 @@
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,27 +6,13 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss, poincare_distances, to_ball
 from dml.ops.errors import InputError
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "modern.json").read_text())
 SETTINGS = [(0.2, 0.1, 2.3), (0.1, 0.0, 2.3), (0.3, 1.0, 1.0)]
-
-
-def cases(name: str) -> list[Any]:
-    return [
-        pytest.param(batch, expected, id=f"{i}-{expected['params']}")
-        for i, batch in enumerate(VECTORS)
-        for expected in batch["expected"]
-        if expected["loss"] == name
-    ]
-
-
-def rows(count: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(count, 5, dtype=torch.float64, generator=generator)
 
 
 def moebius_distance(x: Tensor, y: Tensor, c: float) -> float:
@@ -62,14 +46,14 @@ def by_hand(embeddings: Tensor, labels: list[int], temperature: float, curvature
     return total / len(members)
 
 
-@pytest.mark.parametrize(("batch", "expected"), cases("hyperbolic_contrastive"))
+@pytest.mark.parametrize(("batch", "expected"), published_cases("modern", "hyperbolic_contrastive"))
 def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings = torch.tensor(batch["embeddings"], dtype=torch.float64)
     value = HyperbolicContrastiveLoss(**expected["params"])(embeddings, torch.tensor(batch["labels"]))
     assert value.item() == pytest.approx(expected["value"], abs=1e-9)
 
 
-@pytest.mark.parametrize(("batch", "expected"), cases("poincare_distances"))
+@pytest.mark.parametrize(("batch", "expected"), published_cases("modern", "poincare_distances"))
 def test_distances_equal_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     points = torch.tensor(expected["points"], dtype=torch.float64)
     distances = torch.tensor(expected["distances"], dtype=torch.float64)
@@ -85,7 +69,7 @@ def test_distances_equal_the_published_vectors(batch: dict[str, Any], expected: 
 )
 @examples(40)
 def test_equals_a_loop_over_classes(labels: list[int], seed: int, setting: tuple[float, float, float]) -> None:
-    embeddings = rows(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 5, seed)
     value = HyperbolicContrastiveLoss(*setting)(embeddings, torch.tensor(labels))
     assert value.item() == pytest.approx(by_hand(embeddings, labels, *setting), abs=1e-9)
 
@@ -93,11 +77,11 @@ def test_equals_a_loop_over_classes(labels: list[int], seed: int, setting: tuple
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_gradcheck(setting: tuple[float, float, float]) -> None:
     loss, labels = HyperbolicContrastiveLoss(*setting), torch.tensor([0, 0, 1, 1, 1, 2, 0])
-    assert torch.autograd.gradcheck(lambda x: loss(x, labels), rows(7).requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels), draw_embeddings(7, 5).requires_grad_())
 
 
 def test_the_map_into_the_ball_follows_its_formula() -> None:
-    embeddings = rows(20, scale=2.0)
+    embeddings = 2.0 * draw_embeddings(20, 5)
     for curvature, clip in ((0.1, 2.3), (1.0, 1.0), (2.0, 0.3)):
         for x, point in zip(embeddings, to_ball(embeddings, curvature, clip), strict=True):
             clipped = x * min(1.0, clip / (float(x.norm()) + 1e-5))
@@ -107,7 +91,7 @@ def test_the_map_into_the_ball_follows_its_formula() -> None:
 
 
 def test_points_stay_inside_the_ball() -> None:
-    points = to_ball(rows(10, scale=1e6).float(), curvature=4.0, clip=1e6)
+    points = to_ball((1e6 * draw_embeddings(10, 5)).float(), curvature=4.0, clip=1e6)
     torch.testing.assert_close(points.norm(dim=1), torch.full((10,), 0.999 / 2))
     assert poincare_distances(points, points, 4.0).isfinite().all()
 
@@ -121,7 +105,7 @@ def test_zero_embeddings_have_a_finite_gradient() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_points_of_half_precision_embeddings_are_inside_the_ball(dtype: torch.dtype) -> None:
-    points = to_ball(rows(200, scale=20).to(dtype), 1.0, 50.0)
+    points = to_ball((20 * draw_embeddings(200, 5)).to(dtype), 1.0, 50.0)
     assert points.norm(dim=1).max() < 0.9991
     assert poincare_distances(points, points, 1.0).isfinite().all()
 
@@ -141,4 +125,4 @@ def test_refuses_values_that_make_no_sense(arguments: dict[str, float], message:
 
 def test_distances_need_a_ball() -> None:
     with pytest.raises(InputError, match="curvature=0"):
-        poincare_distances(rows(2), rows(2), 0.0)
+        poincare_distances(draw_embeddings(2, 5), draw_embeddings(2, 5), 0.0)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from configurations import compose
 from conftest import SMALL, Refused
+from loss_batches import draw_embeddings
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -19,10 +20,6 @@ from dml.run.builders import build_losses
 
 SIZES, WEIGHTS = [3, 8, 20], [1.0, 0.5, 2.0]
 LABELS = torch.stack([torch.arange(12) // 3, torch.arange(12) // 6], dim=1)
-
-
-def rows(dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(12, 20, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
 def build(*overrides: str, size: int = 20) -> nn.Module:
@@ -43,7 +40,7 @@ def test_value_and_gradient_are_those_of_a_loop_over_prefixes_with_own_proxies()
     loss = build("loss@loss.inner=cluster", f"loss.sizes={SIZES}", f"loss.weights={WEIGHTS}").double()
     sets = [proxies for _, proxies in proxy_sets(loss)]
     assert [tuple(proxies.shape) for proxies in sets] == [(4, size) for size in SIZES]
-    leaf = rows().requires_grad_()
+    leaf = draw_embeddings(12, 20).requires_grad_()
     expected = torch.zeros((), dtype=torch.float64)
     for size, weight, proxies in zip(SIZES, WEIGHTS, sets, strict=True):
         prefix = torch.stack([torch.stack([row[i] for i in range(size)]) for row in leaf])
@@ -58,7 +55,7 @@ def test_value_and_gradient_are_those_of_a_loop_over_prefixes_with_own_proxies()
 def test_each_weight_is_1_and_the_sizes_are_halves_unless_given() -> None:
     sizes = [8, 16, 32]
     loss = build("loss@loss.inner=multi_similarity", size=32)
-    embeddings = torch.randn(12, 32, generator=torch.Generator().manual_seed(1))
+    embeddings = draw_embeddings(12, 32, seed=1, dtype=torch.float32)
     single = build_losses(compose("loss=multi_similarity"), {"H": 32}, LABELS.numpy())["H"]
     expected = sum(single(embeddings[:, :size], LABELS) for size in sizes)
     torch.testing.assert_close(loss(embeddings, LABELS), expected)
@@ -81,7 +78,7 @@ def test_levels_and_the_hierarchy_reach_every_prefix() -> None:
 
 def test_proxies_begin_at_the_class_means_of_their_prefix() -> None:
     loss = build("loss@loss.inner=cluster", "loss.sizes=[8,20]")
-    embeddings = rows(torch.float32)
+    embeddings = draw_embeddings(12, 20, dtype=torch.float32)
     begin_at_class_means(loss, embeddings, LABELS)
     for _, proxies in proxy_sets(loss):
         prefix = F.normalize(embeddings[:, : proxies.shape[1]], dim=1)
@@ -92,7 +89,7 @@ def test_proxies_begin_at_the_class_means_of_their_prefix() -> None:
 def test_traits_are_those_of_the_inner_loss() -> None:
     assert MatryoshkaLoss([RankedListLoss(), TupletLoss()], [2, 4]).needs_positives
     assert not build("loss@loss.inner=cluster").needs_positives
-    leaf = rows()[:3].requires_grad_()
+    leaf = draw_embeddings(12, 20)[:3].requires_grad_()
     value = MatryoshkaLoss([RankedListLoss(), TupletLoss()], [2, 4])(leaf, torch.arange(3))
     assert value == 0
     assert (torch.autograd.grad(value, leaf)[0] == 0).all()
@@ -109,7 +106,7 @@ def test_refuses_what_no_prefix_can_have() -> None:
     with pytest.raises(InputError, match=r"loss\.inner: EmbeddingDrift compares embeddings with stored ones"):
         MatryoshkaLoss([EmbeddingDrift()], [2])
     with pytest.raises(InputError, match=r"loss\.sizes=\[2, 30\]: an embedding has 20 numbers"):
-        MatryoshkaLoss(two, [2, 30])(rows(), LABELS)
+        MatryoshkaLoss(two, [2, 30])(draw_embeddings(12, 20), LABELS)
 
 
 def test_the_command_line_refuses_sizes_before_training(refused: Refused) -> None:

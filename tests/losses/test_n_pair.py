@@ -5,14 +5,11 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.n_pair import NPairLoss
 from dml.ops.errors import InputError
-
-
-def draw(rows: int, seed: int, size: int = 3) -> Tensor:
-    return torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def cross_entropy_of(positive: Tensor, negatives: list[Tensor]) -> Tensor:
@@ -50,7 +47,7 @@ def published(embeddings: Tensor, labels: list[int]) -> tuple[list[Tensor], list
 )
 @examples(100)
 def test_equals_a_loop_over_pairs(labels: list[int], seed: int, form: object, norm_weight: float) -> None:
-    fast, slow = draw(len(labels), seed).requires_grad_(), draw(len(labels), seed).requires_grad_()
+    fast, slow = (draw_embeddings(len(labels), 3, seed).requires_grad_() for _ in range(2))
     terms, rows = (symmetric if form is symmetric else published)(slow, labels)
     expected = 0.0 * slow.sum()
     if terms:

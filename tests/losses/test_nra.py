@@ -1,6 +1,4 @@
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,18 +6,11 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.ops.errors import InputError
-
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
-CASES = [
-    pytest.param(batch, expected, id=f"{i}-{expected['params']}")
-    for i, batch in enumerate(VECTORS)
-    for expected in batch["expected"]
-    if expected["loss"] == "nonlinear_rank_approximation"
-]
 
 
 def transferred(rank: Tensor, alpha: float) -> Tensor:
@@ -52,7 +43,7 @@ def gradient_of(value: Tensor, leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-@pytest.mark.parametrize(("batch", "expected"), CASES)
+@pytest.mark.parametrize(("batch", "expected"), published_cases("losses", "nonlinear_rank_approximation"))
 def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings = torch.tensor(batch["embeddings"], dtype=torch.float64)
     labels = torch.tensor(batch["labels"])
@@ -70,7 +61,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
 )
 @examples(60)
 def test_equals_a_loop_over_anchors(labels: list[int], seed: int, alpha: float, epsilon: float, scale: float) -> None:
-    embeddings = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    embeddings = draw_embeddings(len(labels), 3, seed)
     fast, slow = (scale * embeddings).requires_grad_(), embeddings.requires_grad_()
     value = NonlinearRankApproximationLoss(alpha, epsilon)(fast, torch.tensor(labels))
     expected = by_hand(slow, torch.tensor(labels), alpha, epsilon)
@@ -93,7 +84,7 @@ def test_ties_and_duplicates_are_ranked_as_in_the_loop(labels: list[int], seed: 
 
 
 def test_gradcheck() -> None:
-    embeddings = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    embeddings = draw_embeddings(9, 4).requires_grad_()
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
     loss = NonlinearRankApproximationLoss(alpha=1.5, epsilon=1e-2)
     assert torch.autograd.gradcheck(lambda rows: loss(rows, labels), embeddings)
@@ -108,7 +99,7 @@ def test_a_perfect_and_a_reversed_order() -> None:
 
 
 def test_an_origin_far_away_changes_nothing() -> None:
-    embeddings = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    embeddings = draw_embeddings(12, 4, seed=1, dtype=torch.float32)
     labels = torch.arange(12) // 3
     loss = NonlinearRankApproximationLoss()
     assert loss(1e3 + embeddings, labels).item() == pytest.approx(loss(embeddings, labels).item(), rel=1e-2)
@@ -125,7 +116,7 @@ def test_coinciding_embeddings_have_rank_0_and_no_gradient() -> None:
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5])
 def test_an_infinite_slope_at_the_nearest_is_cut(alpha: float) -> None:
-    embeddings = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    embeddings = draw_embeddings(8, 3, dtype=torch.float32).requires_grad_()
     NonlinearRankApproximationLoss(alpha=alpha)(embeddings, torch.arange(8) // 2).backward()
     assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()

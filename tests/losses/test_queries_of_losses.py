@@ -8,6 +8,7 @@ from configurations import compose
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel, WeightedSum, loss_value, takes_queries
@@ -65,7 +66,7 @@ def test_the_mean_over_shares_is_the_loss(name: str, seed: int, classes: list[in
     fine = torch.tensor(classes * shares)  # every number of rows that can be shared, with rows without positives
     fine = fine[torch.randperm(len(fine), generator=torch.Generator().manual_seed(seed))]
     labels, loss = torch.stack([fine, fine // 2], dim=1), sharded_losses()[name].double()
-    rows = torch.randn(len(fine), SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    rows = draw_embeddings(len(fine), SIZE, seed)
     size = len(fine) // shares
     parts = [value_and_gradient(loss, rows, labels, slice(first, first + size)) for first in range(0, len(fine), size)]
     value, gradient = value_and_gradient(loss, rows, labels)
@@ -76,7 +77,7 @@ def test_the_mean_over_shares_is_the_loss(name: str, seed: int, classes: list[in
 @pytest.mark.parametrize("shares", [2, 3])
 def test_each_virtual_item_is_a_query_of_one_share(shares: int) -> None:
     labels = torch.tensor([0, 1, 0, 0, 1, 2, 2, 0, 3, 2, 2, 1])  # 15 pairs, which 2 shares can't share equally
-    rows = torch.randn(12, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = draw_embeddings(12, SIZE)
     size = 12 // shares
     queries = [slice(first, first + size) for first in range(0, 12, size)]
     parts = [value_and_gradient(RecallAtKLoss(mixup=True), rows, labels, part) for part in queries]

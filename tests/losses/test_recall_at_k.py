@@ -1,7 +1,5 @@
-import json
 import math
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,27 +8,13 @@ import torch.nn.functional as F
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses import recall_at_k
 from dml.losses.recall_at_k import RecallAtKLoss, similarity_mixup
 from dml.ops.errors import InputError
 from dml.training.gradient_cache import embed_in_chunks
-
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "modern.json").read_text())
-
-
-def cases(name: str) -> list[Any]:
-    return [
-        pytest.param(batch, expected, id=f"{i}-{expected['params']}")
-        for i, batch in enumerate(VECTORS)
-        for expected in batch["expected"]
-        if expected["loss"] == name
-    ]
-
-
-def rows(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def step(gap: float) -> float:
@@ -55,14 +39,14 @@ def by_hand(
     return total / len(labels)
 
 
-@pytest.mark.parametrize(("batch", "expected"), cases("recall_at_k"))
+@pytest.mark.parametrize(("batch", "expected"), published_cases("modern", "recall_at_k"))
 def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings = torch.tensor(batch["embeddings"], dtype=torch.float64)
     value = RecallAtKLoss(**expected["params"])(embeddings, torch.tensor(batch["labels"]))
     assert value.item() == pytest.approx(expected["value"], abs=1e-9)
 
 
-@pytest.mark.parametrize(("batch", "expected"), cases("recall_at_k_simix"))
+@pytest.mark.parametrize(("batch", "expected"), published_cases("modern", "recall_at_k_simix"))
 def test_mixup_equals_the_published_vectors(
     batch: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +77,7 @@ def test_equals_a_loop_over_items(
     count_query: bool,
     block: int,
 ) -> None:
-    embeddings = rows(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 5, seed)
     expected = by_hand(F.normalize(embeddings, dim=1), labels, recall_at, temperatures, count_query)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recall_at_k, "BLOCK", block)
@@ -106,18 +90,18 @@ def test_equals_a_loop_over_items(
 def test_gradcheck(count_query: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall_at_k, "BLOCK", block)
     loss, labels = RecallAtKLoss((1, 2, 8), 0.3, 0.7, count_query), torch.tensor([0, 0, 1, 1, 1, 2, 0, 1])
-    assert torch.autograd.gradcheck(lambda x: loss(x, labels), rows(8).requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels), draw_embeddings(8, 5).requires_grad_())
 
 
 def test_mixup_has_the_gradient_of_its_virtual_items(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = torch.tensor([0.2, 0.9, 0.5, 0.0], dtype=torch.float64)
     monkeypatch.setattr(RecallAtKLoss, "_draw_weights", lambda *_: weights)
     loss, labels = RecallAtKLoss((1, 2), 0.3, mixup=True), torch.tensor([0, 1, 0, 1, 0])
-    assert torch.autograd.gradcheck(lambda x: loss(x, labels), rows(5).requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels), draw_embeddings(5, 5).requires_grad_())
 
 
 def test_mixup_takes_the_pairs_in_order() -> None:
-    items, labels, weights = rows(6), [2, 5, 2, 5, 2, 7], [0.1, 0.2, 0.3, 0.4]
+    items, labels, weights = draw_embeddings(6, 5), [2, 5, 2, 5, 2, 7], [0.1, 0.2, 0.3, 0.4]
     pairs = [(i, j) for i, j in combinations(range(6), 2) if labels[i] == labels[j]]
     mixed, classes = similarity_mixup(items, torch.tensor(labels), torch.tensor(weights, dtype=torch.float64))
     assert torch.equal(mixed[:6], items)
@@ -128,7 +112,7 @@ def test_mixup_takes_the_pairs_in_order() -> None:
 
 def test_mixup_refuses_a_wrong_number_of_weights() -> None:
     with pytest.raises(InputError, match=r"weights of shape \(2,\): the labels have 1 pairs"):
-        similarity_mixup(rows(3), torch.tensor([0, 0, 1]), torch.zeros(2))
+        similarity_mixup(draw_embeddings(3, 5), torch.tensor([0, 0, 1]), torch.zeros(2))
 
 
 def test_one_k_needs_no_list() -> None:
@@ -136,7 +120,7 @@ def test_one_k_needs_no_list() -> None:
 
 
 def test_mixup_draws_new_weights_for_each_batch_and_repeats_them_when_resumed() -> None:
-    embeddings, labels = rows(8), torch.arange(8) // 4
+    embeddings, labels = draw_embeddings(8, 5), torch.arange(8) // 4
     first, resumed = RecallAtKLoss(mixup=True), RecallAtKLoss(mixup=True)
     values = [first(embeddings, labels).item()]
     resumed.load_state_dict(first.state_dict())
@@ -147,7 +131,7 @@ def test_mixup_draws_new_weights_for_each_batch_and_repeats_them_when_resumed() 
 
 @pytest.mark.parametrize("mixup", [False, True])
 def test_the_gradient_cache_changes_no_gradient(mixup: bool) -> None:
-    images, labels = rows(20), torch.arange(20) // 4
+    images, labels = draw_embeddings(20, 5), torch.arange(20) // 4
     gradients = []
     for size in (None, 3):
         torch.manual_seed(0)

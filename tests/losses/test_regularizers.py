@@ -1,21 +1,18 @@
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loss_batches import draw_embeddings, read_batches
 
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
 from dml.ops.errors import InputError
-
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
 
 
 def published(batch: dict[str, Any], name: str) -> float:
     return float(next(case["value"] for case in batch["expected"] if case["loss"] == name))
 
 
-@pytest.mark.parametrize("batch", VECTORS, ids=["0", "1"])
+@pytest.mark.parametrize("batch", read_batches("losses"), ids=["0", "1"])
 def test_equals_the_published_vectors(batch: dict[str, Any]) -> None:
     embeddings = torch.tensor(batch["embeddings"], dtype=torch.float64)
     stored = torch.tensor(batch["stored"], dtype=torch.float64)
@@ -27,8 +24,8 @@ def test_equals_the_published_vectors(batch: dict[str, Any]) -> None:
 
 
 def test_gradients_are_unit_vectors_over_the_batch() -> None:
-    embeddings = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    stored = embeddings + torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    embeddings = draw_embeddings(5, 3)
+    stored = embeddings + draw_embeddings(5, 3, seed=1)
     leaf = embeddings.clone().requires_grad_()
     (norm,) = torch.autograd.grad(embedding_norm(leaf), leaf)
     (drift,) = torch.autograd.grad(embedding_drift(leaf, stored), leaf)

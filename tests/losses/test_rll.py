@@ -1,6 +1,4 @@
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,18 +7,11 @@ import torch.nn.functional as F
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.rll import RankedListLoss
 from dml.ops.errors import InputError
-
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
-CASES = [
-    pytest.param(batch, expected, id=f"{i}-{expected['params']}")
-    for i, batch in enumerate(VECTORS)
-    for expected in batch["expected"]
-    if expected["loss"] == "ranked_list"
-]
 
 
 def build(params: dict[str, float]) -> RankedListLoss:
@@ -58,7 +49,7 @@ def by_hand(embeddings: Tensor, labels: Tensor, loss: RankedListLoss) -> Tensor:
     return total / len(unit)
 
 
-@pytest.mark.parametrize(("batch", "expected"), CASES)
+@pytest.mark.parametrize(("batch", "expected"), published_cases("losses", "ranked_list"))
 def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings = torch.tensor(batch["embeddings"], dtype=torch.float64)
     labels = torch.tensor(batch["labels"])
@@ -97,7 +88,7 @@ def test_equals_a_loop_over_pairs(
         positive_temperature=temperatures[1],
         detach_gallery=detach,
     )
-    embeddings = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    embeddings = draw_embeddings(len(labels), 3, seed)
     if duplicates:
         embeddings[-1] = embeddings[0]
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
@@ -122,7 +113,7 @@ def test_gradient_reaches_the_query_only() -> None:
 
 
 def test_gradcheck_of_both_ends() -> None:
-    embeddings = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    embeddings = draw_embeddings(8, 4).requires_grad_()
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     # with temperature 0 the weights are constants, so the numerical gradient is that of the loss
     loss = RankedListLoss(detach_gallery=False, negative_temperature=0.0)
@@ -131,7 +122,7 @@ def test_gradcheck_of_both_ends() -> None:
 
 @pytest.mark.parametrize("temperature", [1e3, 1e6])
 def test_a_huge_temperature_takes_the_hardest_negative(temperature: float) -> None:
-    embeddings = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    embeddings = draw_embeddings(12, 4, seed=1, dtype=torch.float32)
     labels = torch.arange(12) // 3
     loss = RankedListLoss(negative_temperature=temperature, negative_weight=1.0)
     unit = F.normalize(embeddings, dim=1)
@@ -155,7 +146,7 @@ def test_alpha_follows_a_margin_that_a_schedule_changes_unless_it_is_given() -> 
 
 
 def test_uses_the_finest_level() -> None:
-    embeddings = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    embeddings = draw_embeddings(6, 4, seed=2, dtype=torch.float32)
     fine, coarse = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 0, 0, 1, 1])
     loss = RankedListLoss()
     assert loss(embeddings, torch.stack([fine, coarse], dim=1)) == loss(embeddings, fine)

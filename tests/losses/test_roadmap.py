@@ -7,6 +7,7 @@ from examples import examples
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -44,7 +45,7 @@ def test_calibration_equals_a_loop_over_pairs(
     labels: list[int], seed: int, bounds: tuple[float, float], duplicates: bool
 ) -> None:
     loss = CalibrationLoss(*bounds)
-    embeddings = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    embeddings = draw_embeddings(len(labels), 3, seed)
     if duplicates:
         embeddings[-1] = embeddings[0]
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
@@ -66,7 +67,7 @@ def test_calibrated_pairs_cost_nothing() -> None:
 
 def test_roadmap_is_the_finest_levels_smooth_ap_and_calibration() -> None:
     labels = torch.tensor([[i // 2, i // 6] for i in range(12)])
-    embeddings = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    embeddings = draw_embeddings(12, 4, dtype=torch.float32)
     roadmap = instantiate(OmegaConf.load(CONF / "roadmap.yaml"))
     expected = SmoothHierarchicalAPLoss()(embeddings, labels[:, 0]) + CalibrationLoss()(embeddings, labels[:, 0])
     assert roadmap(embeddings, labels).item() == pytest.approx(expected.item())

@@ -6,15 +6,12 @@ import torch.nn.functional as F
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from pytorch_metric_learning.losses import SmoothAPLoss as LibrarySmoothAPLoss
 from torch import Tensor
 
 from dml.losses.smooth_ap import SmoothAPLoss
 from dml.ops.errors import InputError
-
-
-def rows(count: int, seed: int) -> Tensor:
-    return torch.randn(count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def by_hand(embeddings: Tensor, labels: list[int], temperature: float) -> float:
@@ -41,20 +38,20 @@ def by_hand(embeddings: Tensor, labels: list[int], temperature: float) -> float:
 )
 @examples(50)
 def test_equals_a_loop_over_items(labels: list[int], seed: int, temperature: float) -> None:
-    embeddings = rows(len(labels), seed)
+    embeddings = draw_embeddings(len(labels), 4, seed)
     value = SmoothAPLoss(temperature)(embeddings, torch.tensor(labels))
     assert value.item() == pytest.approx(by_hand(embeddings, labels, temperature), abs=1e-9)
 
 
 def test_equals_the_librarys_where_that_groups_rightly() -> None:
     # as many classes as images a class, row by row
-    embeddings, labels = rows(9, 0).float(), torch.arange(9) // 3
+    embeddings, labels = draw_embeddings(9, 4).float(), torch.arange(9) // 3
     torch.testing.assert_close(SmoothAPLoss()(embeddings, labels), LibrarySmoothAPLoss()(embeddings, labels))
 
 
 def test_gradcheck() -> None:
     labels = torch.tensor([0, 0, 1, 1, 1, 2])
-    assert torch.autograd.gradcheck(lambda x: SmoothAPLoss(0.3)(x, labels), rows(6, 0).requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: SmoothAPLoss(0.3)(x, labels), draw_embeddings(6, 4).requires_grad_())
 
 
 def test_refuses_a_temperature_of_0() -> None:

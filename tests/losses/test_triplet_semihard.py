@@ -3,6 +3,7 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.triplet_semihard import TripletSemihardLoss
@@ -52,17 +53,13 @@ def masked_minimum(data: Tensor, mask: Tensor) -> Tensor:
     return ((data - highest) * mask).amin(dim=1, keepdim=True) + highest
 
 
-def draw(rows: int, seed: int, size: int = 3) -> Tensor:
-    return torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=14)
 
 
 @given(labels=LABELS, seed=st.integers(0, 10_000), margin=st.sampled_from([0.0, 0.2, 1.0, 5.0]))
 @examples(80)
 def test_equals_a_loop_over_positive_pairs(labels: list[int], seed: int, margin: float) -> None:
-    fast, slow = draw(len(labels), seed).requires_grad_(), draw(len(labels), seed).requires_grad_()
+    fast, slow = (draw_embeddings(len(labels), 3, seed).requires_grad_() for _ in range(2))
     value, expected = (
         TripletSemihardLoss(margin)(fast, torch.tensor(labels)),
         by_hand(slow, torch.tensor(labels), margin),
@@ -77,7 +74,7 @@ def test_equals_a_loop_over_positive_pairs(labels: list[int], seed: int, margin:
 @given(labels=LABELS.filter(lambda labels: 1 < len(set(labels)) < len(labels)), seed=st.integers(0, 10_000))
 @examples(80)
 def test_equals_tensorflows_function(labels: list[int], seed: int) -> None:
-    fast, slow = draw(len(labels), seed).requires_grad_(), draw(len(labels), seed).requires_grad_()
+    fast, slow = (draw_embeddings(len(labels), 3, seed).requires_grad_() for _ in range(2))
     value, expected = TripletSemihardLoss()(fast, torch.tensor(labels)), as_tensorflow(slow, torch.tensor(labels), 1.0)
     torch.testing.assert_close(value, expected)
     value.backward()
@@ -104,7 +101,7 @@ def test_the_two_kinds_of_negatives() -> None:
 
 
 def test_one_class_adds_nothing() -> None:
-    embeddings = draw(5, 0).requires_grad_()
+    embeddings = draw_embeddings(5, 3).requires_grad_()
     value = TripletSemihardLoss()(embeddings, torch.zeros(5, dtype=torch.long))
     value.backward()
     assert value == 0
@@ -113,11 +110,11 @@ def test_one_class_adds_nothing() -> None:
 
 
 def test_gradcheck() -> None:
-    labels = torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
-    assert torch.autograd.gradcheck(lambda rows: TripletSemihardLoss()(rows, labels), draw(9, 0, 4).requires_grad_())
+    embeddings, labels = draw_embeddings(9, 4).requires_grad_(), torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
+    assert torch.autograd.gradcheck(lambda rows: TripletSemihardLoss()(rows, labels), embeddings)
 
 
 def test_nan_stays_nan() -> None:
-    embeddings = draw(6, 0)
+    embeddings = draw_embeddings(6, 3)
     embeddings[2, 1] = torch.nan
     assert TripletSemihardLoss()(embeddings, torch.arange(6) // 2).isnan()

@@ -1,5 +1,3 @@
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,19 +5,13 @@ import torch
 from examples import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.tuplet import TupletLoss
 from dml.ops.errors import InputError
 
 FORMS = ["centralized", "pairwise", "cross_entropy"]
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "losses.json").read_text())
-CASES = [
-    pytest.param(batch, expected, id=f"{i}-{expected['params']}")
-    for i, batch in enumerate(VECTORS)
-    for expected in batch["expected"]
-    if expected["loss"] == "tuplet"
-]
 
 
 def of_a_centre(products: Tensor, positives: list[int], negatives: list[int], form: str) -> Tensor:
@@ -45,7 +37,7 @@ def by_hand(embeddings: Tensor, labels: list[int], form: str) -> Tensor:
     return torch.stack(terms).mean() if terms else torch.zeros((), dtype=embeddings.dtype)
 
 
-@pytest.mark.parametrize(("batch", "expected"), CASES)
+@pytest.mark.parametrize(("batch", "expected"), published_cases("losses", "tuplet"))
 def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str, Any]) -> None:
     embeddings = torch.tensor(batch[expected["input"]], dtype=torch.float64)
     labels = torch.tensor(batch["labels"])
@@ -64,7 +56,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
 @example(labels=[2, 0, 1, 2], seed=0, scale=2.0, duplicates=False)  # above 20, where PyTorch's softplus is 2e-9 off
 @examples(40)
 def test_equals_a_loop_over_centres(form: Any, labels: list[int], seed: int, scale: float, duplicates: bool) -> None:
-    embeddings = scale * torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    embeddings = scale * draw_embeddings(len(labels), 3, seed)
     if duplicates:
         embeddings[-1] = embeddings[0]
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
@@ -79,13 +71,13 @@ def test_equals_a_loop_over_centres(form: Any, labels: list[int], seed: int, sca
 
 @pytest.mark.parametrize("form", FORMS)
 def test_gradcheck(form: Any) -> None:
-    embeddings = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    embeddings = draw_embeddings(8, 4).requires_grad_()
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
     assert torch.autograd.gradcheck(lambda rows: TupletLoss(form)(rows, labels), embeddings)
 
 
 def test_the_forms_are_one_for_one_positive() -> None:
-    embeddings = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    embeddings = draw_embeddings(8, 4, seed=1)
     values = [
         TupletLoss(form)(embeddings, torch.arange(8) // 2) for form in ("centralized", "pairwise", "cross_entropy")
     ]
@@ -103,7 +95,7 @@ def test_long_embeddings_do_not_overflow(form: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_divides_by_the_centres_with_a_positive(form: Any) -> None:
-    embeddings = torch.randn(5, 3, generator=torch.Generator().manual_seed(2))
+    embeddings = draw_embeddings(5, 3, seed=2, dtype=torch.float32)
     alone = torch.cat([embeddings, torch.zeros(1, 3)])
     labels = torch.tensor([0, 0, 1, 1, 1, 2])
     # one more negative at the origin adds exp(0) to the sums, but no centre
