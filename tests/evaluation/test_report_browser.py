@@ -1,37 +1,21 @@
 """The pages in headless Chromium."""
 
-import shutil
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from chromium import NEEDS_CHROMIUM
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
 from dml.evaluation.report import comparison_report, read_run, run_report
 
-pytest_plugins = ("report_runs",)
-
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.pipeline,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
+pytest_plugins = ("chromium", "report_runs")
+pytestmark = NEEDS_CHROMIUM
 
 LIGHT = {"light": (200, 256), "dark": (0, 60)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        # root may not use the sandbox, and pages made here need none
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

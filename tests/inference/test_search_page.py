@@ -1,24 +1,17 @@
 """The page of an index in headless Chromium."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import NEEDS_CHROMIUM, playwright
 from served_index import CALIBRATION_OF_INDEX, LIMITS, served
 
 from dml.inference.image_index import Index
 from dml.inference.serving.image_search import ImageSearch
 
-pytest_plugins = ("served_index",)
-
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.pipeline,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
+pytest_plugins = ("chromium", "served_index")
+pytestmark = NEEDS_CHROMIUM
 
 HAND_OVER = """([kind, content]) => {
   const data = new DataTransfer();
@@ -35,15 +28,6 @@ KEEP_THE_FILE = """() => window.addEventListener("change", (event) => {
 }, { capture: true, once: true })"""
 DROP_THE_FILE = """() => document.body.dispatchEvent(
   new DragEvent("drop", { dataTransfer: window.kept, bubbles: true, cancelable: true }))"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        # root may not use the sandbox, and pages made here need none
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Headless Chromium: a plugin that the tests of pages ask for.
+
+PYTEST_DONT_REWRITE: they import it before they ask for it, which pytest would warn of; it asserts nothing.
+"""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NEEDS_CHROMIUM = [
+    pytest.mark.pipeline,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        # root may not use the sandbox, and pages made here need none
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
