@@ -1,8 +1,13 @@
-"""A model of two convolutions with random weights, and photographs of noise, for tests of a model in use."""
+"""A model of two convolutions with random weights, and photographs of noise, for tests of a model in use.
+
+It is also a plugin, for those that ask for its fixtures. PYTEST_DONT_REWRITE: they import it before they ask for it,
+which pytest would warn of; it asserts nothing.
+"""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -41,3 +46,13 @@ def write_photos(folder: Path, count: int) -> Path:
         image.parent.mkdir(exist_ok=True)
         Image.fromarray(generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(image)
     return folder
+
+
+@pytest.fixture(scope="module")
+def model() -> ImageEmbedder:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), 12)

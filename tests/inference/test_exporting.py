@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from small_embedders import SETTINGS, make_model, write_photos
+from small_embedders import SETTINGS, write_photos
 
 import dml
 from dml.__main__ import dispatch
@@ -23,6 +23,8 @@ from dml.inference.exporting import ExportReport
 from dml.inference.graph_comparison import GraphResult, refuse_difference
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
+
+pytest_plugins = ("small_embedders",)
 
 USING = Path(__file__).parents[2] / "docs" / "using.md"
 POOL = {"_target_": "dml.models.heads.PoolHead", "_partial_": True}
@@ -53,11 +55,6 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), 8)
-
-
-@pytest.fixture(scope="module")
-def model() -> dml.ImageEmbedder:
-    return make_model()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_embedders import SETTINGS, make_model, write_photos
+from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.data.images import UnreadableImageError
@@ -29,15 +29,7 @@ from dml.ops.errors import InputError
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import VectorIndex
 
-
-@pytest.fixture(scope="module")
-def model() -> ImageEmbedder:
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), 12)
+pytest_plugins = ("small_embedders",)
 
 
 @pytest.fixture

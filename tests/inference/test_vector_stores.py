@@ -17,13 +17,15 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
-from small_embedders import SETTINGS, make_model, write_photos
+from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.vector_stores.store_address import StoreAddress
 from dml.inference.vector_stores.store_upload import Upload, UploadReport
 from dml.ops.errors import InputError
+
+pytest_plugins = ("small_embedders",)
 
 Search = Callable[[str, str, NDArray[np.float32], int], list[list[str]]]
 
@@ -49,16 +51,6 @@ def search_milvus(place: str, name: str, queries: NDArray[np.float32], k: int) -
 
 
 SEARCHES: dict[str, Search] = {"qdrant": search_qdrant, "lancedb": search_lancedb, "milvus": search_milvus}
-
-
-@pytest.fixture(scope="module")
-def model() -> ImageEmbedder:
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), 12)
 
 
 @pytest.fixture(params=["qdrant", "lancedb", pytest.param("milvus", marks=pytest.mark.pipeline)])  # it starts a server
