@@ -1,5 +1,7 @@
 """The page of an index in headless Chromium."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
