@@ -37,7 +37,7 @@ from dml.data.prepared_files import hold_preparation_lock
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes
 from dml.evaluation.audit.data_audit import audit_images, find_neighbors
-from dml.evaluation.audit.doubtful_labels import judge_labels
+from dml.evaluation.audit.doubtful_labels import estimate_label_probabilities
 from dml.evaluation.audit.findings import DIVIDED_CLASS, ISSUES, MIXED_CLASSES, AuditedImages, Finding
 from dml.evaluation.audit.near_duplicates import find_duplicate_pairs, report_duplicates
 from dml.evaluation.audit.settings import AuditSettings
@@ -122,7 +122,7 @@ def measure_swaps(
         swaps whose suggested class is the true one, among all found swaps.
     """
     labels = swap_labels(images.labels, share, seed)
-    judgements = judge_labels(with_labels(images, labels), copies, settings)
+    judgements = estimate_label_probabilities(with_labels(images, labels), copies, settings)
     planted = int((labels != images.labels).sum())
     is_swapped = (labels != images.labels)[judgements.rows]
     is_found = judgements.is_doubtful & is_swapped

@@ -45,7 +45,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
     from dml.run.resolved_values import resolve_values
 
     with one_line_errors():
-        rows = compare(find_runs(options.runs, resolve=partial(resolve_values, left=SEED)))
+        rows = compare(find_runs(options.runs, resolve=partial(resolve_values, unresolved=SEED)))
         notes = (describe_facts(rows), describe_differences(rows, options.metrics[0]))
         table = "\n".join(part for part in (markdown(rows, options.metrics), *notes) if part)
         sys.stdout.write(table)

@@ -207,7 +207,7 @@ def _rank_and_cluster(
     excluded: npt.NDArray[np.int64] | None = None,
     reranker: Reranker | None = None,
 ) -> tuple[PerQuery, Metrics]:
-    """Rank a gallery for queries, cluster the queries, and judge pairs, at each level.
+    """Rank a gallery for queries, cluster the queries, and evaluate pairs, at each level.
 
     Of several processes, each ranks a share of the queries, and the first one alone does the rest; all get the whole
     result.
@@ -235,7 +235,7 @@ def _rank_and_cluster(
         for metric in metrics:
             clusters[f"level{level}/{metric.name}"] = metric.compute_value(assignment, labels, config)
     if rank == 0:
-        clusters |= _judge_pairs(queries, gallery, config, excluded)
+        clusters |= _evaluate_pairs(queries, gallery, config, excluded)
     if world > 1:
         shares: list[Any] = [None] * world
         dist.all_gather_object(shares, (ranked, clusters))
@@ -243,7 +243,7 @@ def _rank_and_cluster(
     return ranked, clusters
 
 
-def _judge_pairs(
+def _evaluate_pairs(
     queries: Items, gallery: Items | None, config: MetricConfig, excluded: npt.NDArray[np.int64] | None
 ) -> Metrics:
     """Compute the metrics of all pairs, at each level."""

@@ -100,7 +100,9 @@ def fit_calibration(counts: PairCounts) -> Calibration:
     return Calibration(slope, intercept, prior=float(sizes[0] / sizes.sum()))
 
 
-def judge_calibration(counts: PairCounts, calibration: Calibration, prior: float | None = None) -> CalibrationErrors:
+def compute_calibration_errors(
+    counts: PairCounts, calibration: Calibration, prior: float | None = None
+) -> CalibrationErrors:
     """Compute the errors of probabilities.
 
     The expected calibration error is that of Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017, eq. 3),

@@ -18,12 +18,12 @@ from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
+from dml.run.configuration_rollback import restoring_configuration
 from dml.run.data_changes import check_resumed_data
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
-from dml.run.kept_configuration import restoring_configuration
 from dml.run.resumed_settings import check_resumed_settings
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration

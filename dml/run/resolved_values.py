@@ -8,22 +8,22 @@ from omegaconf.errors import OmegaConfBaseException
 from dml.run import resolvers  # noqa: F401 (registers them)
 
 
-def resolve_values(config: dict[str, Any], left: str) -> dict[str, Any]:
+def resolve_values(config: dict[str, Any], unresolved: str) -> dict[str, Any]:
     """Return a configuration in which each interpolation is replaced by its value.
 
-    It stays as it is if it follows from the key ``left``, or has a value only while Hydra composes, such as
+    It stays as it is if it follows from the key ``unresolved``, or has a value only while Hydra composes, such as
     ``${hydra:runtime.choices.loss}``.
 
-    >>> resolve_values({"lr": 0.1, "seed": 3, "optimizer": {"lr": "${lr}"}, "split": {"seed": "${seed}"}}, left="seed")
-    {'lr': 0.1, 'seed': 3, 'optimizer': {'lr': 0.1}, 'split': {'seed': '${seed}'}}
+    >>> resolve_values({"lr": 0.1, "seed": 3, "sgd": {"lr": "${lr}"}, "split": {"seed": "${seed}"}}, unresolved="seed")
+    {'lr': 0.1, 'seed': 3, 'sgd': {'lr': 0.1}, 'split': {'seed': '${seed}'}}
 
     Args:
         config: configuration of plain values.
-        left: a key at the top of the configuration, such as "seed".
+        unresolved: a key at the top of the configuration, such as "seed".
     """
-    tree = OmegaConf.create(config | {left: "???"})  # OmegaConf's mark of a missing value, which none can follow from
+    tree = OmegaConf.create(config | {unresolved: "???"})  # marked as missing: nothing can follow from it
     resolved = _resolve(tree)
-    return {key: config[key] if key == left else resolved[key] for key in config}
+    return {key: config[key] if key == unresolved else resolved[key] for key in config}
 
 
 def _resolve(node: DictConfig | ListConfig) -> Any:

@@ -16,10 +16,15 @@ from dml.evaluation import evaluate
 from dml.evaluation.report import read_run, run_report
 from dml.evaluation.threshold.open_set import find_nearest_known, reject_unknown
 from dml.evaluation.threshold.stored_calibration import find_calibration
-from dml.evaluation.threshold.threshold_choice import ThresholdSettings, choose_threshold, judge_threshold, make_pairs
+from dml.evaluation.threshold.threshold_choice import (
+    ThresholdSettings,
+    choose_threshold,
+    compute_threshold_errors,
+    make_pairs,
+)
 from dml.evaluation.threshold.threshold_evaluation import evaluate_threshold
 from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.metrics.pair_calibration import fit_calibration, judge_calibration
+from dml.metrics.pair_calibration import compute_calibration_errors, fit_calibration
 from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import PairVerification, equal_error_rate, opis
 from dml.ops.errors import InputError
@@ -65,7 +70,7 @@ def test_a_rate_that_too_few_pairs_can_show_is_raised() -> None:
 def test_errors_are_those_of_a_loop_over_pairs_and_classes() -> None:
     rows, labels = make_rows(2)
     similarities = (rows @ rows.T).numpy()
-    metrics = judge_threshold(LabelledPairs(rows, labels), 0.4)
+    metrics = compute_threshold_errors(LabelledPairs(rows, labels), 0.4)
     inside: dict[int, list[bool]] = {label: [] for label in labels}
     across: dict[int, list[bool]] = {label: [] for label in labels}
     for i, j in combinations(range(len(labels)), 2):
@@ -155,7 +160,7 @@ def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None
     calibration = fit_calibration(validated.counts)
     assert find_calibration(metrics) == calibration
     for suffix, prior in (("", None), ("_balanced", 0.5)):
-        errors = judge_calibration(tested.counts, calibration, prior)
+        errors = compute_calibration_errors(tested.counts, calibration, prior)
         names = [f"{name}{suffix}" for name in ("ece", "brier", "log_loss")]
         assert [metrics[name] for name in names] == [errors.ece, errors.brier, errors.log_loss]
         np.testing.assert_array_equal(curves[f"reliability{suffix}"], errors.curve)

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, log_loss
 
-from dml.metrics.pair_calibration import BINS, EVEN, Calibration, fit_calibration, judge_calibration
+from dml.metrics.pair_calibration import BINS, EVEN, Calibration, compute_calibration_errors, fit_calibration
 from dml.metrics.pair_counts import HALF, LabelledPairs
 
 Array = npt.NDArray[Any]
@@ -65,7 +65,7 @@ def test_errors_are_those_of_a_loop_over_pairs(prior: float | None) -> None:
     weights = np.full(len(is_same), 1 / len(is_same))
     if prior is not None:
         weights = np.where(is_same, prior / is_same.sum(), (1 - prior) / (~is_same).sum())
-    errors = judge_calibration(pairs.counts, calibration, prior)
+    errors = compute_calibration_errors(pairs.counts, calibration, prior)
     assert errors.brier == pytest.approx(brier_score_loss(is_same, probability, sample_weight=weights))
     assert errors.log_loss == pytest.approx(log_loss(is_same, probability, sample_weight=weights))
     error, curve = 0.0, []
@@ -96,7 +96,7 @@ def test_a_fit_on_its_own_pairs_is_nearly_calibrated_and_a_wrong_one_is_not() ->
     counts = make_pairs(3, 400)[0].counts
     fitted = fit_calibration(counts)
     right, steep = (
-        judge_calibration(counts, calibration, EVEN)
+        compute_calibration_errors(counts, calibration, EVEN)
         for calibration in (fitted, Calibration(5 * fitted.slope, 5 * fitted.intercept, fitted.prior))
     )
     assert right.ece < 0.05 < 0.1 < steep.ece

@@ -27,7 +27,7 @@ CONFIG = {
 
 
 def test_values_that_do_not_follow_from_the_seed_are_resolved() -> None:
-    assert resolve_values(CONFIG, left="seed") == {
+    assert resolve_values(CONFIG, unresolved="seed") == {
         **CONFIG,
         "lr": 3e-4,
         "resize": 128,
@@ -35,7 +35,10 @@ def test_values_that_do_not_follow_from_the_seed_are_resolved() -> None:
         "proxies": {"of": 112},
         "init": {"of": 112},
     }
-    assert resolve_values({"lr": "${rate}", "rate": "${seed}"}, left="seed") == {"lr": "${rate}", "rate": "${seed}"}
+    assert resolve_values({"lr": "${rate}", "rate": "${seed}"}, unresolved="seed") == {
+        "lr": "${rate}",
+        "rate": "${seed}",
+    }
 
 
 def write_run(folder: Path, seed: int, rate: Any, overrides: list[str]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes, report_small_classes
-from dml.evaluation.audit.doubtful_labels import judge_labels, report_labels
+from dml.evaluation.audit.doubtful_labels import estimate_label_probabilities, report_labels
 from dml.evaluation.audit.findings import AuditedImages, Finding
 from dml.evaluation.audit.near_duplicates import find_duplicate_pairs, report_duplicates
 from dml.evaluation.audit.odd_images import report_odd_images
@@ -35,7 +35,7 @@ def audit_images(
     neighbors, similarities = find_neighbors(images, settings, copies)
     return [
         *report_duplicates(images, pairs),
-        *report_labels(images, judge_labels(images, copies, settings), neighbors),
+        *report_labels(images, estimate_label_probabilities(images, copies, settings), neighbors),
         *report_mixed_classes(images, neighbors, settings),
         *report_divided_classes(images, settings),
         *report_small_classes(images, settings, class_sizes),

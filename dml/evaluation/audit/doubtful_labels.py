@@ -24,11 +24,11 @@ NO_IMAGE = -1.0
 
 
 @dataclass(frozen=True)
-class LabelJudgements:
+class LabelProbabilities:
     """How well the labels of images agree with their neighbours.
 
     Args:
-        rows: (M,) rows of the images that could be judged: those whose class has another image.
+        rows: (M,) rows of the images that have a probability: those whose class has another image.
         quality: (M,) probability of the image's own class, out of fold.
         suggested: (M,) label of the most probable other class.
         classes: number of classes.
@@ -42,7 +42,9 @@ class LabelJudgements:
     is_doubtful: NDArray[np.bool_]
 
 
-def judge_labels(images: AuditedImages, copies: Sequence[Sequence[int]], settings: AuditSettings) -> LabelJudgements:
+def estimate_label_probabilities(
+    images: AuditedImages, copies: Sequence[Sequence[int]], settings: AuditSettings
+) -> LabelProbabilities:
     """Judge the label of each image by its nearest neighbours, without itself and its copies.
 
     The similarity of an image to a class is the mean cosine to its nearest images of the class. A softmax makes
@@ -58,11 +60,11 @@ def judge_labels(images: AuditedImages, copies: Sequence[Sequence[int]], setting
     from cleanlab.experimental.label_issues_batched import LabelInspector  # late: it is in the extra "audit"
 
     labels = images.labels
-    rows = _find_judged(labels, copies)
+    rows = _find_testable(labels, copies)
     classes = np.unique(labels[rows])
     if len(classes) < 2:
         empty = np.empty(0, dtype=np.int64)
-        return LabelJudgements(empty, empty.astype(np.float64), empty, len(classes), empty.astype(np.bool_))
+        return LabelProbabilities(empty, empty.astype(np.float64), empty, len(classes), empty.astype(np.bool_))
     own_classes = np.searchsorted(classes, labels[rows])
     inspector = LabelInspector(num_class=len(classes), verbose=False, n_jobs=1)
     kept = []
@@ -79,10 +81,10 @@ def judge_labels(images: AuditedImages, copies: Sequence[Sequence[int]], setting
     is_doubtful = np.zeros(len(rows), dtype=np.bool_)
     is_doubtful[inspector.get_label_issues()] = True
     is_doubtful &= quality < 1 / len(classes)
-    return LabelJudgements(rows, quality, suggested, len(classes), is_doubtful)
+    return LabelProbabilities(rows, quality, suggested, len(classes), is_doubtful)
 
 
-def _find_judged(labels: NDArray[np.int64], copies: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+def _find_testable(labels: NDArray[np.int64], copies: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Return the rows of the images whose class has an image that is neither the image itself nor one of its copies."""
     is_known = labels != UNKNOWN
     others = np.where(is_known, np.bincount(labels[is_known])[np.maximum(labels, 0)] - 1, 0)
@@ -102,7 +104,7 @@ def iterate_probabilities(
 
     Args:
         images: the images.
-        rows: (M,) rows of the images to judge.
+        rows: (M,) rows of the images whose labels are tested.
         classes: (C,) labels of the classes, rising.
         copies: rows of the copies of each image, which don't count as neighbours.
         settings: number of nearest images of each class, and the temperature of the softmax.
@@ -141,23 +143,25 @@ def _average_finite(values: Tensor) -> Tensor:
     return torch.where(is_finite.any(dim=-1), total / is_finite.sum(dim=-1).clamp(min=1), NO_IMAGE)
 
 
-def report_labels(images: AuditedImages, judgements: LabelJudgements, neighbors: NDArray[np.int64]) -> list[Finding]:
+def report_labels(
+    images: AuditedImages, probabilities: LabelProbabilities, neighbors: NDArray[np.int64]
+) -> list[Finding]:
     """Describe the doubtful labels, the least probable first; the score counts powers of ten below chance.
 
     Args:
         images: the images.
-        judgements: how well the labels agree with their neighbours.
+        probabilities: how well the labels agree with their neighbours.
         neighbors: (N, k) rows of the nearest neighbours of each image, without its copies; -1 where there are fewer.
     """
     findings = []
-    for i in np.flatnonzero(judgements.is_doubtful).tolist():
-        row, suggested = int(judgements.rows[i]), int(judgements.suggested[i])
+    for i in np.flatnonzero(probabilities.is_doubtful).tolist():
+        row, suggested = int(probabilities.rows[i]), int(probabilities.suggested[i])
         shown = [neighbor for neighbor in neighbors[row].tolist() if neighbor >= 0][:SHOWN_NEIGHBORS]
         findings.append(
             Finding(
                 issue=DOUBTFUL_LABEL,
-                score=-log10(max(float(judgements.quality[i]), TINY) * judgements.classes),
-                remark=f"{judgements.quality[i] * judgements.classes:.1%} as probable as by chance",
+                score=-log10(max(float(probabilities.quality[i]), TINY) * probabilities.classes),
+                remark=f"{probabilities.quality[i] * probabilities.classes:.1%} as probable as by chance",
                 path=str(images.table.paths[row]),
                 label=images.name_class(images.labels[row]),
                 other_label=images.name_class(suggested),

@@ -106,7 +106,7 @@ def choose_threshold(pairs: LabelledPairs, settings: ThresholdSettings) -> tuple
     return Threshold(similarity, wanted_fmr, fmr, fnmr), rates
 
 
-def judge_threshold(pairs: LabelledPairs, similarity: float) -> Metrics:
+def compute_threshold_errors(pairs: LabelledPairs, similarity: float) -> Metrics:
     """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
 
     Args:

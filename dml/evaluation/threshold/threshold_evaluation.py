@@ -13,10 +13,10 @@ from dml.evaluation.threshold.threshold_choice import (
     Threshold,
     ThresholdSettings,
     choose_threshold,
+    compute_threshold_errors,
     has_both_kinds,
-    judge_threshold,
 )
-from dml.metrics.pair_calibration import EVEN, Calibration, fit_calibration, judge_calibration
+from dml.metrics.pair_calibration import EVEN, Calibration, compute_calibration_errors, fit_calibration
 from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import ErrorRates, Floats, PairVerification
 
@@ -67,10 +67,10 @@ def evaluate_threshold(
         calibration = fit_calibration(validated.counts)
         metrics |= _describe(threshold) | name_values(calibration)
         if split != "val":
-            calibration_errors, reliability_curves = _judge_calibration(tested, calibration)
+            calibration_errors, reliability_curves = _evaluate_calibration(tested, calibration)
             metrics, curves = metrics | calibration_errors, curves | reliability_curves
     if split != "val":
-        metrics |= judge_threshold(tested, threshold.similarity) if threshold else {}
+        metrics |= compute_threshold_errors(tested, threshold.similarity) if threshold else {}
         nearest = find_nearest_known(tested, settings.seed)
         metrics |= reject_unknown(nearest, threshold.similarity if threshold else None)
     return ThresholdEvaluation({f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves)
@@ -90,12 +90,14 @@ def _describe(threshold: Threshold) -> dict[str, float]:
     return metrics if threshold.wanted_fmr is None else metrics | {"wanted_fmr": threshold.wanted_fmr}
 
 
-def _judge_calibration(tested: LabelledPairs, calibration: Calibration) -> tuple[dict[str, float], dict[str, Floats]]:
+def _evaluate_calibration(
+    tested: LabelledPairs, calibration: Calibration
+) -> tuple[dict[str, float], dict[str, Floats]]:
     """Return the errors of probabilities and their reliability curves: as they are, and with both kinds alike."""
     metrics: dict[str, float] = {}
     curves: dict[str, Floats] = {}
     for name, prior, suffix in ((RELIABILITY, None, ""), (RELIABILITY_BALANCED, EVEN, "_balanced")):
-        errors = judge_calibration(tested.counts, calibration, prior)
+        errors = compute_calibration_errors(tested.counts, calibration, prior)
         metrics |= {f"ece{suffix}": errors.ece, f"brier{suffix}": errors.brier, f"log_loss{suffix}": errors.log_loss}
         curves[name] = errors.curve
     return metrics, curves
