@@ -25,6 +25,8 @@ FEWEST_CLASSES = 2
 
 A loss compares images of different classes, and where all images are of one class every neighbour is right.
 """
+VALIDATION_CLASSES = 4
+"""The smallest number of drawn validation classes, unless they are more than a third: two or three chose too badly."""
 
 
 def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -52,7 +54,8 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
     The number of drawn classes varies around the fraction. It is at least half of the intended number, and so is the
     number of the other classes; the classes whose hashes are nearest to the fraction then change sides. Two
     classes are drawn at least, because the nearest neighbours in a single class are always right, and two remain for
-    training. Only where no validation is drawn, a single class of two or three may be the test.
+    training. For validation they are at least four, or a third of the training classes. Only where no validation is
+    drawn, a single class of two or three may be the test.
 
     Args:
         table: a table with splits, or with an empty string as the split of every row.
@@ -82,7 +85,9 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
             "train and test are needed, or train, query and gallery"
         )
     if draws_val:
-        split[_draw_classes(table, split, "val_fraction", val_fraction, seed, FEWEST_CLASSES, FEWEST_CLASSES)] = "val"
+        trained = len(np.unique(table.labels[split == "train", 0]))
+        fewest = max(min(VALIDATION_CLASSES, trained // 3), FEWEST_CLASSES)
+        split[_draw_classes(table, split, "val_fraction", val_fraction, seed, fewest, FEWEST_CLASSES)] = "val"
     return replace(table, split=split)
 
 

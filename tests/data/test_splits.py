@@ -72,6 +72,7 @@ def test_half_of_the_intended_number_of_classes_is_drawn_at_least(
     assert tested >= min(number * test / 2, number - 4)
     assert trained + held_out >= number * (1 - test) / 2
     assert held_out >= min((trained + held_out) * val / 2, trained + held_out - 2)
+    assert held_out >= min(4, (trained + held_out) // 3)
     assert trained >= (trained + held_out) * (1 - val) / 2
 
 
