@@ -75,7 +75,7 @@ IMPOSSIBLE = {
     "loss=multi_similarity": "resume: the run was trained with another loss, loss._target_=dml.losses.rll.Ranked",
     "checkpoints.monitor=level0/recall@2": "level0/recall@2: the run has chosen its best checkpoint with level0/",
     "checkpoints.tie_breaker=null": "checkpoints.tie_breaker=None: the run has chosen its best checkpoint with ",
-    "choose_heads=false": "choose_heads=False: the run has chosen its best checkpoint with True so far; ",
+    "choose_heads=true": "choose_heads=True: the run has chosen its best checkpoint with False so far; ",
     "trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches=2: the run has counted its steps and epochs",
     "evaluation.selection=test": "evaluation.selection=test: the run has chosen its best checkpoint with val so far; ",
     "adapter=bitfit": "resume: the run trained other parameters, ",

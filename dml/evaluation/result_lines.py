@@ -71,8 +71,8 @@ def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
     else:
         reason = "after the training; a smaller optimizer.lr or another loss may help"
     console.print(
-        f"[bold red]worse[/]    recall@1 is {before:.1%} of the backbone's own features and {after:.1%} {reason}, see "
-        '"If training makes it worse" in docs/own_data.md'
+        f"[bold red]worse[/]    recall@1 is {before:.1%} of the backbone's own features and {after:.1%} "
+        f'{in_markup(reason)}, see "If training makes it worse" in docs/own_data.md'
     )
 
 

@@ -163,7 +163,11 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def test_a_run_is_chosen_by_a_single_head_and_tests_pairs(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     metrics = ["evaluation.metrics=[ap]", "evaluation.recall_at=[10]", "evaluation.sheet=null"]
-    heads = ["evaluation.head_sets=[[L,M],[M,H]]", "checkpoints.monitor=heads/H/level0/map@r"]
+    heads = [
+        "evaluation.head_sets=[[L,M],[M,H]]",
+        "checkpoints.monitor=heads/H/level0/map@r",
+        "checkpoints.tie_breaker=null",
+    ]
     here("train", *SMALL, *metrics, *heads, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
 
     validated = {int(row["step"]): float(row["val/heads/H/level0/map@r"]) for row in rows_of(tmp_path)}

@@ -190,7 +190,7 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
     (tmp_path / "ideal" / ".hydra").mkdir(parents=True)
     (tmp_path / "ideal" / ".hydra" / "config.yaml").write_text("{}\n")
     (tmp_path / "ideal" / "metrics.json").write_text("{}")
-    (tmp_path / "ideal" / "metrics.csv").write_text("step,val/level0/recall@1\n1,2.0\n")
+    (tmp_path / "ideal" / "metrics.csv").write_text("step,val/level0/map@r\n1,2.0\n")
     first = [*search, "hydra.sweeper.n_trials=1", "sweep.pruner.n_startup_trials=1"]
     here("train", *first)
     assert told() == []
