@@ -217,7 +217,7 @@ def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji
         config: Any = OmegaConf.load(tmp_path / run / ".hydra" / "config.yaml")
         trial = study.ask()
         assert config.optimizer.lr == trial.suggest_float("optimizer.lr", 1e-4, 2e-3, log=True)
-        values = RunFolder(tmp_path / run).values("val/level0/recall@1")
+        values = RunFolder(tmp_path / run).values("val/level0/map@r")
         assert read_objective(config, RunFolder(tmp_path / run)) == max(values.values())
         study.tell(trial, max(values.values()))
     found: Any = OmegaConf.load(tmp_path / "optimization_results.yaml")
