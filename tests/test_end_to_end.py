@@ -58,7 +58,7 @@ def test_a_run_leaves_its_results(finished: Path) -> None:
 
 def test_the_best_checkpoint_is_the_best_validation(finished: Path) -> None:
     rows = [line.split(",") for line in (finished / "metrics.csv").read_text().splitlines()]
-    column = rows[0].index("val/level0/recall@1")
+    column = rows[0].index("val/level0/map@r")
     validated = {int(row[0]): float(row[column]) for row in rows[1:] if row[column]}
     assert sorted(validated) == [4, 8, 12]
     assert validated[metrics(finished)["step"]] == max(validated.values())
@@ -190,9 +190,15 @@ def test_paths_mean_what_they_say(
     assert metrics(tmp_path / "there")["step"] == 1
 
 
-def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+NEIGHBORHOODS = ["sampler=local_neighborhood", "sampler.batch_size=12", "sampler.batches_per_epoch=3"]
+NEIGHBORHOODS += ["stored.every_n_steps=3", "loss=tuplet_drift", "trainer.val_check_interval=null"]
+
+
+@pytest.mark.parametrize("options", [[], NEIGHBORHOODS], ids=["default", "stored embeddings"])
+def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path, options: list[str]) -> None:
     # a cosine ends with the run that it was made for: prolonged, it is another one
-    arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "scheduler=constant"]
+    small = [value for value in SMALL if not (options and value.startswith("sampler"))]
+    arguments = [f"dataset.root={small_emoji}", *small, "evaluation.raw=false", "scheduler=constant", *options]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     here("train", *arguments, f"hydra.run.dir={whole}", "trainer.max_steps=9")
     here("train", *arguments, f"hydra.run.dir={parts}", "trainer.max_steps=6")

@@ -24,14 +24,20 @@ def make_progress() -> ProgressBar:
 
 
 def validation_line(trainer: Trainer, split: str) -> str:
-    """Return the step and the first metrics of the validation that has just ended, level 0 before others."""
+    """Return the step and the first metrics of the validation that has just ended, level 0 before others.
+
+    Of recall at several K only the first is shown, so that the metric that chooses the checkpoint fits beside it.
+    """
     values = {
         name: value.item()
         for name, value in trainer.callback_metrics.items()
         if name.startswith(f"{split}/") and "/queries_" not in name  # which is a number of queries
     }
     finest = [name for name in values if name.startswith(f"{split}/level0/")]
-    shown = ", ".join(f"{name.rpartition('/')[2]} {values[name]:.1%}" for name in (finest or list(values))[:SHOWN])
+    by_metric: dict[str, str] = {}
+    for name in finest or values:
+        by_metric.setdefault(name.partition("@")[0], f"{name.rpartition('/')[2]} {values[name]:.1%}")
+    shown = ", ".join([*by_metric.values()][:SHOWN])
     return printable(f"{split:8} step {trainer.global_step:,}: {shown}")
 
 
