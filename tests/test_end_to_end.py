@@ -126,7 +126,7 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
     found = metrics(tmp_path)
     rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
     split = "test" if selection == "test" else "val"
-    column = rows[0].index(f"{split}/level0/recall@1")
+    column = rows[0].index(f"{split}/level0/map@r")
     validated = {int(row[0]): float(row[column]) for row in rows[1:] if row[column]}
     assert found["selection"] == selection
     assert sorted(validated) == [2, 4]
@@ -137,7 +137,7 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
         here("evaluate", best, f"hydra.run.dir={tmp_path / 'tested'}")
         assert metrics(tmp_path / "tested")["selection"] == "val"
     else:  # the number itself, as it is the same split
-        assert found["level0/recall@1"] == pytest.approx(max(validated.values()), abs=1e-6)
+        assert found["level0/map@r"] == pytest.approx(max(validated.values()), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_training_that_only_harms_keeps_its_beginning(
     harm = ["optimizer=sgd", "optimizer.lr=100", "scheduler=constant", "loss=triplet"]
     here("train", *BEGINNING, *harm, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     folder = RunFolder(tmp_path)
-    values = folder.values("val/level0/recall@1")
+    values = folder.values("val/level0/map@r")
     assert values[0] == max(values.values()) > values[6]
     assert folder.metrics()["step"] == 0
     assert "no validation was better than the one before the first step" in " ".join(capsys.readouterr().out.split())

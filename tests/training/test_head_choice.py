@@ -73,16 +73,16 @@ def test_the_test_and_the_model_use_the_chosen_heads(
 
 def test_a_validation_has_the_metrics_of_the_set_that_it_chooses(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     """With weights that stay as they are, the best set of heads is that of three tests of the validation classes."""
-    arguments = [*CHOOSING, "optimizer=sgd", "optimizer.lr=0", "trainer.max_steps=3", "evaluation.metrics=[recall]"]
+    arguments = [*CHOOSING, "optimizer=sgd", "optimizer.lr=0", "trainer.max_steps=3", "evaluation.metrics=[map@r]"]
     here("train", *arguments, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path / 'run'}")
     checkpoint = tmp_path / "run" / "checkpoints" / "best.ckpt"
     tested = [f"checkpoint={checkpoint}", "split=val", "evaluation.head_sets=[[M,H],[L,M,H]]"]
     here("evaluate", *tested, f"hydra.run.dir={tmp_path / 'val'}")
     found = metrics(tmp_path / "val")
-    values = {name: found[f"heads/{name}/level0/recall@1"] for name in SETS}
+    values = {name: found[f"heads/{name}/level0/map@r"] for name in SETS}
     chosen = "+".join(last(tmp_path / "run")["chosen_heads"])
-    assert values[chosen] == max(values.values()) == found["level0/recall@1"]
-    assert RunFolder(tmp_path / "run").values("val/level0/recall@1")[3] == pytest.approx(values[chosen])
+    assert values[chosen] == max(values.values()) == found["level0/map@r"]
+    assert RunFolder(tmp_path / "run").values("val/level0/map@r")[3] == pytest.approx(values[chosen])
 
 
 def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: Path) -> None:
