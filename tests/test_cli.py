@@ -22,7 +22,7 @@ from hydra.errors import MissingConfigException
         ("batch_size=8", "is it sampler.classes_per_batch and sampler.images_per_class?"),
         ("dataset.name=my photos (2026]", """quote it twice: 'dataset.name="my photos (2026]"'"""),
         ("photos", "photos: no KEY=VALUE; there are no spaces around the =, and a value with spaces takes quotes"),
-        (str(ROOT / "tests"), f"no KEY=VALUE; dataset=folder dataset.root={ROOT / 'tests'} reads it"),
+        (str(ROOT / "tests"), f"no KEY=VALUE; dataset=folder dataset.root='{ROOT / 'tests'}' reads it"),
         ("loss.margin=abc", "loss.margin=abc: must be a number"),
         ("trainer.precision=fp16", "trainer.precision=fp16: must be one of"),
         ("model=resnet5", "model=resnet5: no such choice; nearest: resnet"),

@@ -107,7 +107,7 @@ def test_a_users_option_loss_and_metric_take_effect(
     # the option: it ended the training before trainer.max_steps=6, and knew its run
     assert len(rows) == 4
     assert metrics["step"] <= 4
-    assert (run / "stopped.txt").read_text() == "val level0/recall@1 3"
+    assert (run / "stopped.txt").read_text() == "val level0/map@r 3"
 
     # the loss: 16 classes, 3 levels, 93 images in the bank, 2 neighbours, and the squares of the embeddings
     assert all(114 < float(row["loss/H"]) < 115 for row in rows)

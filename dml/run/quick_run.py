@@ -29,5 +29,5 @@ def shorten(config: DictConfig) -> None:
         scheduler.warmup_steps = 1 if scheduler.warmup_steps or scheduler.get("warmup_epochs") else 0
         scheduler.warmup_epochs = None
         config.stored.every_n_steps = None
-        if OmegaConf.select(config, "sampler.classes_per_batch") is not None:
-            config.sampler.classes_per_batch = min(config.sampler.classes_per_batch, CLASSES_PER_BATCH)
+        if isinstance(classes := OmegaConf.select(config, "sampler.classes_per_batch"), int):
+            config.sampler.classes_per_batch = min(classes, CLASSES_PER_BATCH)

@@ -66,7 +66,7 @@ def test_help_fits_a_terminal_and_has_examples(
             ["embed", "/nowhere", "/none", "--output", "a.csv"],
             "--output a.csv: the name must end with .parquet or .npz",
         ),
-        (["embed", "/nowhere", "/none.jpg", "--output", "a.npz"], "checkpoint=/nowhere: no such file"),
+        (["embed", "/nowhere", "/none.jpg", "--output", "a.npz"], "/nowhere: nothing is there"),
         (["index", "/nowhere", "/none.jpg"], "--output FOLDER: the folder of the index is missing"),
         (["index", "/nowhere", "/none.csv", "--output", "a"], "dataset.root=/none.csv: no such file"),
         (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),

@@ -114,7 +114,7 @@ def test_queries_and_a_gallery_are_refused(refused: Refused, tmp_path: Path) -> 
         for number in range(3):
             name = f"{label}-{number}.png"
             Image.new("RGB", (32, 32), (40 * label, 80 * number, 0)).save(tmp_path / name)
-            lines.append(f"{name},class{label},{'train' if label < 3 else 'gallery' if number else 'query'}")
+            lines.append(f"{name},class{label},{'train' if label < 4 else 'gallery' if number else 'query'}")
     (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
     given = ["dataset=csv", f"dataset.root={tmp_path / 'list.csv'}", "transform=imagenet", *SETTINGS[:-1]]
     assert "error: dml shift: the test has queries and a gallery" in refused(*given, "levels=1", command="shift")

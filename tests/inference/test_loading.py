@@ -417,7 +417,7 @@ def test_a_folder_runs_no_unknown_code(model: dml.ImageEmbedder, tmp_path: Path)
     ("place", "line"),
     [
         ("", "neither a run with checkpoints, nor a folder that save_pretrained wrote"),
-        ("missing", "no such file"),
+        ("missing", "nothing is there; give a run's folder, a saved model or a checkpoint"),
     ],
 )
 def test_a_place_without_a_model_is_named(tmp_path: Path, place: str, line: str) -> None:

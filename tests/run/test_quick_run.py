@@ -48,6 +48,9 @@ def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():
     shorten(config)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == (4, 2)
     assert config.sampler.classes_per_batch == CLASSES_PER_BATCH
+    config.sampler.classes_per_batch = "auto"
+    shorten(config)
+    assert config.sampler.classes_per_batch == "auto"
 
 
 def test_a_run_without_validation_stays_one():
