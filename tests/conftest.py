@@ -14,8 +14,8 @@ from dml.commands import main
 from dml.ops.lean_imports import import_lean
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
-# behind, which would print a line at each fork of a later test, and Ray's would print one about each lost connection; set
-# before grpc is imported.
+# behind, which would print a line at each fork of a later test, and Ray's print of lost connections; set before grpc is
+# imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
 
 sys.path.insert(0, str(ROOT / "scripts"))
