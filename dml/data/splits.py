@@ -150,7 +150,7 @@ def _describe_lack(source: str, count: int, option: str, fewest: int, to_keep: i
             "dataset.reader.val_fraction=0 trains without a validation split"
         )
     needs_val = to_keep > FEWEST_CLASSES
-    parts = "2 each for training, validation and test" if needs_val else "1 for training and 1 for test"
+    parts = f"{fewest} each for training, validation and test" if needs_val else "1 for training and 1 for test"
     remedy = (
         "dataset.reader.val_fraction=0, which needs no validation, would do"
         if needs_val and count >= to_keep

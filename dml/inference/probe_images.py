@@ -89,7 +89,7 @@ def read_test(embedder: "ImageEmbedder", *, trust: bool = False) -> Probe:
     """Read test images of the run that trained the model, or validation images if it holds out none for a test.
 
     Args:
-        embedder: the model.
+        embedder: trained model, whose run names the data set.
         trust: whether the data set may be read by code outside of the packages that dml knows.
 
     Raises:

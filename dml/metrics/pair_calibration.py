@@ -110,7 +110,7 @@ def compute_calibration_errors(
 
     Args:
         counts: pairs of both kinds, of classes on which the function wasn't fitted.
-        calibration: fitted function.
+        calibration: function that gives the probabilities, as fitted on other classes.
         prior: share of pairs of one class with which probabilities are computed, and to which pairs are weighted; None
             takes the probabilities of `Calibration.probability` as they are, and each pair counts once.
     """
@@ -137,8 +137,8 @@ def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tupl
     """Fit a logistic function of some similarities by the trust region method of Newton -> slope and intercept.
 
     Args:
-        similarities: (B,) similarities.
-        weights: (B,) weight of each of them; all sum to 1.
+        similarities: (B,) similarity in the middle of each bin of pairs.
+        weights: (B,) weight of the pairs in each bin; all sum to 1.
         to_one: (B,) part of each weight that is of pairs of one class.
     """
     from scipy.optimize import minimize  # late: it takes half a second, which a start waits for
@@ -160,9 +160,9 @@ def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tupl
         probability = _sigmoid(point @ inputs)
         return (inputs * (weights * probability * (1.0 - probability))) @ inputs.T
 
-    found = minimize(loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
-    slope = float(found.x[0]) / scale
-    return slope, float(found.x[1]) - slope * middle
+    optimum = minimize(loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
+    slope = float(optimum.x[0]) / scale
+    return slope, float(optimum.x[1]) - slope * middle
 
 
 def _list_bins(counts: PairCounts) -> tuple[Floats, Floats, Floats]:

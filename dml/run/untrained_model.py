@@ -72,9 +72,10 @@ def evaluate_raw_features(
         metrics = evaluator(features.to(device), rows)
         if (size := sum(model.embed_dims.values())) < features.shape[1]:
             components = PrincipalComponents.fit(_embed_training_sample(config, images, model, source), size)
-            if found := len(components.deviations):  # fewer than `size` if there are few training images
+            if component_count := len(components.deviations):  # fewer than `size` if there are few training images
                 projected = evaluator(components.project(features, whiten=False).to(device), rows)
-                metrics |= {f"{PCA}/{name}": value for name, value in projected.items()} | {f"{PCA}/size": found}
+                metrics |= {f"{PCA}/{name}": value for name, value in projected.items()}
+                metrics[f"{PCA}/size"] = component_count
         rank_zero_only(folder.write_raw_metrics)(metrics, configuration)
     rank_zero_only(print_raw_metrics)(metrics)
     return {f"raw/{name}": value for name, value in metrics.items()}

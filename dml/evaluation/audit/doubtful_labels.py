@@ -45,7 +45,7 @@ class LabelProbabilities:
 def estimate_label_probabilities(
     images: AuditedImages, copies: Sequence[Sequence[int]], settings: AuditSettings
 ) -> LabelProbabilities:
-    """Judge the label of each image by its nearest neighbours, without itself and its copies.
+    """Estimate how probable the label of each image is by its nearest neighbours, without itself and its copies.
 
     The similarity of an image to a class is the mean cosine to its nearest images of the class. A softmax makes
     probabilities of them. Cleanlab's `LabelInspector` estimates from these how many labels are wrong (Northcutt et al.,

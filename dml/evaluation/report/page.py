@@ -97,7 +97,7 @@ def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> st
     """Make a page of searches, each image beside what it finds: one HTML file that needs no other.
 
     Args:
-        searches: the searches.
+        searches: queries, each with the images that an index found for it.
         read: function that reads pictures, see `run_report`.
 
     Raises:

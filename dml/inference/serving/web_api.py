@@ -98,7 +98,7 @@ async def _compute(limiter: CapacityLimiter, work: Callable[[], Result]) -> Resu
 
 @router.get("/index")
 def describe_index(search: Search) -> IndexFacts:
-    """Say what the index is made of."""
+    """Return the size of the index, the model that embedded its images, and the limits of requests."""
     index = search.index
     return IndexFacts(
         images=len(index),
