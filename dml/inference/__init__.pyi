@@ -1,0 +1,3 @@
+from .image_embedder import ImageEmbedder as ImageEmbedder
+from .image_index import Index as Index
+from .loading import load as load

@@ -1,0 +1,16 @@
+from .binary import average_precision as average_precision
+from .binary import map_at_r as map_at_r
+from .binary import positive_ranks as positive_ranks
+from .binary import r_precision as r_precision
+from .binary import recall_at_k as recall_at_k
+from .clustering import ami as ami
+from .clustering import nmi as nmi
+from .clustering import pair_f1 as pair_f1
+from .graded import asi as asi
+from .graded import count_by_level as count_by_level
+from .graded import h_ap as h_ap
+from .graded import ndcg as ndcg
+from .pair_verification import equal_error_rate as equal_error_rate
+from .pair_verification import error_rates as error_rates
+from .pair_verification import fnmr_at_fmr as fnmr_at_fmr
+from .pair_verification import opis as opis
