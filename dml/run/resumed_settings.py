@@ -33,31 +33,36 @@ def check_resumed_settings(
     remedy = f"init={folder.last_checkpoint} begins a new run with its weights"
     stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
-    losses, losses_before = (dict(_list_targets(OmegaConf.to_container(part.loss))) for part in (stage, stage_before))
-    if losses != losses_before:
-        key = min(key for key in {*losses, *losses_before} if losses.get(key) != losses_before.get(key))
-        old, new = (targets.get(key, "none") for targets in (losses_before, losses))
-        raise InputError(f"resume: the run was trained with another loss, loss.{key}={old}, now {new}; {remedy}")
+    _check_losses(stage, stage_before, remedy)
     key = "trainer.accumulate_grad_batches"
     old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-    if old != new:
-        raise InputError(
-            f"{key}={new}: the run has counted its steps and epochs with {old} so far; {remedy}; gradient_cache saves "
-            "memory without other steps"
-        )
+    counted = f"{remedy}; gradient_cache saves memory without other steps"
+    _check_same(key, old, new, "counted its steps and epochs", counted)
     if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
         return
     if TrainingProgress.read(folder.best_checkpoint).stage != progress.stage:
         return  # of an earlier stage, which this one doesn't go on with
     for key in CHOICE_KEYS:
         old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-        if (old or None) != (new or None):  # configurations of older versions lack choose_heads, which means false
-            raise InputError(f"{key}={new}: the run has chosen its best checkpoint with {old} so far; {remedy}")
+        _check_same(key, old, new, "chosen its best checkpoint", remedy)
     old, new = (part.evaluation.selection for part in (stage_before, stage))
-    if old != new and "test" in (old, new):
-        raise InputError(
-            f"evaluation.selection={new}: the run has chosen its best checkpoint with {old} so far; {remedy}"
-        )
+    if "test" in (old, new):
+        _check_same("evaluation.selection", old, new, "chosen its best checkpoint", remedy)
+
+
+def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:
+    """Make sure that a key has the value with which the run has done something so far."""
+    if (old or None) != (new or None):  # a configuration of an older version lacks choose_heads, which means false
+        raise InputError(f"{key}={new}: the run has {done} with {old} so far; {remedy}")
+
+
+def _check_losses(stage: DictConfig, before: DictConfig, remedy: str) -> None:
+    """Make sure that the loss is built of the same classes."""
+    losses, losses_before = (dict(_list_targets(OmegaConf.to_container(part.loss))) for part in (stage, before))
+    if losses != losses_before:
+        key = min(key for key in {*losses, *losses_before} if losses.get(key) != losses_before.get(key))
+        old, new = (targets.get(key, "none") for targets in (losses_before, losses))
+        raise InputError(f"resume: the run was trained with another loss, loss.{key}={old}, now {new}; {remedy}")
 
 
 def _check_finished_stages(config: DictConfig, before: DictConfig, current: str) -> None:
