@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Metric
 from dml.evaluation.metric_config import METRICS_BY_NAME
 from dml.evaluation.metric_names import MetricName
@@ -91,6 +93,19 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
 def metric_label(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> str:
     """Return the label of a metric in tables: level0/recall@1 -> R@1; see `describe_metric`."""
     return describe_metric(name, custom).label
+
+
+def format_percent(share: float, digits: int = 3) -> str:
+    """Format a share in percent with some significant digits, never with an exponent.
+
+    >>> format_percent(4.2e-7), format_percent(0.998, digits=2)
+    ('0.000042', '100')
+
+    Args:
+        share: the share, from 0 to 1.
+        digits: number of significant digits.
+    """
+    return np.format_float_positional(100 * share, precision=digits, fractional=False, trim="-")
 
 
 def format_value(value: float, metric: MetricDescription) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import EvalResult, ModelCardData
 
-from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, format_percent
 from dml.evaluation.metric_names import HEADS, RERANKED, set_name
 from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.model_settings import ModelSettings
@@ -153,7 +153,7 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
         f"`model.threshold` = {errors['similarity']:.4f}. It was chosen on the validation classes.\n"
     )
     rows = [
-        (name, f"{100 * errors[fmr]:.3g}", f"{100 * errors[fnmr]:.1f}")
+        (name, format_percent(errors[fmr]), f"{100 * errors[fnmr]:.1f}")
         for name, fmr, fnmr in (
             ("validation classes", "val_fmr", "val_fnmr"),
             ("test classes", "fmr", "fnmr"),
@@ -188,7 +188,7 @@ def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
     rows = [
         (
             pairs,
-            f"{100 * errors[f'ece{suffix}']:.3g}",
+            format_percent(errors[f"ece{suffix}"]),
             *(f"{errors[name + suffix]:.4f}" for name in ("brier", "log_loss")),
         )
         for pairs, suffix in (("all pairs", ""), ("as many pairs of one class as of others", "_balanced"))

@@ -224,7 +224,7 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     assert text.count('<li class="query-result">') == len(queries)
     assert text.count('<figure class="picture same"') == len(queries)  # each finds itself
     assert text.count('<figure class="picture other"') == 2 * len(queries)
-    assert f"1.000 same {1 / (1 + np.exp(-4) * 0.95 / 0.05):.0%}" in text  # the one label tells no share of pairs
+    assert f"1.000 same {100 / (1 + np.exp(-4) * 0.95 / 0.05):.0f} %" in text  # the one label tells no share of pairs
     assert "if 5 % of all pairs of images are of one class" in text
     assert "From 1.000 on" in text
     for dangerous in ("<script", "<img", "<b>", "\x1b", "\u202e", "49&amp;", "private", str(tmp_path)):

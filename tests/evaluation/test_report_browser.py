@@ -136,3 +136,62 @@ def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
     assert page.locator("#map .card").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.close()
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_paper_holds_all_columns_and_colours(browser: Any, pages: dict[str, Path], kind: str) -> None:
+    page = browser.new_page(viewport={"width": 703, "height": 900})  # A4 with margins of 12 mm
+    page.goto(pages[kind].as_uri())
+    page.emulate_media(media="print")
+    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    assert page.locator(".scroll").count()
+    for width, room in page.evaluate(
+        "[...document.querySelectorAll('.scroll')].map((box) => [box.scrollWidth, box.clientWidth])"
+    ):
+        assert width <= room
+    printed = {"run": ["#map .classes i", ".frame"], "comparison": [".swatch", ".interval .point"]}[kind]
+    for name in printed:
+        shown = page.locator(name).first
+        assert shown.evaluate("(each) => getComputedStyle(each).printColorAdjust") == "exact"
+        assert shown.evaluate("(each) => each.checkVisibility()")
+    assert not page.locator("nav").is_visible()
+    if kind == "run":  # the picture of the map keeps its shape
+        shape = "({ width, height, clientWidth, clientHeight }) => [width / height, clientWidth / clientHeight]"
+        drawn, shown = page.locator("#map canvas").evaluate(shape)
+        assert shown == pytest.approx(drawn, rel=0.02)
+        assert not page.locator("#find").is_visible()
+    page.close()
+
+
+def test_keys_show_the_pictures_of_the_map(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["run"].as_uri())
+    canvas, card = page.locator("#map canvas"), page.locator("#map .card")
+
+    def place_of_card() -> tuple[float, float]:
+        """The column and row of the shown picture on the sheet of the map."""
+        style = card.locator(".tile").get_attribute("style")
+        return tuple(float(part.split(":")[1]) for part in style.rstrip("; ").split(";"))
+
+    canvas.focus()
+    page.keyboard.press("Enter")
+    assert card.is_visible()
+    seen = {place_of_card()}
+    for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown"):
+        for _ in range(6):
+            page.keyboard.press(key)
+            seen.add(place_of_card())
+    assert len(seen) >= 8
+    page.keyboard.press("Escape")
+    assert not card.is_visible()
+
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowRight")  # moves the enlarged map
+    assert not card.is_visible()
+    page.keyboard.press("Shift+ArrowLeft")
+    assert card.is_visible()
+    inside = "(card) => card.getBoundingClientRect().top >= card.parentElement.getBoundingClientRect().top"
+    for _ in range(12):
+        page.keyboard.press("Shift+ArrowUp")
+        assert card.evaluate(inside)
+    page.close()

@@ -85,6 +85,19 @@ def test_a_validation_on_the_test_split_is_called_that() -> None:
     assert chart.title == "Test MAP@R, %"
 
 
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.75, 1.0])
+def test_an_axis_of_percents_stays_within_0_and_100(share: float) -> None:
+    (chart,) = make_charts([{"step": 1.0, "val/level0/recall@1": share}], LEVELS, tested=None)
+    ticks = [float(tick.text) for tick in chart.y]
+    assert len(ticks) >= 2
+    assert 0 <= ticks[0] <= 100 * share <= ticks[-1] <= 100
+
+
+def test_ticks_of_thousands_have_separators() -> None:
+    (chart,) = make_charts([{"step": 1.0, "loss": 0.0}, {"step": 2.0, "loss": 4000.0}], LEVELS, tested=None)
+    assert [tick.text for tick in chart.y] == ["0", "1,000", "2,000", "3,000", "4,000"]
+
+
 def test_a_validation_before_the_first_step_alone_is_drawn() -> None:
     (chart,) = make_charts([{"step": 0.0, "val/level0/recall@1": 0.5}], LEVELS, tested=0)
     assert chart.marked is None

@@ -74,7 +74,7 @@ def test_a_page_is_whole_html_that_needs_no_other_file(pages: dict[str, str], ki
     anchors = {(attributes.get("href") or "")[1:] for tag, attributes in page.tags if tag in ("a", "use")}
     assert anchors <= set(ids)
     assert names.count("h1") == names.count("main") == 1
-    assert pages[kind].count("url(") == 1
+    assert pages[kind].count("url(") == {"run": 2, "comparison": 1}[kind]  # the map has its own sheet of pictures
     assert "default-src 'none'" in pages[kind]
 
 
@@ -118,6 +118,21 @@ def test_unknown_is_no_class(make_run: MakeRun) -> None:
     labels = run.queries.labels.copy()
     labels[0, 0] = UNKNOWN
     assert "24 queries of 6 shape classes" in run_report(replace(run, queries=replace(run.queries, labels=labels)))
+
+
+def test_classes_without_another_name_are_called_so_once(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    one = np.zeros_like(run.queries.labels)
+    text = Page(run_report(replace(run, queries=replace(run.queries, levels=("class", "family"))))).text
+    assert "24 queries of 6 classes (test split)" in text
+    assert "The pairs of classes with" in text
+    text = Page(run_report(replace(run, queries=replace(run.queries, labels=one)))).text
+    assert "24 queries of 1 shape class (test split)" in text
+
+
+def test_equal_settings_are_said_to_be_equal(make_run: MakeRun) -> None:
+    a, b = read_run(make_run("a")), read_run(make_run("b"))
+    assert "No setting of the configuration differs." in Page(comparison_report(a, b)).text
 
 
 def test_a_running_mean_is_called_that(pages: dict[str, str]) -> None:

@@ -208,3 +208,38 @@ def test_the_page_fits_every_width(browser: Any, address: str, width: int) -> No
     tick = page.evaluate("getComputedStyle(document.querySelector('#mark-same .stroke')).stroke")
     assert tick == "rgb(29, 28, 26)"  # white on the light green of the dark page has a contrast of 2.5 alone
     page.close()
+
+
+def test_the_focus_stays_with_the_results(page: Any) -> None:
+    page.locator("#results button").nth(3).focus()
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#results .score")).to_have_count(12)
+    playwright.expect(page.locator("#title")).to_be_focused()
+
+    def answer(route: Any) -> None:
+        """The first six images, or those after them."""
+        route.fulfill(json=route.fetch(url=route.request.url.replace("limit=48", "limit=6")).json())
+
+    page.route("**/api/items?*", answer)
+    page.locator("#browse").click()
+    playwright.expect(page.locator("#results button")).to_have_count(6)
+    page.locator("#more").focus()
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#results button")).to_have_count(12)
+    playwright.expect(page.locator("#results button").nth(6)).to_be_focused()
+
+
+def test_an_emptied_label_filters_no_more(page: Any) -> None:
+    page.fill("#label", "cats")
+    page.locator("#label").press("Enter")
+    playwright.expect(page.locator("#results button")).to_have_count(6)
+    page.locator("#label").press("Escape")  # empties a search field, which keeps the focus
+    playwright.expect(page.locator("#results button")).to_have_count(12)
+    playwright.expect(page.locator("#title")).to_have_text("Images of the index")
+
+
+def test_paper_holds_the_results_alone(page: Any) -> None:
+    page.emulate_media(media="print")
+    for name in (".controls", ".choose", "footer"):
+        assert not page.locator(name).is_visible()
+    assert page.locator("#results button").first.is_visible()

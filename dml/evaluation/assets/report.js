@@ -127,14 +127,31 @@
 
   // pointing
 
-  function nearest(x, y) {
-    let [best, least] = [-1, Math.max(REACH, reach()) ** 2];
+  function nearest(x, y, limit = Math.max(REACH, reach())) {
+    let [best, least] = [-1, limit ** 2];
     for (let i = 0; i < points; i++) {
       if (!chosen(i)) continue;
       const distance = (across(i) - x) ** 2 + (down(i) - y) ** 2;
       if (distance < least) [best, least] = [i, distance];
     }
     return best;
+  }
+
+  /** Show the picture that is next to the shown one, or to the middle, towards the right (1), the left (-1), or up and down. */
+  function showNext(right, up) {
+    const [x, y] = pointed < 0 ? [canvas.clientWidth / 2, canvas.clientHeight / 2] : [across(pointed), down(pointed)];
+    let [best, least] = [-1, Infinity];
+    for (let i = 0; i < points; i++) {
+      const [east, north] = [across(i) - x, y - down(i)];
+      const ahead = east * right + north * up;
+      const aside = Math.abs(east * up) + Math.abs(north * right);
+      if (!chosen(i) || i === pointed || ahead <= 0 || aside > ahead) continue;
+      if (ahead + aside < least) [best, least] = [i, ahead + aside];
+    }
+    if (best < 0) return;
+    const isInside = 0 <= across(best) && across(best) <= canvas.clientWidth && 0 <= down(best) && down(best) <= canvas.clientHeight;
+    if (!isInside) moveTo(data.x[best], data.y[best]);
+    showCard(best);
   }
 
   function showCard(i) {
@@ -176,7 +193,8 @@
   function explained() {
     const count = colouring.class_names.length.toLocaleString("en");
     if (colouring.class_names.length <= FEW) return colouring.name;
-    return `${count} ${colouring.name} classes are too many for a legend. Point at a picture to highlight its class.`;
+    const level = colouring.name === "class" ? "" : `${colouring.name} `;
+    return `${count} ${level}classes are too many for a legend. Point at a picture to highlight its class.`;
   }
 
   function listClasses() {
@@ -279,15 +297,21 @@
 
   canvas.addEventListener("keydown", (event) => {
     const step = 60 / scale();
+    const move = (right, up) => {
+      if (view.zoom === 1 || event.shiftKey) showNext(right, up);
+      else moveTo(view.x + right * step, view.y + up * step);
+    };
     const actions = {
+      Enter: () => showCard(nearest(canvas.clientWidth / 2, canvas.clientHeight / 2, Infinity)),
+      Escape: () => showCard(-1),
       "+": () => zoomBy(1.6),
       "=": () => zoomBy(1.6),
       "-": () => zoomBy(0.625),
       0: () => zoomBy(0),
-      ArrowLeft: () => moveTo(view.x - step, view.y),
-      ArrowRight: () => moveTo(view.x + step, view.y),
-      ArrowUp: () => moveTo(view.x, view.y + step),
-      ArrowDown: () => moveTo(view.x, view.y - step),
+      ArrowLeft: () => move(-1, 0),
+      ArrowRight: () => move(1, 0),
+      ArrowUp: () => move(0, 1),
+      ArrowDown: () => move(0, -1),
     };
     if (event.ctrlKey || event.metaKey || !(event.key in actions)) return;
     event.preventDefault();

@@ -125,6 +125,8 @@ def _make_chart(
     values = np.concatenate([*points.values()])[:, 1]
     right = right or 1.0  # the only validation may be before the first step
     y = choose_ticks(values.min(), values.max())
+    if scale == 100:  # the ticks around values that are all equal may be outside of 0 to 100
+        y = [value for value in y if -1e-9 < value < 100 + 1e-9]
     curves = [_draw_curve(name, points[name], last, (right, y[0], y[-1])) for name, last in lasts.items()]
     tops = _spread([curve.top for curve in curves])
     return Chart(
@@ -189,7 +191,7 @@ def _format_last(value: float) -> str:
 def _format_tick(value: float, step: float) -> str:
     """Format the value of a tick with as many decimals as the distance to the next tick takes."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value:.{decimals}f}"
+    return f"{value:,.{decimals}f}"
 
 
 def _spread(tops: Sequence[float]) -> list[float]:

@@ -29,7 +29,7 @@ from dml.evaluation.report.side_by_side import (
     count_outcomes,
 )
 from dml.evaluation.report.threshold_section import make_threshold_section
-from dml.evaluation.report.tiles import CELL, COLUMNS, ReadPicture, Tiles
+from dml.evaluation.report.tiles import COLUMNS, ReadPicture, Tiles
 from dml.ops.escaping import printable
 
 ASSETS = "assets"
@@ -46,7 +46,7 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
     Raises:
         InputError: if a picture can't be read.
     """
-    tiles, table = Tiles(), run.queries
+    tiles, map_tiles, table = Tiles(), Tiles(), run.queries
     content = {
         "run": run,
         "facts": run.summarize(),
@@ -59,10 +59,10 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
         "vectors": make_compression_section(run),
         "score": score_queries(table).name,
         "sheets": make_sheets(table, tiles),
-        "map": make_map(table, tiles),
+        "map": make_map(table, map_tiles),
         "confusions": find_confusions(table, tiles),
     }
-    return _render("run.html.j2", content, tiles, read or partial(read_image, limits=run.limits))
+    return _render("run.html.j2", content, tiles, read or partial(read_image, limits=run.limits), map_tiles)
 
 
 def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
@@ -123,7 +123,13 @@ def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
     return _render("audit.html.j2", content, tiles, read)
 
 
-def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture) -> str:
+def _render(
+    template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture, map_tiles: Tiles | None = None
+) -> str:
+    """Render a page, and draw its pictures.
+
+    The thousands of the map have a sheet of their own: to print one picture takes a browser as long as the sheet is.
+    """
     environment = Environment(
         loader=PackageLoader("dml.evaluation", ASSETS),
         autoescape=True,
@@ -134,8 +140,12 @@ def _render(template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadP
     )
     assets = resources.files("dml.evaluation") / ASSETS
     style, script = (Markup((assets / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))  # noqa: S704
-    sheet = {"uri": tiles.encode_sheet(read), "cell": CELL, "columns": COLUMNS, "rows": tiles.rows}
-    return environment.get_template(template).render(content, style=style, script=script, sheet=sheet)
+    tile_sheets = {
+        part: {"uri": own.encode_sheet(read), "columns": COLUMNS, "rows": own.rows}
+        for part, own in {"": tiles, ".map": map_tiles}.items()
+        if own
+    }
+    return environment.get_template(template).render(content, style=style, script=script, tile_sheets=tile_sheets)
 
 
 def _make_printable(value: Any) -> Any:

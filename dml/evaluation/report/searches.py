@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dml.evaluation.metric_descriptions import format_percent
 from dml.evaluation.report.sheets import OTHER, SAME, CaptionedPicture, QueryResult
 from dml.evaluation.report.tiles import COLUMNS, MOST_ROWS, Tiles
 from dml.ops.errors import InputError
@@ -47,6 +48,11 @@ class ImageSearches:
     found: Sequence[tuple[str, Sequence[FoundImage]]]
     prior: float | None = None
 
+    @property
+    def prior_percent(self) -> str:
+        """The prior in percent."""
+        return "" if self.prior is None else format_percent(self.prior, digits=2)
+
 
 def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
     """Make what a page shows of searches; files are named without their folders, since a page is passed on.
@@ -75,7 +81,7 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
 def _show(image: FoundImage, tiles: Tiles) -> CaptionedPicture:
     name = _name_file(image.path)
     relation = "" if image.same is None else SAME if image.same else OTHER
-    probability = "" if image.probability is None else f"{image.probability:.0%}"
+    probability = "" if image.probability is None else f"{100 * image.probability:.0f} %"
     caption = " ".join(filter(None, (image.label or name, f"{image.score:.3f}", relation, probability)))
     return CaptionedPicture(tiles.place(image.path), caption, relation, name)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, describe_metric
+from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, describe_metric, format_percent
 from dml.evaluation.report.curves import Tick, draw_path
 from dml.evaluation.report.metrics import format_metric
 from dml.evaluation.report.reported_run import ReportedRun
@@ -139,14 +139,14 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
             for name, label in RELIABILITY_NAMES.items()
             if name in stored
         ],
-        prior=f"{100 * calibration.prior:.2g}" if (calibration := find_calibration(metrics)) else "",
+        prior=format_percent(calibration.prior, digits=2) if (calibration := find_calibration(metrics)) else "",
         percents=[Tick(percent, str(percent)) for percent in PERCENTS],
     )
 
 
 def _describe_choice(metrics: Mapping[str, float]) -> str:
     if "wanted_fmr" in metrics:
-        return f"for a false match rate of {100 * metrics['wanted_fmr']:.3g} %"
+        return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
     return "for equal rates of both errors"
 
 
@@ -161,8 +161,8 @@ def _name_power(power: int) -> str:
 
 def _format_rates(metrics: Mapping[str, float], names: tuple[str, str]) -> tuple[str, str]:
     """Return both rates in percent, with three significant digits for the small ones."""
-    fmr, fnmr = (100 * metrics[name] for name in names)
-    return f"{fmr:.3g}", f"{fnmr:.1f}"
+    fmr, fnmr = (metrics[name] for name in names)
+    return format_percent(fmr), f"{100 * fnmr:.1f}"
 
 
 def _draw(points: npt.NDArray[np.float64], decades: int) -> str:

@@ -41,12 +41,21 @@
     error.hidden = !problem;
   }
 
+  /** Replace the results; if one of them has the focus, the title gets it. */
+  function replaceResults(entries) {
+    const hasFocus = results.contains(document.activeElement);
+    results.replaceChildren(...entries);
+    if (hasFocus) title.focus();
+  }
+
+  const percent = (share) => (100 * share).toLocaleString("en", { maximumSignificantDigits: 2 });
+
   /** Show a problem in place of the results, which would stand below the picture of another query. */
   function fail(problem) {
     show(problem);
     title.textContent = "No result";
     explanation.textContent = "";
-    results.replaceChildren();
+    replaceResults([]);
     more.hidden = true;
   }
 
@@ -115,13 +124,12 @@
       const { fmr, fnmr } = index.threshold_errors;
       sentences.push(`From ${index.threshold.toFixed(3)} on, an image is judged to be of the query's class.`);
       if (fmr !== undefined && fnmr !== undefined) {
-        const [wrong, missed] = [fmr, fnmr].map((rate) => `${(100 * rate).toPrecision(2)} %`);
+        const [wrong, missed] = [fmr, fnmr].map((rate) => `${percent(rate)} %`);
         sentences.push(`On the test classes, this was wrong for ${wrong} of the pairs of different classes and ${missed} of those of one class.`);
       }
     }
     if (index.prior !== null) {
-      const share = (100 * index.prior).toPrecision(2);
-      sentences.push(`The percentage is the probability that an image is of the query's class, if ${share} % of all pairs of images are of one class.`);
+      sentences.push(`The percentage is the probability that an image is of the query's class, if ${percent(index.prior)} % of all pairs of images are of one class.`);
     }
     return sentences.join(" ");
   }
@@ -129,7 +137,7 @@
   function display({ neighbors }) {
     title.textContent = label.value ? `Most similar images with the label ${label.value}` : "Most similar images";
     explanation.textContent = explainScores();
-    results.replaceChildren(...neighbors.map(picture));
+    replaceResults(neighbors.map(picture));
     more.hidden = true;
   }
 
@@ -186,9 +194,11 @@
         explanation.textContent = "";
         const entries = items.map(picture);
         if (offset) results.append(...entries);
-        else results.replaceChildren(...entries);
+        else replaceResults(entries);
         shown = offset + items.length;
+        const hasFocus = document.activeElement === more;
         more.hidden = shown >= total;
+        if (hasFocus && more.hidden && entries.length) entries[0].firstElementChild.focus();
       },
       offset ? show : fail, // the pages before stay, and the next one can be asked for again
     );
@@ -218,6 +228,9 @@
     file.value = ""; // so that the same file can be chosen again
   });
   label.addEventListener("change", search);
+  label.addEventListener("input", () => {
+    if (!label.value) search(); // it was cleared, which is no change until the field loses the focus
+  });
   count.addEventListener("change", search);
   more.addEventListener("click", () => browse(shown));
   document.getElementById("browse").addEventListener("click", () => {
