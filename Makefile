@@ -10,14 +10,16 @@
 # make tables-list   the papers' tables and what each is estimated to cost
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
-# make table-rsk, make table-hyp   the tables of RS@k and Hyp-ViT: published numbers with their sources
+# make table-rsk, make table-hyp   the same for RS@k and Hyp-ViT, beside published numbers with their sources; dml tables rsk --show
+#     prints the published numbers alone
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims, tested in many hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
 #     DATA=/data tests them on the photographs of /data/grocery too; make claims-quick: an eighth of the steps, in an hour or two
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
 # make protocol   some losses by cross-validation, with one look at the test classes, in an hour: docs/protocol.md. LOSSES=rll,nra,
-#     DATASET, FOLDS, TRIALS, SEEDS, JOBS and DATA change it; SET='trainer.max_steps=400' in place of the heads alone
+#     DATASET, FOLDS, TRIALS, SEEDS, JOBS and DATA change it, with another folder DOCS for the page;
+#     SET='trainer.max_steps=400' in place of the heads alone
 # make ablation  one part of the default changed at a time, in ten minutes: docs/ablation.md; PHOTOGRAPHS=CSV, KIND=whole
 # make robustness  what each loss loses by wrong labels and long tails, in an hour: docs/robustness.md. LOSSES=rll,circle
 # make reliability   makes faults happen to real commands, in three quarters of an hour: writes docs/reliability.md
@@ -73,9 +75,9 @@ build/peers/.set-up: $(wildcard scripts/peers/requirements/*.txt) | setup
 	touch $@
 
 bench-peers: setup build/peers/.set-up
-	$(PEERS) $(addprefix --photographs ,$(PHOTOGRAPHS))
+	$(PEERS) $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)')
 
-TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) \
+TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') \
 	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
 
 table-%: setup
@@ -91,7 +93,7 @@ reproducibility: setup
 	$(BIN)/python -m dml reproducibility
 
 CLAIMS = $(BIN)/python -m dml claims $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY)) \
-	$(addprefix --data ,$(DATA))
+	$(if $(DATA),--data '$(DATA)')
 
 claims: setup
 	$(CLAIMS)
@@ -100,14 +102,14 @@ claims-quick: setup
 	$(CLAIMS) --quick
 
 leaderboard: setup
-	$(BIN)/python -m dml leaderboard --readme README.md $(addprefix --photographs ,$(PHOTOGRAPHS)) \
+	$(BIN)/python -m dml leaderboard --readme README.md $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') \
 		$(addprefix --kind ,$(KIND)) $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
 
 PROTOCOL_LOSSES = rll,multi_similarity,proxy_anchor,triplet
 PROTOCOL_SET = $(or $(SET),frozen=true trainer.max_steps=600 trainer.val_check_interval=100 data.num_workers=0)
 
 ablation: setup
-	$(BIN)/python -m dml ablation $(addprefix --photographs ,$(PHOTOGRAPHS)) $(addprefix --kind ,$(KIND)) \
+	$(BIN)/python -m dml ablation $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') $(addprefix --kind ,$(KIND)) \
 		$(addprefix --only ,$(ONLY)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
 
 robustness: setup
@@ -116,13 +118,13 @@ robustness: setup
 protocol: setup
 	$(BIN)/python -m dml protocol losses=$(or $(LOSSES),$(PROTOCOL_LOSSES)) \
 		dataset=$(or $(DATASET),emoji) folds=$(or $(FOLDS),4) trials=$(or $(TRIALS),8) $(addprefix --set ,$(PROTOCOL_SET)) \
-		$(addprefix seeds=,$(SEEDS)) $(addprefix jobs=,$(JOBS)) $(addprefix data=,$(DATA))
+		$(addprefix seeds=,$(SEEDS)) $(addprefix jobs=,$(JOBS)) $(if $(DATA),data='$(DATA)') $(addprefix docs=,$(DOCS))
 
 reliability: setup
 	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))
 
 figures: setup
-	+$(BIN)/python -m dml figures $(addprefix --seeds ,$(SEEDS)) $(addprefix --data ,$(DATA)) $(addprefix --jobs ,$(JOBS)) \
+	+$(BIN)/python -m dml figures $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
 		$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
 
 emoji: setup

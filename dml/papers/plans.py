@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from dml.commands.hydra_command import main
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
+from dml.ops.nested import is_below
+from dml.ops.overrides import key_of
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder, RunState
 from dml.ops.subprocesses import python_command, python_environment, run_process
-from dml.papers.experiments import compose, identify, shrink
+from dml.papers.experiments import IGNORED_KEYS, compose, identify, shrink
 from dml.papers.tables.paper_tables import Table, Training
 
 DATASET_FOLDERS = {
@@ -42,6 +45,9 @@ WEIGHTS_FOLDER = "weights"
 
 LIBRARY_WEIGHTS = (None, "packaged", "download")
 """Values of ``model.backbone.weights`` that name no file."""
+
+SET_ELSEWHERE = {"seed": "--seeds", "experiment": "the plan", "resume": "the plan", "hydra.run.dir": "--outputs"}
+"""What sets the keys that no override of every training may set."""
 
 Report = Callable[[str], None]
 """Takes a line of progress, such as a command that begins."""
@@ -108,12 +114,31 @@ class Plan:
         seeds: number of runs of each training; their seeds count from 0.
         is_small: whether the embedded data and small networks stand in for the papers' own, see `shrink`.
         overrides: overrides of every training.
+
+    Raises:
+        InputError: if an override sets what the plan sets.
     """
 
     outputs: Path
     seeds: int
     is_small: bool = False
     overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for override in self.overrides:
+            if setter := SET_ELSEWHERE.get(key_of(override)):
+                raise InputError(f"--set {override}: {setter} sets it")
+
+    @property
+    def departures(self) -> list[str]:
+        """The overrides with which trainings aren't those of the papers, sorted."""
+        return sorted(override for override in self.overrides if not is_below(key_of(override), IGNORED_KEYS))
+
+    def name_results(self, name: str) -> str:
+        """Return the name of a file of results: those of changed trainings don't replace those of the paper's."""
+        if not self.departures:
+            return name
+        return f"{name}-{sha256(shlex.join(self.departures).encode()).hexdigest()[:8]}"
 
     def list_runs(self, training: Training) -> list[PlannedRun]:
         """List the runs of a training, one for each seed; trainings of one configuration share their runs."""
@@ -159,10 +184,16 @@ def check_data(target: str, runs: Sequence[PlannedRun], data: Path | None, advic
         advice: end of the error message: what the user can do without the data.
 
     Raises:
-        InputError: if a folder or a file is missing.
+        InputError: if a folder or a file is missing, or an override names the folder of a data set.
     """
     root = Path() if data is None else data
-    paths = [path for run in runs for path in find_input_paths(compose(run.training), root).values()]
+    paths: list[Path] = []
+    for run in runs:
+        found = find_input_paths(compose(run.training), root)
+        for override in run.training.overrides:
+            if key_of(override) == "dataset.root" and "dataset.root" in found:
+                raise InputError(f"--set {override}: --data sets it")
+        paths += found.values()
     for path in dict.fromkeys(paths):
         name = path.relative_to(root)
         if data is None:

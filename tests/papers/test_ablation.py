@@ -69,7 +69,7 @@ def test_some_variants_are_selected_beside_the_default() -> None:
     selected = kind.select(["whitened", "three times"])
     assert list(selected.variants) == ["the default", "heads begin at whitened components", "three times the rate"]
     assert kind.select([""]) == kind
-    with pytest.raises(InputError, match="--only begun: no variant of whole has this in its name; they are"):
+    with pytest.raises(InputError, match="--only begun: no variant of whole has this in its name; the names are the d"):
         kind.select(["whitened", "begun"])
 
 

@@ -249,6 +249,9 @@ def test_stored_results_of_another_setting_are_never_replaced(
         value, part = text
         with pytest.raises(InputError, match=part):
             check_setting(replace(setting, **{change: value}), stored, file)
+    with pytest.raises(SystemExit):
+        run_protocol(["losses=circle", "folds=1", *folders])
+    assert capsys.readouterr().err.startswith("error: folds=1: ")  # what no folder would mend comes first
 
 
 def test_results_of_other_values_of_conf_are_not_compared(tmp_path: Path) -> None:

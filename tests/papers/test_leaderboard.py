@@ -24,7 +24,7 @@ from dml.papers.leaderboard.contest_results import (
 from dml.papers.leaderboard.contest_runs import Search
 from dml.papers.leaderboard.contests import Contest, Kind, read_leaderboard, require_known, select_contests
 from dml.papers.leaderboard.leaderboard_command import run_leaderboard
-from dml.papers.leaderboard.leaderboard_page import MARKERS, class_interval, insert_summary, render_summary
+from dml.papers.leaderboard.leaderboard_page import MARKERS, class_interval, render_summary
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import Training
 
@@ -231,8 +231,17 @@ def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
     assert "3 seeds, 120 queries of 30 classes." in heads
     assert "heads, cosine (`nra`: 64 numbers, cosine). First weights: " in heads  # the runs of nra stored theirs
     assert f"before\n{MARKERS[0]}\n{render_summary(results, BOARD.kinds)}\n{MARKERS[1]}\nafter\n" == readme.read_text()
-    with pytest.raises(InputError, match=r"README.md: no <!-- leaderboard -->"):
-        insert_summary("nothing", "")
+
+
+def test_a_file_without_a_place_for_the_summary_is_refused_before_the_trainings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, problem in (("other.md", "no <!-- leaderboard -->"), ("none.md", "can't be read")):
+        (tmp_path / "other.md").write_text("nothing")
+        with pytest.raises(SystemExit):
+            run_leaderboard(["--docs", str(tmp_path), "--readme", str(tmp_path / name)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: --readme {tmp_path / name}: {problem}")
 
 
 @pytest.mark.pipeline  # it composes every training

@@ -25,6 +25,7 @@ from dml.ops.nested import flat
 from dml.ops.run_folder import RunFolder
 from dml.papers.cost import count_steps, estimate_gpu_hours
 from dml.papers.experiments import compose, identify, shrink
+from dml.papers.figures.figures_command import run_figures
 from dml.papers.plans import Plan, check_data
 from dml.papers.tables.paper_tables import Cell, Table, Training, find_tables, read_cells, read_entries, read_tables
 from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
@@ -431,6 +432,44 @@ def test_the_list_names_each_table_with_its_runs_and_cost(printed: Printed, tmp_
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "setter"),
+    [
+        ("seed=3", "--seeds"),
+        ("experiment=rll/I/rll_simpler", "the plan"),
+        ("resume=/run", "the plan"),
+        ("hydra.run.dir=/run", "--outputs"),
+    ],
+)
+def test_what_the_plan_sets_is_refused(override: str, setter: str) -> None:
+    with pytest.raises(InputError, match=f"--set {override}: {setter} sets it"):
+        Plan(Path(), 1, overrides=(override,))
+
+
+def test_the_folder_of_a_data_set_is_not_set_twice(tmp_path: Path) -> None:
+    (tmp_path / "cars196").mkdir()
+    runs = Plan(tmp_path, 1, overrides=("dataset.root=/other",)).list_table_runs(find_tables("rsk-resnet50")[0])
+    with pytest.raises(InputError, match=r"--set dataset\.root=/other: --data sets it"):
+        check_data("table", runs, tmp_path)
+
+
+@pytest.mark.parametrize("command", [run_tables, run_figures])
+def test_a_data_folder_that_is_not_there_is_one_line(
+    command: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        command(["--data", str(tmp_path / "none")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "none: no such folder" in line
+
+
+def test_a_variance_that_is_printed_as_sd_is_called_so() -> None:
+    plan = Plan(Path("none"), 1)
+    pages = {name: format_markdown(collect_results(find_tables(name)[0], plan), name) for name in ("rll-XV", "rll-V")}
+    assert "sample variance" in pages["rll-XV"]
+    assert "sample variance" not in pages["rll-V"]
+
+
 def test_a_table_is_run_and_written_and_then_known(printed: Printed, tmp_path: Path, small_emoji: Path) -> None:
     tiny = ["dataset.counts=null", "transform.size=32", "evaluation.clustering=false", "sampler.classes_per_batch=4"]
     own = [f"dataset.root={small_emoji}", *tiny, "trainer.max_steps=2"]
@@ -441,11 +480,11 @@ def test_a_table_is_run_and_written_and_then_known(printed: Printed, tmp_path: P
     table = file.read_text()
     assert first.endswith(f"{table}\n")
     changes = ", ".join(sorted(own[1:]))  # where the data lies is no change
-    assert table.startswith(f"# RLL, Table V (smoke, {changes}: not the paper's training)")
+    assert table.startswith(f"# RLL, Table V (smoke on emoji, {changes}: not the paper's data, network or training)")
     assert table.endswith("1 of 1 runs are done.\n")
     (found,) = [json.loads(path.read_text()) for path in tmp_path.rglob("metrics.json")]
     recall = 100 * found["level0/recall@10"]
-    assert f"| rll_simpler_128 | sop | recall@10 | 91.1 | {recall:.1f} | {recall - 91.1:+.1f} | 1 of 1 |" in table
+    assert f"| rll_simpler_128 | sop | recall@10 | 91.1 | {recall:.1f} |  | 1 of 1 |" in table  # other data
     with file.with_suffix(".csv").open(newline="") as lines:
         assert [float(row["mean"]) for row in csv.DictReader(lines)][1] == pytest.approx(recall)
     assert printed(*asked) == f"{table}\n"  # nothing is run again

@@ -43,7 +43,8 @@ class Kind:
         for part in parts:
             if not any(part in name for name in self.variants):
                 raise InputError(
-                    f"--only {part}: no variant of {self.name} has this in its name; they are {list(self.variants)}"
+                    f"--only {part}: no variant of {self.name} has this in its name; the names are "
+                    f"{', '.join(self.variants)}"
                 )
         names = [default, *(name for name in changes if any(part in name for part in parts))]
         return replace(self, variants={name: self.variants[name] for name in names})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors
+from dml.commands.error_lines import one_line_errors, say
 from dml.ops.extras import check_installed
 from dml.ops.paths import expand_home
 
@@ -64,13 +64,14 @@ def run_claims(arguments: Sequence[str]) -> None:
             has_failed |= train_missing_runs(claims, tuning, options.data or Path(), options.jobs)
         write_claims_page(content.setting, tested, docs, "make claims-quick" if options.quick else "make claims")
         results.write()
+        say(f"written: {docs / 'claims.md'}")
     if has_failed:
         sys.exit(2)
 
 
 def _parser() -> CommandParser:
     parser = CommandParser("claims", DESCRIPTION, EXAMPLES)
-    parser.add_number("--seeds", 5, "runs of each training")
+    parser.add_number("--seeds", 5, "runs of each training; fewer than the default decide no claim")
     parser.add_number("--jobs", 2, "runs at a time, each with one thread")
     parser.add_argument(
         "--only", type=_parse_numbers, metavar="1,2", help="numbers of the claims to test (default: all)"

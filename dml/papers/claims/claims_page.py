@@ -11,7 +11,7 @@ from dml.ops.text_tables import markdown_table, replace_between
 from dml.papers.claims.claims_on_dataset import ClaimsOnDataset
 from dml.papers.claims.definitions import METRIC_LABELS, Arm, Claim, Overrides
 from dml.papers.claims.tuning import Candidate, Tuning, select_best
-from dml.papers.claims.verdicts import Outcome, Verdict, combine_verdicts, read_metric
+from dml.papers.claims.verdicts import FEWEST_SEEDS, Outcome, Verdict, combine_verdicts, read_metric
 from dml.papers.cost import count_steps
 from dml.papers.experiments import compose
 from dml.run.stages import list_stages
@@ -30,8 +30,8 @@ HEAD = """# The papers' claims, put to the test
 A comparison takes the difference of two trainings seed by seed, on the test classes. It is **confirmed** if the 95 %
 interval of the differences' mean (Student's t) lies above 0, or above -1 point where a method is to keep up with
 another; **reversed** if it lies below that; else **not confirmed**. A claim of several comparisons is confirmed if all
-are, and reversed if all are. It is **open** as long as runs are missing. Nothing corrects for their number: of many
-comparisons without any difference, one in forty would be confirmed by chance.
+are, and reversed if all are. It is **open** as long as runs are missing, or with fewer than {fewest} seeds. Nothing
+corrects for their number: of many comparisons without any difference, one in forty would be confirmed by chance.
 
 {runs}
 
@@ -80,7 +80,7 @@ def render_page(setting: str, tested: Sequence[ClaimsOnDataset], command: str) -
     claims = {claim.number: claim for on_dataset in tested for claim in on_dataset.claims.claims}
     runs = " ".join(_count_runs(on_dataset) for on_dataset in tested)
     parts = [
-        HEAD.format(command=command, setting=setting, runs=runs, summary=render_summary(tested)),
+        HEAD.format(command=command, setting=setting, runs=runs, summary=render_summary(tested), fewest=FEWEST_SEEDS),
         *(_render_claim(claim, tested) for claim in claims.values()),
         TUNING_HEAD,
         *(_render_alternatives(on_dataset) + "\n" for on_dataset in tested),

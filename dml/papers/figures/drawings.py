@@ -54,7 +54,7 @@ class PlaneEmbeddings:
 
 def draw_figure(figure: Figure, plan: Plan, folder: Path) -> list[Value]:
     """Draw a figure into ``folder``/NAME.png -> the numbers that it shows."""
-    path = folder / f"{figure.name}.png"
+    path = folder / f"{plan.name_results(figure.name)}.png"
     if any(PLANE_MAP in plot.curves.values() for plot in figure.plots):
         embeddings, values = collect_plane_embeddings(figure, plan)
         draw_scatter_plots(figure, embeddings, path)

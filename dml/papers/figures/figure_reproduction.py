@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dml.commands.error_lines import say
@@ -63,8 +64,12 @@ def _write_figure(figure: Figure, plan: Plan, images: Path) -> None:
     """Draw a figure of the finished runs, and write its numbers to a file."""
     from dml.papers.figures.drawings import draw_figure  # importing matplotlib is slow
 
+    quiet()  # again: drawings import Lightning, which sets its own level
+    if plan.departures:
+        figure = replace(figure, title=f"{figure.title}, with {', '.join(plan.departures)}")
+    name = plan.name_results(figure.name)
     values = draw_figure(figure, plan, images)
-    write_csv(plan.outputs / f"{figure.name}.csv", csv_rows(figure, values))
+    write_csv(plan.outputs / f"{name}.csv", csv_rows(figure, values))
     runs = figure.list_runs(plan)
     finished = sum(run.is_finished for run in runs)
-    say(f"{images / figure.name}.png: {figure.title} on {figure.dataset}, {finished} of {len(runs)} runs are done")
+    say(f"{images / name}.png: {figure.title} on {figure.dataset}, {finished} of {len(runs)} runs are done")

@@ -36,8 +36,8 @@ def run_figures(arguments: Sequence[str]) -> None:
     from dml.papers.figures.sweep_figures import find_figures
     from dml.papers.plans import Plan
 
-    plan = Plan(options.outputs, options.seeds, overrides=tuple(options.set))
     with one_line_errors():
+        plan = Plan(options.outputs, options.seeds, overrides=tuple(options.set))
         figures = find_figures(options.figures, options.data)
         if options.commands:
             print_commands(figures, plan, options.data or Path())

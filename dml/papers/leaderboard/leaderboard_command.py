@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors
+from dml.commands.error_lines import one_line_errors, say
 from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
@@ -38,7 +38,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
     )
     from dml.papers.leaderboard.contest_runs import Search, train_missing_runs
     from dml.papers.leaderboard.contests import SEARCHED_KIND, read_leaderboard, require_known, select_contests
-    from dml.papers.leaderboard.leaderboard_page import write_leaderboard_page
+    from dml.papers.leaderboard.leaderboard_page import insert_summary, write_leaderboard_page
     from dml.papers.plans import Plan
 
     with one_line_errors():
@@ -48,6 +48,8 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
         file = options.docs / "leaderboard.json"
         results = read_results(file)
         has_failed = False
+        if options.readme:
+            insert_summary(options.readme, "")  # refuses another file before the trainings
         if options.show:
             check_results(file, results)
         else:
@@ -58,6 +60,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
             results = store_results(file, collect_results(contests, search, options.kind))
         if results:  # none are there if the first runs failed, which have said why
             write_leaderboard_page(results, board, options.docs, options.readme)
+            say(f"written: {options.docs / 'leaderboard.md'}")
     if has_failed:
         sys.exit(2)
 

@@ -52,7 +52,7 @@ def write_leaderboard_page(
         readme: the project's README.md; None to leave it as it is.
 
     Raises:
-        InputError: if README.md has no place for the summary.
+        InputError: if the file can't be read, or has no place for the summary.
     """
     parts = [HEAD.format(setting=board.setting)]
     for name, kind in board.kinds.items():
@@ -63,7 +63,7 @@ def write_leaderboard_page(
             parts.append(_render_dataset(dataset, list(group), board))
     write_text(docs / "leaderboard.md", "\n".join(parts))
     if readme is not None:
-        write_text(readme, insert_summary(readme.read_text(encoding="utf-8"), render_summary(results, board.kinds)))
+        write_text(readme, insert_summary(readme, render_summary(results, board.kinds)))
 
 
 def _render_dataset(dataset: str, results: Sequence[ContestResult], board: Leaderboard) -> str:
@@ -160,14 +160,20 @@ def _format_place(ordered: Sequence[ContestResult], place: int) -> str:
     return f"`{ordered[place].loss}` {recall:.1f} / {precision:.1f}"
 
 
-def insert_summary(page: str, summary: str) -> str:
-    """Return README.md with the summary between its markers.
+def insert_summary(readme: Path, summary: str) -> str:
+    """Return the text of README.md with the summary between its markers.
 
     Raises:
-        InputError: if the page lacks a marker.
+        InputError: if the file can't be read, or lacks a marker.
     """
+    try:
+        page = readme.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--readme {readme}: can't be read: {error}") from error
     replaced = replace_between(page, MARKERS, summary)
     if replaced is None:
         begin, end = MARKERS
-        raise InputError(f"README.md: no {begin} and {end}, between which the summary of the leaderboard belongs")
+        raise InputError(
+            f"--readme {readme}: no {begin} and {end}, between which the summary of the leaderboard belongs"
+        )
     return replaced

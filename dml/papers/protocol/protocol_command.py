@@ -26,9 +26,9 @@ protocol.md and protocol.json. Runs that are finished are not made again, so it
 can be stopped and goes on. A setting can be given as --folds 4 or as folds=4."""
 
 EXAMPLES = {
-    "dml protocol losses=rll,nra,triplet dataset=emoji folds=4 trials=20": "240 trainings, and 12 that are tested",
-    "dml protocol losses=rll,nra folds=4 trials=8 --set frozen=true": "the heads alone, in minutes",
-    "dml protocol losses=rll,nra dataset=sop data=/data launcher=submitit jobs=16": (
+    "dml protocol losses=rll,nra,triplet dataset=emoji docs=compared": "240 trainings, and 12 that are tested",
+    "dml protocol losses=rll,nra trials=8 docs=compared --set frozen=true": "the heads alone, in minutes",
+    "dml protocol losses=rll,nra dataset=sop data=/data docs=compared launcher=submitit jobs=16": (
         "on a Slurm cluster, 16 trainings at a time"
     ),
     "dml protocol show": "writes the page of protocol.json, and trains nothing",
@@ -95,8 +95,8 @@ def _train(options: argparse.Namespace, old: "ProtocolResult | None") -> "tuple[
     launched = tuple(override for override in options.set if override.startswith(HYDRA))
     setting = CrossValidation(options.dataset, options.folds, options.trials, options.seeds, rates, trained)
     check_overrides(setting, methods)
-    check_setting(setting, old, options.docs / "protocol.json")
     check_cross_validation(setting, methods, options.data)
+    check_setting(setting, old, options.docs / "protocol.json")
     searches = Searches(setting, Plan(options.outputs, options.seeds))
     launcher = TrainingLauncher(options.data or Path(), options.jobs, options.launcher, launched)
     has_failed = train_searches(methods, searches, launcher)

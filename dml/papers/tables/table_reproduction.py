@@ -1,20 +1,17 @@
 """Reproduces tables: lists them, prints the commands of their runs, or makes the runs and prints the tables."""
 
-import shlex
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from dml.commands.config_types import check_types
 from dml.commands.error_lines import say
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
-from dml.ops.nested import is_below
-from dml.ops.overrides import key_of
 from dml.ops.text_tables import write_csv
 from dml.papers.cost import estimate_gpu_hours
-from dml.papers.experiments import IGNORED_KEYS, compose
+from dml.papers.experiments import compose
 from dml.papers.plans import Plan, PlannedRun, check_data, list_commands, train_runs
 from dml.papers.tables.paper_tables import PAPERS, Table
 from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
@@ -27,7 +24,8 @@ def list_tables(tables: Sequence[Table], plan: Plan) -> None:
         runs = plan.list_table_runs(table)
         finished = sum(run.is_finished for run in runs)
         say(f"{f'table-{table}':18}{len(table.cells):6}{len(runs):6}{finished:6}{_estimate_hours(runs):>11}")
-    say(f"With {plan.seeds} seeds. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
+    seeds = format_count(plan.seeds, "seed")
+    say(f"With {seeds}. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
 
 
 def _estimate_hours(runs: Sequence[PlannedRun]) -> str:
@@ -94,12 +92,12 @@ def _write_table(table: Table, plan: Plan) -> None:
     """
     results = collect_results(table, plan)
     title = f"{PAPERS[table.paper]}, {'Lane' if table.is_lane else 'Table'} {table.name}"
-    overrides = sorted(override for override in plan.overrides if not is_below(key_of(override), IGNORED_KEYS))
-    departures = [*(["smoke"] if plan.is_small else []), *overrides]
+    departures = [*(["smoke on emoji"] if plan.is_small else []), *plan.departures]
     if departures:
-        title = f"{title} ({', '.join(departures)}: not the paper's training)"
+        other = "data, network or training" if plan.is_small else "training"
+        title = f"{title} ({', '.join(departures)}: not the paper's {other})"
     page = format_markdown(results, title)
     say(page)
-    name = f"{table}-{sha256(shlex.join(overrides).encode()).hexdigest()[:8]}" if overrides else str(table)
+    name = plan.name_results(str(table))
     write_csv(plan.outputs / f"{name}.csv", csv_rows(results))
     write_text(plan.outputs / f"{name}.md", page)

@@ -21,6 +21,8 @@ STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 """The function for each `Cell.statistic`, of the values of the row's trainings."""
 
+SPREAD_NOTE = "What the paper prints as SD is the sample variance, and so are ours."
+
 
 @dataclass(frozen=True)
 class CellResult:
@@ -31,12 +33,14 @@ class CellResult:
         values: the reproduced numbers in percent, one for each seed of which all runs are finished.
         runs: all runs that the cell takes, finished or not.
         metric: name of the reproduced metric in metrics.json.
+        is_comparable: whether the runs have the paper's data and network.
     """
 
     cell: Cell
     values: tuple[float, ...]
     runs: tuple[PlannedRun, ...]
     metric: str
+    is_comparable: bool = True
 
     @property
     def interval(self) -> Interval | None:
@@ -45,8 +49,10 @@ class CellResult:
 
     @property
     def difference(self) -> float | None:
-        """The reproduced mean less the printed number, in percent points; None if one of them is missing."""
-        return None if self.interval is None or self.cell.value is None else self.interval.mean - self.cell.value
+        """The reproduced mean less the printed number, in percent points; None if they can't be compared."""
+        if self.interval is None or self.cell.value is None or not self.is_comparable:
+            return None
+        return self.interval.mean - self.cell.value
 
 
 def collect_results(table: Table, plan: Plan) -> list[CellResult]:
@@ -63,7 +69,9 @@ def format_markdown(results: Sequence[CellResult], title: str) -> str:
     header = ["row", "data set", "metric", "paper", "ours", "difference", "runs"]
     table = markdown_table(header, map(_markdown_cells, results), right=(3, 4, 5, 6))
     facts = join_facts({_name_row(result.cell): _describe_row(result) for result in results})
-    return f"# {title}\n\n{table}\n\n{facts}\n\n{_describe_lane(results)}{_missing_runs(results)}\n"
+    has_spread = any(result.cell.statistic == "sd" for result in results)
+    notes = f"{SPREAD_NOTE}\n\n" if has_spread else ""
+    return f"# {title}\n\n{table}\n\n{facts}\n\n{notes}{_describe_lane(results)}{_missing_runs(results)}\n"
 
 
 def csv_rows(results: Iterable[CellResult]) -> list[list[object]]:
@@ -80,7 +88,8 @@ def _collect_result(cell: Cell, source: Source, plan: Plan) -> CellResult:
         finished = [runs for runs in finished if all(metric in run.metrics for run in runs)]
     summarize = STATISTICS[cell.statistic]
     values = [summarize([_read_percent(run, metric) for run in runs]) for runs in finished]
-    return CellResult(cell, tuple(values), tuple(run for runs in runs_by_seed for run in runs), metric)
+    every_run = tuple(run for runs in runs_by_seed for run in runs)
+    return CellResult(cell, tuple(values), every_run, metric, is_comparable=not plan.is_small)
 
 
 def _read_percent(run: PlannedRun, metric: str) -> float:

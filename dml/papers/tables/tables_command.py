@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dml.commands.command_parser import CommandParser, positive_number
 from dml.commands.error_lines import one_line_errors
+from dml.ops.errors import InputError
 from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
@@ -38,14 +39,16 @@ def run_tables(arguments: Sequence[str]) -> None:
 
     is_small = options.preset == "smoke"
     outputs = options.outputs / "smoke" if is_small else options.outputs
-    plan = Plan(outputs, options.seeds or (1 if is_small else 3), is_small, tuple(options.set))
     with one_line_errors():
+        plan = Plan(outputs, options.seeds or (1 if is_small else 3), is_small, tuple(options.set))
         tables = find_tables(options.table and options.table.removeprefix("table-"))  # as targets of make begin
         if options.list:
             list_tables(tables, plan)
         elif options.commands:
             print_commands(tables, plan, options.data or Path("DATA"))
         else:
+            if options.data and not options.data.is_dir():
+                raise InputError(f"--data {options.data}: no such folder; it holds a folder for each data set")
             reproduce_tables(tables, plan, options.data, trains=not options.show)
 
 
