@@ -28,8 +28,8 @@ can be stopped and goes on. A setting can be given as --folds 4 or as folds=4.""
 EXAMPLES = {
     "dml protocol losses=rll,nra,triplet dataset=emoji docs=compared": "240 trainings, and 12 that are tested",
     "dml protocol losses=rll,nra trials=8 docs=compared --set frozen=true": "the heads alone, in minutes",
-    "dml protocol losses=rll,nra dataset=sop data=/data docs=compared launcher=submitit jobs=16": (
-        "on a Slurm cluster, 16 trainings at a time"
+    "dml protocol losses=rll,nra dataset=sop data=/data docs=sop launcher=submitit": (
+        "on a Slurm cluster; jobs=16 makes 16 trainings at a time"
     ),
     "dml protocol show": "writes the page of protocol.json, and trains nothing",
 }
