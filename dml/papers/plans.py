@@ -189,11 +189,11 @@ def check_data(target: str, runs: Sequence[PlannedRun], data: Path | None, advic
     root = Path() if data is None else data
     paths: list[Path] = []
     for run in runs:
-        found = find_input_paths(compose(run.training), root)
+        inputs = find_input_paths(compose(run.training), root)
         for override in run.training.overrides:
-            if key_of(override) == "dataset.root" and "dataset.root" in found:
+            if key_of(override) == "dataset.root" and "dataset.root" in inputs:
                 raise InputError(f"--set {override}: --data sets it")
-        paths += found.values()
+        paths += inputs.values()
     for path in dict.fromkeys(paths):
         name = path.relative_to(root)
         if data is None:

@@ -141,9 +141,9 @@ def _render(
     assets = resources.files("dml.evaluation") / ASSETS
     style, script = (Markup((assets / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))  # noqa: S704
     tile_sheets = {
-        part: {"uri": own.encode_sheet(read), "columns": COLUMNS, "rows": own.rows}
-        for part, own in {"": tiles, ".map": map_tiles}.items()
-        if own
+        part: {"uri": pictures.encode_sheet(read), "columns": COLUMNS, "rows": pictures.rows}
+        for part, pictures in {"": tiles, ".map": map_tiles}.items()
+        if pictures
     }
     return environment.get_template(template).render(content, style=style, script=script, tile_sheets=tile_sheets)
 
