@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dml.ops.blocks import block_size
 from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
 
 BLOCK = 2**22
-"""Number of gaps that are computed at a time, 16 MiB in float32; smaller blocks make threads wait for each other."""
+"""Number of gaps that a CPU computes at a time, 16 MiB in float32; in smaller blocks threads wait for each other."""
 
 
 class RecallAtKLoss(nn.Module):
@@ -201,10 +202,11 @@ def _query_blocks(labels: Tensor, chosen: Tensor) -> Iterator[tuple[Tensor, Tens
     counts, order = (class_sizes[classes[chosen]] - 1).sort(stable=True)
     sizes, num_items = counts.tolist(), len(labels)
     start = next((place for place, size in enumerate(sizes) if size), len(sizes))
+    block = block_size(labels.device, on_cpu=BLOCK)
     while start < len(sizes):
-        end = min(len(sizes), start + max(1, BLOCK // (num_items * sizes[start])))
+        end = min(len(sizes), start + max(1, block // (num_items * sizes[start])))
         # All queries of a block are padded to its last one's positives, so that one has to fit into a block as well.
-        end = start + max(1, min(end - start, BLOCK // (num_items * sizes[end - 1])))
+        end = start + max(1, min(end - start, block // (num_items * sizes[end - 1])))
         queries = chosen[order[start:end]]
         in_class = (labels[queries, None] == labels).scatter_(1, queries[:, None], False)
         positives = in_class.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : sizes[end - 1]]

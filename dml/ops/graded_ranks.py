@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dml.ops.blocks import block_size
 from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.relevance import level_counts
 
@@ -47,7 +48,7 @@ class GradedLists:
     h_rank_step: Step | None = None
 
 
-def graded_average_precision(similarities: Tensor, lists: GradedLists, block: int = 2**18) -> Tensor:
+def graded_average_precision(similarities: Tensor, lists: GradedLists, block: int | None = None) -> Tensor:
     """Compute each query's sum_k (Hrank(k) / rank(k)) / sum_k rel(k) over the positives k. (Q, N) -> (Q,)
 
     A query without positives gives 0. The result is differentiable once. A query's value depends on one row of the
@@ -64,8 +65,9 @@ def graded_average_precision(similarities: Tensor, lists: GradedLists, block: in
     Args:
         similarities: (Q, N) similarities of queries and items.
         lists: levels and relevances of the items, and step functions.
-        block: largest number of gaps that are computed at a time.
+        block: largest number of gaps that are computed at a time; None chooses it for the device.
     """
+    block = block or block_size(similarities.device, on_cpu=2**18)
     precision: Tensor = _GradedAveragePrecision.apply(similarities, lists, block)
     return precision
 

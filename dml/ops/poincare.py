@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dml.ops.blocks import block_size
 from dml.ops.errors import InputError
 
 MARGIN = 1e-5
@@ -105,8 +106,26 @@ def poincare_distances(points: Tensor, items: Tensor, curvature: float) -> Tenso
     """
     if not curvature > 0.0:
         raise InputError(f"curvature={curvature}: Poincare distances need a curvature above 0")
-    gaps = torch.cdist(points, items, compute_mode="donot_use_mm_for_euclid_dist")
+    gaps = _euclidean_distances(points, items)
     return _scale_gaps(gaps, points.square().sum(dim=1)[:, None], items.square().sum(dim=1), curvature)
+
+
+def _euclidean_distances(points: Tensor, items: Tensor, block: int | None = None) -> Tensor:
+    """Compute the Euclidean distances of points (N, D) and items (M, D) without products, which round -> (N, M).
+
+    On a GPU, the backward pass of torch.cdist holds all M D differences of each point that it is given. It is
+    therefore given a few points at a time.
+
+    Args:
+        points: (N, D) points.
+        items: (M, D) points.
+        block: largest number of differences that are held at a time; None holds all on a CPU, which holds none.
+    """
+    size = len(points)
+    if block or points.device.type != "cpu":
+        size = max(1, (block or block_size(points.device, on_cpu=0)) // items.numel())
+    parts = torch.split(points, size)
+    return torch.cat([torch.cdist(part, items, compute_mode="donot_use_mm_for_euclid_dist") for part in parts])
 
 
 def pair_distances(points: Tensor, items: Tensor, curvature: float) -> Tensor:

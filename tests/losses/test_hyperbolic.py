@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss, poincare_distances, to_ball
 from dml.ops.errors import InputError
+from dml.ops.poincare import _euclidean_distances
 
 SETTINGS = [(0.2, 0.1, 2.3), (0.1, 0.0, 2.3), (0.3, 1.0, 1.0)]
 
@@ -126,3 +127,16 @@ def test_refuses_values_that_make_no_sense(arguments: dict[str, float], message:
 def test_distances_need_a_ball() -> None:
     with pytest.raises(InputError, match="curvature=0"):
         poincare_distances(draw_embeddings(2, 5), draw_embeddings(2, 5), 0.0)
+
+
+@pytest.mark.parametrize("block", [1, 300, 10**6])
+def test_distances_by_blocks_of_points_are_the_same(block: int) -> None:
+    """On a GPU a block bounds the memory of the backward pass."""
+    points, items = draw_embeddings(9, 5).requires_grad_(), draw_embeddings(11, 5, seed=1).requires_grad_()
+    outer = draw_embeddings(9, 11, seed=2)
+    found = []
+    for size in (None, block):
+        distances = _euclidean_distances(points, items, size)
+        found.append((distances, *torch.autograd.grad(distances, (points, items), outer)))
+    for whole, in_blocks in zip(*found, strict=True):
+        torch.testing.assert_close(in_blocks, whole, rtol=1e-12, atol=1e-14)

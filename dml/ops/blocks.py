@@ -1,0 +1,17 @@
+import torch
+
+ON_GPU = 2**24
+"""Numbers of a block on a GPU, 64 MiB in float32: a kernel of fewer takes less time than its start."""
+
+
+def block_size(device: torch.device, on_cpu: int) -> int:
+    """Return how many numbers of a long computation are computed at a time.
+
+    >>> block_size(torch.device("cpu"), 2**18), block_size(torch.device("cuda"), 2**18)
+    (262144, 16777216)
+
+    Args:
+        device: device that computes.
+        on_cpu: numbers of a block on a CPU, whose caches should hold it.
+    """
+    return on_cpu if device.type == "cpu" else max(on_cpu, ON_GPU)
