@@ -1,7 +1,6 @@
 """The graph that an export writes: from pixels to the vectors that `ImageEmbedder.embed` gives for one view."""
 
 from copy import deepcopy
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.export import Dim, ExportedProgram
 
 from dml.inference.image_embedder import ImageEmbedder
 from dml.ops.errors import InputError
+from dml.ops.versions import own_version
 
 INPUT, OUTPUT = "images", "vectors"
 """The names of the graph's input and output."""
@@ -93,7 +93,7 @@ def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tup
     resizes = [step["_target_"] for step in steps if "resize" in step["_target_"].lower()]
     is_own = all(target.startswith("dml.") for target in resizes)  # another library's step states its interpolation
     return {
-        "dml_version": version("dml"),
+        "dml_version": own_version(),
         "name": embedder.settings.name,
         "fingerprint": embedder.fingerprint,
         "dimension": embedder.dimension,

@@ -21,9 +21,29 @@ def positive_ranks(relevant: Tensor) -> Tensor:
     Returns:
         Ranks (Q, P) float64 in ascending order, padded with infinity; P is the largest number of relevant items.
     """
-    all_ranks = torch.arange(1, relevant.shape[1] + 1, dtype=torch.float64, device=relevant.device)
-    largest_count = int(relevant.sum(dim=1).max()) if len(relevant) else 0
-    return torch.where(relevant, all_ranks, torch.inf).sort(dim=1).values[:, :largest_count].contiguous()
+    rows, columns = relevant.nonzero(as_tuple=True)
+    return pad_ranks(rows, columns + 1, len(relevant))
+
+
+def pad_ranks(rows: Tensor, ranks: Tensor, number: int) -> Tensor:
+    """Arrange the ranks of the relevant items of all rankings as one tensor.
+
+    >>> pad_ranks(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 2]), number=2).tolist()
+    [[1.0, 3.0], [2.0, inf]]
+
+    Args:
+        rows: (P,) ranking of each item, rising.
+        ranks: (P,) rank of each item, rising in each ranking.
+        number: number of rankings, Q.
+
+    Returns:
+        Ranks (Q, P') float64 in ascending order, padded with infinity; P' is the largest number of items of a ranking.
+    """
+    starts = torch.searchsorted(rows, torch.arange(number + 1, device=rows.device))
+    largest = int(starts.diff().max()) if number else 0
+    padded = torch.full((number, largest), torch.inf, dtype=torch.float64, device=rows.device)
+    padded[rows, torch.arange(len(rows), device=rows.device) - starts[rows]] = ranks.double()
+    return padded
 
 
 def count_positives(ranks: Tensor) -> Tensor:

@@ -116,6 +116,19 @@ def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
         torch.testing.assert_close(first[defined], second[defined], atol=1e-12, rtol=0)
 
 
+def test_a_device_ranks_more_levels_than_a_byte_has_bits() -> None:
+    rng = np.random.default_rng(0)
+    queries = rng.choice([-1, 1], size=(30, 4)), rng.integers(0, 3, size=(30, 10))
+    ranking = ranking_of(queries, None, neighbors=1)
+    threads, device = (
+        [block.scores for block in way(range(30), 64)] for way in (ranking._rank_by_threads, ranking._rank_by_sort)
+    )
+    assert "level9/ap" in device[0]
+    for name in device[0]:
+        first, second = (torch.cat([scores[name] for scores in found]) for found in (threads, device))
+        torch.testing.assert_close(second, first, atol=1e-12, rtol=0, equal_nan=True)
+
+
 @given(items(40, depth=3), st.none() | items(60, depth=3), st.data())
 @examples(80)
 def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, data: Any) -> None:

@@ -21,8 +21,9 @@ from dml.retrieval.reranking.gallery_comparison import Comparison
 from dml.retrieval.search import Search
 from dml.retrieval.top import k_nearest
 
-SORT_FACTOR = 16
-"""The memory for sorting distances on a device and all that follows, as a multiple of the memory of the distances."""
+SORT_FACTOR = 4
+"""Blocks whose distances are sorted on a device are smaller by this factor. Sorting and all that follows takes 16 times
+the memory of the distances, so such a block takes 4 times `MetricConfig.memory`: a GPU needs large blocks."""
 
 MOST_SEARCHED = 512
 """The largest number of nearest items that are searched for, which takes less than half of the time of all ranks."""

@@ -170,8 +170,10 @@ def rank_items(
                 block.neighbors.cpu(),
                 block.similarities.cpu(),
             )
-            for name, values in block.scores.items():
-                result.values[name][positions] = values.cpu()
+            if block.scores:  # in one copy, because a GPU makes each wait
+                scores = torch.stack([*block.scores.values()]).cpu().numpy()
+                for name, values in zip(block.scores, scores, strict=True):
+                    result.values[name][positions] = values
     if queries.curvature:
         _set_poincare_similarities(result, queries, searched)
     result.mask_queries_without_positives()

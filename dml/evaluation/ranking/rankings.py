@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dml.evaluation.ranking.positives import Positives
-from dml.metrics.binary import positive_ranks
+from dml.metrics.binary import pad_ranks
 from dml.retrieval.ranks import Ranker, nearest
 
 Integers = npt.NDArray[np.int64]
@@ -62,21 +62,36 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
 
     An item at distance infinity is not in the ranking.
     """
-    ascending, order = distances.sort(dim=1, stable=True)
-    is_ranked = ascending < torch.inf
-    same = [
-        (column[order] == labels[:, None]) & is_ranked
-        for labels, column in zip(query_labels.T, gallery_labels.T, strict=True)
-    ]
+    bits = _mark_shared(distances, query_labels, gallery_labels)
+    # Adding 0 turns -0 into 0: a GPU sorts by bits, which differ.
+    order = (distances + 0).sort(dim=1, stable=True).indices
+    bits_in_order = bits.gather(1, order)
+    # Positives are few: what follows takes them alone, out of all items.
+    rows, columns = bits_in_order.nonzero(as_tuple=True)
+    found, ranks = bits_in_order[rows, columns], columns + 1
+    same = [(found >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
-    shared = [levels == level for level in range(1, len(same) + 1)]
-    by_level, by_shared_levels = (tuple(map(_find_ranks, selected)) for selected in (same, shared))
+
+    def select(is_selected: Tensor) -> Tensor:
+        places = is_selected.nonzero().squeeze(1)
+        return _with_a_column(pad_ranks(rows[places], ranks[places], len(distances)))
+
+    by_level = tuple(select(is_same) for is_same in same)
+    by_shared_levels = tuple(select(levels == number) for number in range(1, len(same) + 1))
     return Rankings(by_level, by_shared_levels, order[:, :k])
 
 
-def _find_ranks(relevant: Tensor) -> Tensor:
-    """Return the ranks of the relevant items, see `Rankings`. (Q, N) bool -> (Q, P)"""
-    ranks = positive_ranks(relevant)
+def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
+    """Set bit i of each item that has the query's label at level i, unless its distance is infinite. -> (Q, G)"""
+    depth = query_labels.shape[1]
+    bits = torch.zeros_like(distances, dtype=torch.uint8 if depth <= 8 else torch.int64)
+    for level in range(depth):
+        bits |= (query_labels[:, level, None] == gallery_labels[:, level]).to(bits.dtype) << level
+    return bits.masked_fill_(distances == torch.inf, 0)
+
+
+def _with_a_column(ranks: Tensor) -> Tensor:
+    """Return ranks (Q, P) with at least one column, see `Rankings`."""
     return ranks if ranks.shape[1] else ranks.new_full((len(ranks), 1), torch.inf)
 
 

@@ -17,6 +17,7 @@ from dml.evaluation.metric_names import head_sets_in
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
+from dml.ops.versions import own_version
 from dml.retrieval.search import FAISS_VERSION
 
 
@@ -146,7 +147,7 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
 def collect_versions() -> dict[str, str]:
     """Return the versions of the libraries that compute embeddings and metrics, and the platform."""
     return {
-        "dml": version("dml"),
+        "dml": own_version(),
         "python": platform.python_version(),
         "torch": version("torch"),
         "numpy": version("numpy"),
