@@ -30,7 +30,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-fast check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
+.PHONY: demo setup test test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -48,6 +48,10 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: setup
 	$(PYTEST)
+
+# what only a GPU can show; DEVICE=cpu tries the same tests without one
+test-gpu: setup
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --device $(or $(DEVICE),cuda) tests/gpu
 
 test-fast: setup
 	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed and not data_sets'

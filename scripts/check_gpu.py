@@ -19,9 +19,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ COMMON = [
     "evaluation.report=null",
     "evaluation.sheet=null",
     "evaluation.clustering=false",  # FAISS's k-means differs between devices
+    "checkpoints.beginning=false",
 ]
 
 Execute = Callable[[str, Sequence[str]], None]
@@ -103,7 +105,7 @@ class Checks:
     overrides: Sequence[str]
     execute: Execute = execute
 
-    def run_all(self) -> list[Row]:
+    def run_all(self) -> Iterator[Row]:
         """Run all checks, each by itself: one that fails doesn't keep the others from running."""
         graphs = "true" if self.accelerator == "cuda" else "{backend: aot_eager}"  # inductor takes a minute on a CPU
         checks: dict[str, Callable[[str], Row]] = {
@@ -115,7 +117,8 @@ class Checks:
             "heads alone": self.check_heads,
             f"{self.devices} processes": self.check_processes,
         }
-        return [_run_guarded(name, check) for name, check in checks.items()]
+        for name, check in checks.items():
+            yield _run_guarded(name, check)
 
     def check_training(self, name: str, *overrides: str) -> Row:
         """Train from the beginning, and measure it."""
@@ -198,10 +201,12 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
             f"{speed['images_per_second']:,.0f}" if speed else "",
             f"{speed['share_waiting']:.1%}" if speed else "",
             f"{speed['peak_memory_mib']:,.0f} MiB" if speed.get("peak_memory_mib") is not None else "",
-            f"{speed['host_waits']} a step" if speed.get("host_waits") is not None else "",
+            f"{len(speed['host_waits'])} a step" if speed.get("host_waits") is not None else "",
         ]
         table.add_row(row.name, row.verdict, *cells, row.remark)
     console.print(table)
+    if waits := {place for row in rows for place in row.speed.get("host_waits") or ()}:
+        console.print("waits for the GPU:", *sorted(waits), sep="\n  ")
 
 
 def describe_machine(accelerator: str) -> str:
@@ -256,8 +261,11 @@ def main() -> None:
     devices = torch.cuda.device_count() if arguments.accelerator == "cuda" else 2
     console = Console(highlight=False, width=120)
     console.print(describe_machine(arguments.accelerator))
-    rows = Checks(folder, arguments.accelerator, devices, arguments.steps, overrides).run_all()
-    (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
+    rows, started = [], perf_counter()
+    for row in Checks(folder, arguments.accelerator, devices, arguments.steps, overrides).run_all():
+        console.print(f"{row.name}: {row.verdict}, after {perf_counter() - started:.0f} s")
+        rows.append(row)
+        (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")
     print_table(rows, console)
     console.print(f"all that the runs left: {folder}")
     sys.exit(any(row.verdict == "failed" for row in rows))

@@ -53,15 +53,30 @@ A later ``model=...`` among the arguments takes the place of this one.
 PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs tests/gpu."""
+    parser.addoption(
+        "--device", choices=("cuda", "cpu"), help="run tests/gpu on this device; without it no test sees a GPU"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs: what the tests of the CPU compare bit for bit, a GPU may round in another way in each run."""
+    if config.getoption("device") is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses tests by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that run commands as "pipeline", and put the files of whole runs first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that run commands as "pipeline" and those that need a GPU, and put the files of whole runs first.
 
     The quick tests are then what a process can still take over from the other at the end.
     """
     for item in items:
         if isinstance(item, pytest.Function) and PIPELINE_FIXTURES & set(item.fixturenames):
             item.add_marker("pipeline")
+        if config.getoption("device") is None and ROOT / "tests" / "gpu" in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 
@@ -77,6 +92,16 @@ def _compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for module, name in ((configurations, "_compose_once"), (experiments, "_compose_groups")):
             patched.setattr(module, name, configurations.keep_results(getattr(module, name).__wrapped__, folder))
         yield
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    """The device that tests/gpu compares with the CPU: "cuda", or "cpu" if its tests are only tried."""
+    import torch
+
+    name: str = pytestconfig.getoption("device")
+    assert name == "cpu" or torch.cuda.is_available(), "--device cuda: torch finds no CUDA GPU"
+    return name
 
 
 @pytest.fixture(autouse=True)

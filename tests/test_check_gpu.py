@@ -26,7 +26,7 @@ def one_process(here: Here) -> Callable[[str, Sequence[str]], None]:
 
 def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     overrides = [f"dataset.root={small_emoji}", *OVERRIDES, "evaluation.metrics=[recall]", "model.heads=[H]"]
-    rows = Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).run_all()
+    rows = [*Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).run_all()]
     assert {row.name: row.verdict for row in rows} == {
         "float32": "ok",
         "bfloat16": "ok",
@@ -67,7 +67,7 @@ def test_a_check_that_fails_leaves_the_others(tmp_path: Path) -> None:
     def execute(script: str, arguments: Sequence[str]) -> None:
         raise OSError("no\n such device")
 
-    rows = Checks(tmp_path, "cuda", 1, 12, [], execute).run_all()
+    rows = [*Checks(tmp_path, "cuda", 1, 12, [], execute).run_all()]
     assert [row.verdict for row in rows] == [*["failed"] * 6, "skipped"]
     assert rows[0] == Row("float32", "failed", "no such device")
 

@@ -21,7 +21,8 @@ class SpeedMeter(Callback):
     - images_per_second: images that all processes together train in a second;
     - share_waiting: share of the time in which the training loop waited for images;
     - peak_memory_mib: largest memory that torch held on the GPU of the first process; null on a CPU;
-    - host_waits: number of times that a step, whose metrics aren't logged, waited for the GPU; null on a CPU.
+    - host_waits: places in the code, as "file:line", where a step whose metrics aren't logged waited for the GPU; null
+      on a CPU.
 
     Args:
         path: path of the JSON file.
@@ -33,7 +34,7 @@ class SpeedMeter(Callback):
         self.path = Path(path)
         self.warm_up = max(2, warm_up)
         self.images = 0
-        self.host_waits: int | None = None
+        self.host_waits: list[str] | None = None
         self._started: float | None = None
         self._waited = 0.0
         self._steps = 0  # of this process: a resumed run has a warm-up too
@@ -68,7 +69,11 @@ class SpeedMeter(Callback):
         if self._steps == self.warm_up - 2 and pl_module.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
             self._warnings.__exit__(None, None, None)
-            self.host_waits = sum("synchronizing" in str(warning.message) for warning in self._caught)
+            self.host_waits = [
+                f"{warning.filename}:{warning.lineno}"
+                for warning in self._caught
+                if "called a synchronizing" in str(warning.message)  # torch also warns of the mode itself
+            ]
         self._steps += 1
 
     @rank_zero_only

@@ -1,41 +1,16 @@
 """Laws that hold for every loss, found by its YAML."""
 
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
-from configurations import compose
-from torch import Tensor, nn
+from every_loss import LABELS, LOSSES, batch, build, value_and_gradient
+from torch import nn
 
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss
-from dml.run.builders import build_losses
-
-CONF = Path(__file__).parents[2] / "conf" / "loss"
-SIZE = 8
-LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
 
 
-def build(name: str) -> nn.Module:
-    config = compose(f"loss={name}")
-    torch.manual_seed(0)
-    return build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
-
-
-def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(1))
-
-
-def value_and_gradient(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    leaf = embeddings.clone().requires_grad_()
-    value = loss(leaf, labels)
-    assert value.shape == ()
-    value.backward()
-    assert leaf.grad is not None
-    return value.detach(), leaf.grad
-
-
-@pytest.fixture(params=sorted(path.stem for path in CONF.glob("*.yaml")))
+@pytest.fixture(params=LOSSES)
 def loss(request: pytest.FixtureRequest) -> nn.Module:
     return build(request.param)
 

@@ -1,0 +1,30 @@
+"""Every loss, found by its YAML, with a small batch for it."""
+
+import torch
+from configurations import CONF, compose
+from torch import Tensor, nn
+
+from dml.run.builders import build_losses
+
+LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
+SIZE = 8
+LABELS = torch.tensor([[i // 3, i // 6] for i in range(15)])
+
+
+def build(name: str) -> nn.Module:
+    config = compose(f"loss={name}")
+    torch.manual_seed(0)
+    return build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
+
+
+def batch(rows: int = len(LABELS), scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def value_and_gradient(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = embeddings.clone().requires_grad_()
+    value = loss(leaf, labels)
+    assert value.shape == ()
+    value.backward()
+    assert leaf.grad is not None
+    return value.detach(), leaf.grad
