@@ -51,6 +51,7 @@ A later ``model=...`` among the arguments takes the place of this one.
 
 
 PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
+GPU_TESTS = ROOT / "tests" / "gpu"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,15 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses tests by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that run commands as "pipeline" and those that need a GPU, and put the files of whole runs first.
+    """Mark the tests that run commands as "pipeline", leave out those of a GPU, and put the files of whole runs first.
 
     The quick tests are then what a process can still take over from the other at the end.
     """
     for item in items:
         if isinstance(item, pytest.Function) and PIPELINE_FIXTURES & set(item.fixturenames):
             item.add_marker("pipeline")
-        if config.getoption("device") is None and ROOT / "tests" / "gpu" in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU: make test-gpu"))
+    if config.getoption("device") is None and (without := [item for item in items if GPU_TESTS in item.path.parents]):
+        items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
+        config.hook.pytest_deselected(items=without)
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 

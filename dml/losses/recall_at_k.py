@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.ops.blocks import block_size
+from dml.ops.block_size import block_size
 from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest

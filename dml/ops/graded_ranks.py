@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dml.ops.blocks import block_size
+from dml.ops.block_size import block_size
 from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.relevance import level_counts
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dml.ops.blocks import block_size
+from dml.ops.block_size import block_size
 from dml.ops.errors import InputError
 
 MARGIN = 1e-5
