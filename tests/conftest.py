@@ -8,6 +8,7 @@ import configurations
 import examples  # noqa: F401  loads the Hypothesis profile
 import pytest
 from forks import ROOT, run_forked
+from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
 from dml.commands import main
@@ -107,9 +108,10 @@ def device(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _logging() -> Iterator[None]:
-    """Undo Hydra's logging: its handler writes to a file that pytest closes after the test."""
+def _without_hydra() -> Iterator[None]:
+    """Undo Hydra's logging, whose handler writes to a file that pytest closes, and forget its last configuration."""
     yield
+    HydraConfig.instance().cfg = None  # a sweep leaves it
     for handler in [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]:
         logging.root.removeHandler(handler)
     logging.root.setLevel(logging.WARNING)
