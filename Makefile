@@ -54,7 +54,7 @@ test-gpu: setup
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --device $(or $(DEVICE),cuda) tests/gpu
 
 test-fast: setup
-	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed and not data_sets'
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed and not data_sets and not networks'
 
 check: setup
 	$(BIN)/ruff check .

@@ -16,16 +16,18 @@ CONF = Path(__file__).parents[1] / "conf"
 
 def compose(*overrides: str, command: str = "train") -> DictConfig:
     """Compose the configuration of a command line, which the caller may change."""
-    return _compose_once(command, overrides).copy()
+    config: DictConfig = pickle.loads(_compose_once(command, overrides))
+    return config
 
 
 @cache
-def _compose_once(command: str, overrides: tuple[str, ...]) -> DictConfig:
+def _compose_once(command: str, overrides: tuple[str, ...]) -> bytes:
+    """Compose a configuration, and pickle it: to read it takes a quarter of the time of a copy."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose(command, overrides=list(overrides))
+        return pickle.dumps(hydra.compose(command, overrides=list(overrides)))
 
 
-def keep_results(function: Callable[..., DictConfig], folder: Path) -> Callable[..., DictConfig]:
+def keep_results(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     """Return the function with a memory that the processes of a test session share.
 
     Args:
@@ -34,15 +36,15 @@ def keep_results(function: Callable[..., DictConfig], folder: Path) -> Callable[
     """
 
     @cache
-    def keep(*arguments: Any) -> DictConfig:
+    def keep(*arguments: Any) -> Any:
         name = hashlib.sha256(repr((function.__qualname__, arguments)).encode()).hexdigest()
         path = folder / f"{name}.pickle"
         if path.exists():
             return pickle.loads(path.read_bytes())
-        config = function(*arguments)
+        result = function(*arguments)
         partial = folder / f"{name}.{os.getpid()}.partial"
-        partial.write_bytes(pickle.dumps(config))
+        partial.write_bytes(pickle.dumps(result))
         partial.replace(path)
-        return config
+        return result
 
     return keep

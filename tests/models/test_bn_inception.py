@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from dml.models.bn_inception import BNInception
 
+pytestmark = pytest.mark.networks
+
 with warnings.catch_warnings():
     # an unrelated file of the package is compiled with `is` before a literal
     warnings.simplefilter("ignore", SyntaxWarning)

@@ -15,6 +15,8 @@ from dml.models.heads import PoolHead
 from dml.models.networks import bn_inception, googlenet, resnet, timm_backbone
 from dml.ops.errors import InputError
 
+pytestmark = pytest.mark.networks
+
 NETWORKS: dict[str, Callable[..., Backbone]] = {
     "tf_efficientnet_lite0": lambda **settings: timm_backbone("tf_efficientnet_lite0", **settings),
     "timm's resnet18": lambda **settings: timm_backbone("resnet18", **settings),

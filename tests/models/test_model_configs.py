@@ -7,6 +7,8 @@ from omegaconf import DictConfig
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, PoolHead
 
+pytestmark = pytest.mark.networks
+
 CONFIGS = sorted(
     path.stem
     for path in (CONF / "model").glob("*.yaml")

@@ -19,6 +19,8 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.ops.errors import InputError
 
+pytestmark = pytest.mark.networks
+
 Build = Callable[[], nn.Module]
 Load = Callable[[str | None], Backbone]
 

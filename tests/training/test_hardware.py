@@ -100,6 +100,7 @@ def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
     assert choose_deterministic(composed("trainer.deterministic=warn").trainer) == "warn"
 
 
+@pytest.mark.pipeline
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -113,12 +114,14 @@ def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -
     assert parse_compile(composed(override).compile) == expected
 
 
+@pytest.mark.pipeline
 @pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
 def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
     with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
         parse_compile(composed(f"compile={asked}").compile)
 
 
+@pytest.mark.pipeline
 def test_a_backend_that_pytorch_lacks_is_refused() -> None:
     with pytest.raises(InputError, match=r"compile=.*: no such backend; nearest: .*inductor"):
         parse_compile(composed("compile={backend: inducter}").compile)
