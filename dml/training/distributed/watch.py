@@ -20,6 +20,7 @@ from typing import Any
 from dml.ops import child_processes, process_end, signals
 from dml.ops.files import remove_partial_files_of_this_process
 from dml.training.distributed.agreement import StepAgreement
+from dml.training.distributed.forks import pause_before_forks
 from dml.training.distributed.handshake import accept_peers, connect_to_first, find_reachable_address
 
 GRACE_PERIOD = 3.0
@@ -190,6 +191,7 @@ def join(rank: int, world_size: int, host: str | None, broadcast: Callable[[Any]
         else:
             connections = {0: connect_to_first(rank, broadcast)}
         _watch = Watch(rank, world_size, connections)
+        pause_before_forks()
         signals.state.end_peers = _watch.fail
 
 
