@@ -66,7 +66,7 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     # Adding 0 turns -0 into 0: a GPU sorts by bits, which differ.
     order = (distances + 0).sort(dim=1, stable=True).indices
     bits_in_order = bits.gather(1, order)
-    # Positives are few: what follows takes them alone, out of all items.
+    # What follows takes the positives alone, out of all items.
     rows, columns = bits_in_order.nonzero(as_tuple=True)
     found, ranks = bits_in_order[rows, columns], columns + 1
     same = [(found >> level) & 1 for level in range(query_labels.shape[1])]
