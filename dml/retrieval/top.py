@@ -24,14 +24,32 @@ def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Ten
     is_unsure = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
     values, items = _by_value_and_item(values[:, :k], items[:, :k])
     for rows in torch.split(is_unsure.nonzero().flatten(), rows_at_once):
-        ascending, order = (distances[rows] + 0).sort(dim=1, stable=True)
+        ascending, order = sort_with_ties(distances[rows])
         values[rows], items[rows] = ascending[:, :k], order[:, :k]
+    return values, items
+
+
+def sort_with_ties(distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort each row, equal distances by index, on any device. (B, G) -> (B, G), (B, G)
+
+    -0 and 0 are equal; a GPU would sort them by their bits, which differ.
+
+    >>> values, items = sort_with_ties(torch.tensor([[0.0, 0.5, -0.0]]))
+    >>> items.tolist()
+    [[0, 2, 1]]
+
+    Args:
+        distances: (B, G) distances without NaN.
+
+    Returns:
+        The distances, smallest first, and the indices of the items.
+    """
+    values, items = (distances + 0).sort(dim=1, stable=True)  # -0 + 0 is 0
     return values, items
 
 
 def _by_value_and_item(values: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
     """Sort values and items (B, k) by value, and equal values by item."""
     items, order = items.sort(dim=1)
-    # Adding 0 turns -0 into 0: a GPU sorts by bits, which differ.
-    values, order = (values.gather(1, order) + 0).sort(dim=1, stable=True)
+    values, order = sort_with_ties(values.gather(1, order))
     return values, items.gather(1, order)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dml.evaluation.ranking.positives import Positives
 from dml.metrics.binary import pad_ranks
 from dml.retrieval.ranks import Ranker, nearest
+from dml.retrieval.top import sort_with_ties
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -63,13 +64,12 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
     An item at distance infinity is not in the ranking.
     """
     bits = _mark_shared(distances, query_labels, gallery_labels)
-    # Adding 0 turns -0 into 0: a GPU sorts by bits, which differ.
-    order = (distances + 0).sort(dim=1, stable=True).indices
+    _, order = sort_with_ties(distances)
     bits_in_order = bits.gather(1, order)
     # What follows takes the positives alone, out of all items.
     rows, columns = bits_in_order.nonzero(as_tuple=True)
-    found, ranks = bits_in_order[rows, columns], columns + 1
-    same = [(found >> level) & 1 for level in range(query_labels.shape[1])]
+    positive_bits, ranks = bits_in_order[rows, columns], columns + 1
+    same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
     levels = torch.stack(same).sum(dim=0)
 
     def select(is_selected: Tensor) -> Tensor:
