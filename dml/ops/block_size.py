@@ -14,4 +14,4 @@ def block_size(device: torch.device, on_cpu: int) -> int:
         device: device that computes.
         on_cpu: numbers of a block on a CPU, whose caches should hold it.
     """
-    return on_cpu if device.type == "cpu" else max(on_cpu, ON_GPU)
+    return on_cpu if device.type == "cpu" else ON_GPU

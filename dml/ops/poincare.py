@@ -119,13 +119,12 @@ def _euclidean_distances(points: Tensor, items: Tensor, block: int | None = None
     Args:
         points: (N, D) points.
         items: (M, D) points.
-        block: largest number of differences that are held at a time; None holds all on a CPU, which holds none.
+        block: largest number of differences that are held at a time; None takes all at once on a CPU, which holds none.
     """
-    size = len(points)
-    if block or points.device.type != "cpu":
-        size = max(1, (block or block_size(points.device, on_cpu=0)) // items.numel())
-    parts = torch.split(points, size)
-    return torch.cat([torch.cdist(part, items, compute_mode="donot_use_mm_for_euclid_dist") for part in parts])
+    size = (block or block_size(points.device, on_cpu=len(points) * items.numel())) // max(1, items.numel())
+    parts = torch.split(points, max(1, size))
+    distances = [torch.cdist(part, items, compute_mode="donot_use_mm_for_euclid_dist") for part in parts]
+    return distances[0] if len(distances) == 1 else torch.cat(distances)
 
 
 def pair_distances(points: Tensor, items: Tensor, curvature: float) -> Tensor:
