@@ -1,3 +1,27 @@
+from collections.abc import Container, Iterable, Mapping
+
+from dml.ops.errors import InputError
+from dml.ops.nested import is_below
+
+
 def key_of(override: str) -> str:
     """Return the key of an override: ``+loss.margin=0.2`` -> ``loss.margin``."""
     return override.partition("=")[0].lstrip("+~")
+
+
+def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], below: Container[str] = ()) -> None:
+    """Make sure that no ``--set`` sets what something else sets.
+
+    Args:
+        overrides: values of ``--set``.
+        setters: what sets a key, by key.
+        below: those of the keys below which no key may be set either.
+
+    Raises:
+        InputError: if one does.
+    """
+    for override in overrides:
+        key = key_of(override)
+        for set_key, setter in setters.items():
+            if key == set_key or (set_key in below and is_below(key, [set_key])):
+                raise InputError(f"--set {override}: {setter} sets it")

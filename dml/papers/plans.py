@@ -19,7 +19,7 @@ from dml.commands.hydra_command import main
 from dml.ops import child_processes, signals
 from dml.ops.errors import InputError
 from dml.ops.nested import is_below
-from dml.ops.overrides import key_of
+from dml.ops.overrides import check_set_elsewhere, key_of
 from dml.ops.paths import expand_home
 from dml.ops.run_folder import RunFolder, RunState
 from dml.ops.subprocesses import python_command, python_environment, run_process
@@ -125,9 +125,7 @@ class Plan:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for override in self.overrides:
-            if setter := SET_ELSEWHERE.get(key_of(override)):
-                raise InputError(f"--set {override}: {setter} sets it")
+        check_set_elsewhere(self.overrides, SET_ELSEWHERE)
 
     @property
     def departures(self) -> list[str]:
@@ -190,9 +188,8 @@ def check_data(target: str, runs: Sequence[PlannedRun], data: Path | None, advic
     paths: list[Path] = []
     for run in runs:
         inputs = find_input_paths(compose(run.training), root)
-        for override in run.training.overrides:
-            if key_of(override) == "dataset.root" and "dataset.root" in inputs:
-                raise InputError(f"--set {override}: --data sets it")
+        if "dataset.root" in inputs:
+            check_set_elsewhere(run.training.overrides, {"dataset.root": "--data"})
         paths += inputs.values()
     for path in dict.fromkeys(paths):
         name = path.relative_to(root)

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from dml.data.table import TEST_SPLITS
 from dml.ops.errors import InputError
-from dml.ops.nested import is_below
-from dml.ops.overrides import key_of
+from dml.ops.overrides import check_set_elsewhere, key_of
 from dml.papers.experiments import compose, identify
 from dml.papers.plans import PlannedRun, check_data, find_input_paths
 from dml.papers.protocol.search_spaces import RATES, Proposal, SearchedRange
@@ -88,12 +87,8 @@ def check_overrides(setting: CrossValidation, methods: Sequence[Method]) -> None
     setters |= dict.fromkeys(map(key_of, (*SEARCHED, *TESTED)), "the protocol")
     setters |= dict.fromkeys(("dataset.folds", "dataset.fold"), "the protocol")
     setters |= {searched.key: f"the search of {method.loss}" for method in methods for searched in method.ranges}
-    choices = ("dataset", "loss")  # whose values may be set
-    for override in setting.overrides:
-        key = key_of(override)
-        for set_key, setter in setters.items():
-            if key == set_key or (set_key not in choices and is_below(key, [set_key])):
-                raise InputError(f"--set {override}: {setter} sets it")
+    choices = {"dataset", "loss"}  # whose values may be set
+    check_set_elsewhere(setting.overrides, setters, below=setters.keys() - choices)
 
 
 def check_cross_validation(setting: CrossValidation, methods: Sequence[Method], data: Path | None) -> None:
