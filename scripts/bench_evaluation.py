@@ -72,6 +72,14 @@ def random_items(number: int, classes: tuple[int, ...], scale: float = 1.0) -> t
     return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), labels
 
 
+def draw_gallery(images: int) -> tuple[Any, Any]:
+    """Draw embeddings (N, 128) around the centres of classes of ten, and their labels (N,)."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.arange(images) // 10)
+    noise, centres = (rng.standard_normal((images, 128), dtype=np.float32) for _ in range(2))
+    return centres[labels] + 2 * noise, labels
+
+
 def multiply_and_sort(embeddings: Any) -> None:
     """Compute all similarities, and sort their values in place with one thread for each processor."""
     similarities = np.empty((BLOCK, len(embeddings)), dtype=np.float32)
@@ -168,10 +176,7 @@ def measure_gallery(largest: int) -> None:
     """Measure the metrics that need the nearest neighbours alone, at a quarter, half and all of a size."""
     half: Cost | None = None
     for images in (largest // 4, largest // 2, largest):
-        rng = np.random.default_rng(0)
-        labels = rng.permutation(np.arange(images) // 10)
-        noise, centres = (rng.standard_normal((images, 128), dtype=np.float32) for _ in range(2))
-        embeddings = centres[labels] + 2 * noise
+        embeddings, labels = draw_gallery(images)
         predicted = f"; {4 * half.seconds:.0f} and {4 * half.processors:.0f} s were predicted" if half else ""
         settings: dict[str, Any] = {"metrics": ("recall", "map@r", "r_precision"), "clustering": False}
         cost = half = measure(evaluate, embeddings, labels, **settings)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from bench_evaluation import INATURALIST, RANKING, RECALL_AT, SOP, random_items
+from bench_evaluation import BLOCK, INATURALIST, RANKING, RECALL_AT, SOP, draw_gallery, random_items
 from bench_losses import SIZE, LogSumExp, draw_batch
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
@@ -38,9 +38,8 @@ from dml.run.config_folders import CONF
 
 DEVICE = torch.device("cuda")
 LARGE = ("rll", "nra", "tuplet", "recall_at_k", "smooth_ap", "h_ap", "roadmap", "hyperbolic", "multi_similarity")
-"""Losses that are measured in large batches too."""
-BATCHES = (4096, 16_384)
-BLOCK = 1024
+"""Losses that are measured in batches of every size; all others in the smallest alone."""
+BATCHES = (1024, 4096, 16_384)
 GALLERY = 1_000_000
 LONGEST = 1.0
 
@@ -95,18 +94,19 @@ def print_losses(chosen: Sequence[str]) -> None:
     """Print the table of the losses, beside the product of all embeddings and a reduction of it.
 
     Args:
-        chosen: losses to measure in batches of every size; if there are none, every loss in small batches, and `LARGE`.
+        chosen: losses to measure in batches of every size; if there are none, `LARGE`, and all in the smallest.
     """
     print(f"{'loss':<28}{'batch':>7}{'ms':>9}{'MiB':>9}{'ratio':>8}")
-    every = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
-    for batch, names in ((BLOCK, chosen or every), *((batch, chosen or LARGE) for batch in BATCHES)):
+    all_losses = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
+    for batch in BATCHES:
+        names = chosen or (all_losses if batch == min(BATCHES) else LARGE)
         embeddings, labels = draw_batch(batch, torch.Generator().manual_seed(0))
-        given = embeddings.to(DEVICE), labels.to(DEVICE)
-        bare = measure_loss(LogSumExp(), *given)
+        on_gpu = embeddings.to(DEVICE), labels.to(DEVICE)
+        bare = measure_loss(LogSumExp(), *on_gpu)
         print(f"{'logsumexp(E E^T)':<28}{batch:>7}{1000 * bare.seconds:>9.2f}{bare.mebibytes:>9,.0f}")
         for name in names:
             try:
-                cost = measure_loss(build_loss(name, labels), *given)
+                cost = measure_loss(build_loss(name, labels), *on_gpu)
             except torch.OutOfMemoryError:
                 print(f"{name:<28}{batch:>7}  more memory than the GPU has", flush=True)
                 continue
@@ -161,10 +161,8 @@ def print_evaluation() -> None:
 
 def print_gallery() -> None:
     """Print what the metrics of nearest neighbours take for a million images of 128 dimensions, in classes of ten."""
-    rng = np.random.default_rng(0)
-    labels = rng.permutation(np.arange(GALLERY) // 10)
-    noise, centres = (rng.standard_normal((GALLERY, 128), dtype=np.float32) for _ in range(2))
-    rows = torch.from_numpy(centres[labels] + 2 * noise).to(DEVICE)
+    embeddings, labels = draw_gallery(GALLERY)
+    rows = torch.from_numpy(embeddings).to(DEVICE)
     settings: dict[str, Any] = {"metrics": ("recall", "map@r", "r_precision"), "clustering": False}
     cost = measure(lambda: evaluate(rows, labels, **settings), warm_up=False)
     parts = "recall@K, MAP@R and R-precision"

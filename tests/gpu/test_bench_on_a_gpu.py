@@ -7,7 +7,7 @@ import torch
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    sizes = {"BLOCK": 64, "BATCHES": (128,), "GALLERY": 2000, "LONGEST": 0.01, "LARGE": ("rll", "h_ap")}
+    sizes = {"BATCHES": (64, 128), "GALLERY": 2000, "LONGEST": 0.01, "LARGE": ("rll", "h_ap")}
     sizes |= {"SOP": (2000, (300, 12)), "INATURALIST": (2000, (100, 50, 20, 10, 5, 4, 3))}
     for name, value in sizes.items():
         monkeypatch.setattr(bench_gpu, name, value)
