@@ -51,6 +51,9 @@ A later ``model=...`` among the arguments takes the place of this one.
 """
 
 
+PLAIN = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
+"""Overrides of `SMALL` for tests that look at the training and at rankings alone."""
+
 PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
 GPU_TESTS = ROOT / "tests" / "gpu"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose
-from conftest import ROOT, SMALL, Here, Refused, in_a_process
+from conftest import PLAIN, ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
 from runs import assert_same_run, kill_at, last, metrics
 from trainers import small_trainer
@@ -270,12 +270,11 @@ WHOLE_RUNS = {
     "xbm": "a memory of earlier batches, which checkpoints hold",
 }
 """A loss of each structure, and what is its own."""
-SHORT = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
 
 
 @pytest.mark.parametrize("loss", WHOLE_RUNS)
 def test_a_loss_of_each_structure_trains(here: Here, small_emoji: Path, tmp_path: Path, loss: str) -> None:
-    arguments = [f"dataset.root={small_emoji}", *SHORT, "trainer.max_steps=2", "trainer.val_check_interval=null"]
+    arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=null"]
     here("train", f"loss={loss}", *arguments, f"hydra.run.dir={tmp_path}")
     trained = last(tmp_path)
     assert trained["global_step"] == 2
@@ -289,7 +288,7 @@ def table(small_emoji: Path) -> ImageTable:
 
 @pytest.mark.parametrize("loss", sorted(path.stem for path in (ROOT / "conf" / "loss").glob("*.yaml")))
 def test_every_loss_takes_a_step(table: ImageTable, loss: str) -> None:
-    config = compose(f"loss={loss}", *SHORT)
+    config = compose(f"loss={loss}", *PLAIN)
     images, model = builders.build_data(config, table), builders.build_model(config)
     builders.count_in_steps(config, len(images.sampler))
     learner = builders.build_learner(config, images, model)

@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL, Here
+from conftest import PLAIN, ROOT, Here
 from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
 from dml.ops.run_folder import RunFolder, RunState
 
-QUICK = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
-QUICK += ["evaluation.metrics=[recall]", "data.num_workers=1"]
+QUICK = [*PLAIN, "evaluation.metrics=[recall]", "data.num_workers=1"]
 pytestmark = pytest.mark.pipeline
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SMALL, Here, Refused
+from conftest import PLAIN, ROOT, Here, Refused
 from every_loss import LOSSES
 from runs import last, metrics
 from torch import nn
@@ -14,7 +14,6 @@ import dml
 from dml.models.small_cnn import small_cnn
 from dml.training.gradient_cache import embed_in_chunks
 
-SHORT = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
 FLOAT16 = "trainer.precision=16-mixed"
 OPTIONS = {
     "plain": [],
@@ -55,7 +54,7 @@ OPTIONS = {
 
 @pytest.fixture
 def arguments(small_emoji: Path, device: str) -> list[str]:
-    return [f"dataset.root={small_emoji}", *SHORT, f"trainer.accelerator={device}", "trainer.val_check_interval=2"]
+    return [f"dataset.root={small_emoji}", *PLAIN, f"trainer.accelerator={device}", "trainer.val_check_interval=2"]
 
 
 @pytest.mark.parametrize("option", OPTIONS)

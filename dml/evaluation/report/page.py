@@ -112,7 +112,7 @@ def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
     """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other.
 
     Args:
-        report: what the page shows.
+        report: findings of the audit, and the images that they are about.
         read: function that reads pictures, see `run_report`.
 
     Raises:

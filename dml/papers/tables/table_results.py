@@ -124,7 +124,7 @@ def _name_row(cell: Cell) -> str:
 
 
 def _describe_row(result: CellResult) -> dict[str, str]:
-    """Return what the numbers of a row are of, as its finished runs stored it, or as its configuration says."""
+    """Describe the models and data behind a row's numbers: those of its finished runs, else those configured."""
     runs = [run for run in result.runs if run.is_finished] or result.runs[:1]
     heads = MetricName.parse(result.metric).heads
     return describe_runs(runs, heads_of(heads) if heads else ())

@@ -1,6 +1,6 @@
 import os
 import sys
-from functools import cache
+from functools import cache, partial
 from time import sleep
 
 PAUSE = 0.02
@@ -17,8 +17,4 @@ def pause_before_forks() -> None:
     meanwhile, so after a pause no other thread has a reason to register.
     """
     if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_pause)
-
-
-def _pause() -> None:
-    sleep(PAUSE)
+        os.register_at_fork(before=partial(sleep, PAUSE))
