@@ -1,5 +1,6 @@
 # make demo    sets everything up, then trains, evaluates and shows a retrieval model
 # make test    sets everything up, then runs the tests
+# make test-all   the thorough tests too, in a quarter of an hour: CONTRIBUTING.md says when
 # make test-fast   the quick tests alone, with fewer random examples: CONTRIBUTING.md says which are left out
 # make check   style, types and the rooms' import rules
 # make docs    builds the site of docs/ and the API reference in build/site; broken links are errors
@@ -30,7 +31,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -47,14 +48,17 @@ $(SETUP): pyproject.toml constraints.txt
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) -m 'not thorough'
+
+test-all: setup
+	HYPOTHESIS_PROFILE=all $(PYTEST)
 
 # what only a GPU can show; DEVICE=cpu tries the same tests without one
 test-gpu: setup
 	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal --device $(or $(DEVICE),cuda) tests/gpu
 
 test-fast: setup
-	HYPOTHESIS_PROFILE=dev $(PYTEST) -m 'not pipeline and not distributed and not data_sets and not networks'
+	HYPOTHESIS_PROFILE=fast $(PYTEST) -m 'not thorough and not pipeline and not distributed and not data_sets and not networks'
 
 check: setup
 	$(BIN)/ruff check .

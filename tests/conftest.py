@@ -1,6 +1,7 @@
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,11 +76,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that run commands as "pipeline", leave out those of a GPU, and put the files of whole runs first.
 
-    The quick tests are then what a process can still take over from the other at the end.
+    The quick tests are then what a process can still take over from the other at the end. Of the cases of a test with
+    the marker "first_cases", those after the first ones are marked as "thorough".
     """
+    cases: Counter[tuple[Path, str]] = Counter()
     for item in items:
         if isinstance(item, pytest.Function) and PIPELINE_FIXTURES & set(item.fixturenames):
             item.add_marker("pipeline")
+        if first := item.get_closest_marker("first_cases"):
+            test = (item.path, item.nodeid.partition("[")[0])
+            cases[test] += 1
+            if cases[test] > first.args[0]:
+                item.add_marker("thorough")
     if config.getoption("device") is None and (without := [item for item in items if GPU_TESTS in item.path.parents]):
         items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
         config.hook.pytest_deselected(items=without)

@@ -1,20 +1,20 @@
-"""How many examples Hypothesis draws for a test: all of them in CI, a fifth in a developer's own loop.
+"""How many examples Hypothesis draws for a test: others in each run, and all that the test names in `make test-all`.
 
-`make test-fast` chooses the profile "dev" by HYPOTHESIS_PROFILE.
+`make test-fast` and `make test-all` choose their profile by HYPOTHESIS_PROFILE.
 """
 
 import os
 
 from hypothesis import settings
 
-PROFILES = {"ci": 100, "dev": 20}
+PROFILES = {"all": 100, "test": 40, "fast": 20}
 """Percent of the examples that each test names."""
 
 for name, percent in PROFILES.items():
     settings.register_profile(name, max_examples=percent, deadline=None)  # the cores are shared
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 
 def examples(number: int) -> settings:
-    """Return settings with a number of examples in CI, and with the profile's share of them elsewhere."""
+    """Return settings with the profile's share of a number of examples."""
     return settings(max_examples=max(1, number * settings().max_examples // 100))

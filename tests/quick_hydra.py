@@ -12,12 +12,13 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from hydra._internal import config_loader_impl
+from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.types import Override
 
 OWN_FOLDERS = ("command-line", "hydra.searchpath")
@@ -63,6 +64,33 @@ def _load_once(load_config: Function, memory: Memory) -> Function:
         return pickle.loads(memory[key])
 
     return quick_load_config
+
+
+def _embed_once(load_single_config: Function, memory: Memory) -> Function:
+    """The content of a file at its place in the whole."""
+
+    @wraps(load_single_config)
+    def quick_load_single_config(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> Any:
+        if (sources := _sources(repo)) is None:
+            return load_single_config(loader, default, repo)
+        key = ("embedded", sources, astuple(default))
+        if key not in memory:
+            memory[key] = pickle.dumps(load_single_config(loader, default, repo))
+        return pickle.loads(memory[key])
+
+    return quick_load_single_config
+
+
+def _map_if_interpolated(create_interpolation_map: Function, _: Memory) -> Function:
+    """Hydra makes a configuration of all choices for each file, and reads it if one choice stands in another."""
+
+    @wraps(create_interpolation_map)
+    def quick_create_map(overrides: Any, defaults: list[InputDefault], self_added: bool) -> Any:
+        if any(default.is_interpolation() for default in defaults):
+            return create_interpolation_map(overrides, defaults, self_added)
+        return None
+
+    return quick_create_map
 
 
 def _list_once(create_defaults_list: Function, memory: Memory) -> Function:
@@ -118,6 +146,8 @@ def _join_once(compose: Function, memory: Memory) -> Function:
 REPLACEMENTS: list[tuple[Any, str, Callable[[Function, Memory], Function]]] = [
     (Hydra, "get_mode", _mode_by_overrides),
     (ConfigRepository, "load_config", _load_once),
+    (ConfigLoaderImpl, "_load_single_config", _embed_once),
+    (defaults_list, "_create_interpolation_map", _map_if_interpolated),
     (config_loader_impl, "create_defaults_list", _list_once),
     (ConfigLoaderImpl, "_compose_config_from_defaults_list", _join_once),
 ]

@@ -24,6 +24,7 @@ def one_process(here: Here) -> Callable[[str, Sequence[str]], None]:
     return execute
 
 
+@pytest.mark.thorough
 def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     overrides = [f"dataset.root={small_emoji}", *OVERRIDES, "evaluation.metrics=[recall]", "model.heads=[H]"]
     rows = [*Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).run_all()]

@@ -73,6 +73,7 @@ def test_evaluating_the_checkpoint_repeats_the_digits(here: Here, finished: Path
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.distributed
 def test_two_processes_give_the_digits_of_one(here: Here, finished: Path, tmp_path: Path) -> None:
     # an image at a time: in another batch the network itself may round otherwise
@@ -140,6 +141,7 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
         assert found["level0/map@r"] == pytest.approx(max(validated.values()), abs=1e-6)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     ("point", "occurrence"),
     [
@@ -194,6 +196,7 @@ NEIGHBORHOODS = ["sampler=local_neighborhood", "sampler.batch_size=12", "sampler
 NEIGHBORHOODS += ["stored.every_n_steps=3", "loss=tuplet_drift", "trainer.val_check_interval=null"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [[], NEIGHBORHOODS], ids=["default", "stored embeddings"])
 def test_a_finished_run_can_be_prolonged(here: Here, small_emoji: Path, tmp_path: Path, options: list[str]) -> None:
     # a cosine ends with the run that it was made for: prolonged, it is another one
@@ -235,6 +238,7 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
             assert metrics(two)[name] == pytest.approx(value, abs=0.03), name
 
 
+@pytest.mark.thorough
 def test_a_transformer_trains_and_resumes_bit_for_bit(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     """With rates by layer, clipped gradients, a frozen patch embedding and branches that are left out at random."""
     arguments = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "scheduler=constant"]
@@ -272,6 +276,7 @@ WHOLE_RUNS = {
 """A loss of each structure, and what is its own."""
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("loss", WHOLE_RUNS)
 def test_a_loss_of_each_structure_trains(here: Here, small_emoji: Path, tmp_path: Path, loss: str) -> None:
     arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=null"]

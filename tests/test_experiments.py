@@ -1,7 +1,7 @@
 """Every experiment of conf/experiment composes, builds its own network, and trains on a slice of emoji.
 
-An experiment of each structure trains two steps a stage with the smoke form's network; all others take one step with a
-network of two convolutions: they differ in settings of the same parts.
+An experiment of each structure trains two steps a stage with the smoke form's network; all others, in `make test-all`,
+take one step with a network of two convolutions: they differ in settings of the same parts.
 """
 
 import json
@@ -95,6 +95,7 @@ EXAMPLES = (
 """An experiment of each structure: the first one."""
 
 
+@pytest.mark.thorough
 def test_each_structure_has_an_example() -> None:
     structures = {structure(training): name for name, training in reversed(TRAININGS.items())}
     assert set(structures.values()) == set(EXAMPLES)
@@ -118,7 +119,13 @@ KEPT = ("loss", "optimizer", "scheduler.schedule", "scheduler.loss", "model.head
 """What the small form of an experiment has in common with it."""
 
 
-@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param(training, id=name, marks=() if name in EXAMPLES else pytest.mark.thorough)
+        for name, training in TRAININGS.items()
+    ],
+)
 def test_an_experiment_trains(training: Training, small_emoji: Path, tmp_path: Path) -> None:
     quiet()
     steps = 2 if training in CHOSEN else 1
@@ -164,6 +171,7 @@ def networks() -> dict[str, DictConfig]:
     return found
 
 
+@pytest.mark.thorough
 def test_experiments_build_their_own_networks_and_transforms() -> None:
     for own in networks().values():
         built = builders.build_model(own)

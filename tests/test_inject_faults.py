@@ -167,6 +167,7 @@ def test_a_try_that_breaks_has_not_held(tmp_path: Path) -> None:
     assert "KeyError" in result.failures[0].output
 
 
+@pytest.mark.thorough
 def test_the_seed_makes_every_choice(tmp_path: Path) -> None:
     def ways(seed: int, name: str) -> dict[str, int]:
         return Runner(tmp_path, tmp_path, seed, jobs=2).run(fault(draws, name), 4).ways
@@ -219,11 +220,13 @@ def other_weights(path: Path, rng: np.random.Generator) -> None:
     torch.save(content, path)
 
 
+@pytest.mark.thorough
 def test_other_weights_are_noticed(tmp_path: Path, fixture_folder: Path) -> None:
     with pytest.raises(FailedError, match=r"best.ckpt, evaluate, other weights: exit code 0, and silently other"):
         damage_and_read(one_try(tmp_path, fixture_folder), TARGETS["best.ckpt"], other_weights, 0)
 
 
+@pytest.mark.thorough
 def test_an_undamaged_run_is_unchanged(tmp_path: Path, fixture_folder: Path) -> None:
     for name, turn in (("best.ckpt", 0), ("metrics.json", 1)):
         one = one_try(tmp_path / name, fixture_folder)

@@ -65,6 +65,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     assert_same_run(whole, run)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     "name",
     ["config.yaml", "last.ckpt", "metrics.csv", "per_query.parquet", "report.html", "retrieval.png", "metrics.json"],

@@ -84,18 +84,19 @@ IMPOSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("override", IMPOSSIBLE)
 def test_a_run_stays_as_it_is_if_new_values_are_impossible(
-    refused: Refused, small_emoji: Path, here: Here, tmp_path: Path, override: str
+    refused: Refused, small_emoji: Path, here: Here, tmp_path: Path
 ) -> None:
     arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
     here("train", *arguments)
-    assert IMPOSSIBLE[override] in refused(f"resume={tmp_path}", override, "trainer.max_steps=2")
-    assert RunFolder(tmp_path).state == RunState.FINISHED
+    for override, line in IMPOSSIBLE.items():
+        assert line in refused(f"resume={tmp_path}", override, "trainer.max_steps=2")
+        assert RunFolder(tmp_path).state == RunState.FINISHED
     here("train", f"resume={tmp_path}", "trainer.max_steps=2")
     assert metrics(tmp_path)["step"] == 2
 
 
+@pytest.mark.thorough
 def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     stages = "+stages={a:{trainer:{max_steps:1}},b:{trainer:{max_steps:2}}}"
     here("train", f"dataset.root={small_emoji}", *QUICK, stages, f"hydra.run.dir={tmp_path}")
@@ -140,6 +141,7 @@ REPORTED = [*QUICK, "trainer.max_steps=1", "evaluation.report={neighbors:2,map:f
 REPORTED += ["evaluation.sheet={queries:2,neighbors:2,seed:0}"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "point",
     [
@@ -163,6 +165,7 @@ def test_a_run_is_finished_when_all_that_it_leaves_is_there(
     folder.check_files()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "point", ["before splits.json is written", "before splits.json is replaced", "after splits.json is replaced"]
 )
@@ -222,6 +225,7 @@ def test_intervals_are_in_steps_under_accumulation(accumulated: Path) -> None:
     assert sorted(RunFolder(accumulated).values("loss")) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("point", "occurrence"),
     [

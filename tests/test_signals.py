@@ -30,6 +30,7 @@ def whole(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("point", "occurrence", "signum", "step"),
     [
@@ -56,6 +57,7 @@ def test_a_training_stops_after_the_step_and_goes_on_bit_for_bit(
     assert_same_run(whole, folder)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
     "point", ["before the configuration is written", "before the test", "before metrics.json is written"]
@@ -144,6 +146,7 @@ libc.sleep(40)
 )
 
 
+@pytest.mark.thorough
 def test_a_library_that_does_not_return_is_ended() -> None:
     code, errors, seconds = run_script(IN_C)
     assert code == 143
@@ -180,6 +183,7 @@ def catches(process_id: int, signum: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("after", [0.0, 0.4, 1.3])
 @pytest.mark.parametrize("script", ["train.py", "scripts/compare.py"])
 def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, script: str, after: float) -> None:

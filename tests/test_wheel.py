@@ -130,6 +130,7 @@ run("reproducibility", "pages/protocols.md")
 """
 
 
+@pytest.mark.thorough
 def test_a_wheel_has_all_commands(installed: Installed, site: Path, small_emoji: Path, tmp_path: Path) -> None:
     assert installed(site / "bin" / "dml") == installed("-m", "dml", "--help")
     # in one process, as loading the libraries takes longer than all the rest

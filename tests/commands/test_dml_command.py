@@ -139,6 +139,7 @@ run_command()
 """
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.pipeline
 @pytest.mark.parametrize(
     ("name", "signum"),

@@ -33,6 +33,7 @@ def train(environment: dict[str, str], folder: str, arguments: list[str]) -> tup
     return code, errors.getvalue()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("mistake", "line"),
     [

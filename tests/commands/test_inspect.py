@@ -114,6 +114,7 @@ def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
     assert again.partition("what the splits hold")[2] == printed.partition("what the splits hold")[2]
 
 
+@pytest.mark.thorough
 def test_the_recall_is_what_a_training_prints_as_before(inspect: Callable[..., str], here: Here, mine: Path) -> None:
     printed = inspect()
     given = ["trainer.max_steps=1", "sampler.images_per_class=2", "evaluation.report=null", "evaluation.sheet=null"]

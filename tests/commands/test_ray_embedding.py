@@ -28,6 +28,7 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_embeds_what_one_process_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dml.inference.bulk.embedding_parts.PART_SIZE", 4)

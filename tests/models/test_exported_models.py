@@ -19,6 +19,8 @@ from dml.inference.image_embedder import ImageEmbedder
 pytestmark = pytest.mark.pipeline
 
 CONFIGS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+FAMILIES = ("tf_efficientnet_lite0", "resnet18", "dinov2_small", "dinov3_convnext_tiny")
+"""A small network of each family; the others are thorough."""
 SIZES = {"bn_inception": 144, "googlenet": 144, "googlenet_branches": 144}
 """The smallest images that leave 5 x 5 cells for the pool of RLL's heads; others are 64 pixels wide."""
 NAMES = {"timm": "convnext_atto"}
@@ -41,7 +43,9 @@ def _short_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_short_networks")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in CONFIGS if name not in FAMILIES)]
+)
 def test_every_model_is_exported(name: str, tmp_path: Path) -> None:
     size = SIZES.get(name, 64)
     network = [f"model.backbone.name={NAMES[name]}"] if name in NAMES else []

@@ -85,6 +85,7 @@ def test_all_ten_claims_are_there_and_can_be_judged() -> None:
         assert config.trainer.max_steps == (240 if arm.training.experiment == "claims/nra" else 160)
 
 
+@pytest.mark.thorough
 def test_quick_claims_are_the_same_with_fewer_steps() -> None:
     quick, _ = read_claims(shortened=8).on_datasets
     whole, short = (compose(claims.arms["rll"].training) for claims in (CLAIMS, quick))
@@ -401,6 +402,7 @@ def test_the_repositorys_page_has_it_too() -> None:
     assert "\n<!-- claims -->\nx\n<!-- /claims -->\n" in insert_summary(results, "x")
 
 
+@pytest.mark.thorough
 def test_the_repositorys_page_is_that_of_its_results(tmp_path: Path) -> None:
     shutil.copy(ROOT / "docs" / "claims.json", tmp_path)
     run_claims(["--show", "--docs", str(tmp_path), "--outputs", str(tmp_path / "no_runs")])

@@ -244,6 +244,7 @@ def test_a_file_without_a_place_for_the_summary_is_refused_before_the_trainings(
         assert line.startswith(f"error: --readme {tmp_path / name}: {problem}")
 
 
+@pytest.mark.thorough
 @pytest.mark.pipeline  # it composes every training
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     (tmp_path / "leaderboard.json").write_text((ROOT / "docs/leaderboard.json").read_text())

@@ -103,6 +103,7 @@ def test_a_difference_touches_its_metrics_and_a_row_its_own() -> None:
     assert rows["ck_60x4"][:-1] == rows["ck_60x3"]
 
 
+@pytest.mark.thorough
 def test_every_choice_is_the_configurations() -> None:
     for table in read_tables():
         for training in table.trainings:

@@ -97,6 +97,7 @@ def test_a_loss_that_is_not_on_the_leaderboard_is_one_line() -> None:
         select_clean_results([], CONDITIONS, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.pipeline
 def test_the_repositorys_page_is_that_of_its_results(tmp_path: Path) -> None:
     for name in ("leaderboard.json", "robustness.json"):

@@ -100,6 +100,7 @@ def test_frozen_weights_that_changed_are_told(
         dml.load(run, weights=tmp_path / "none.pth")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "adapter",
     [

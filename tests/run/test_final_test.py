@@ -12,6 +12,7 @@ from stored_arrays import stored_arrays
 from dml.evaluation.per_query import read_queries
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["inshop", "dyml_vehicle", "dyml_product"])
 def test_a_run_is_judged_by_the_data_sets_own_lists(
     name: str, here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -198,6 +198,7 @@ def test_a_run_goes_on_as_it_began(whole: Path, refused: Refused) -> None:
     assert "frozen=False: the run has trained otherwise so far; init=" in line
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_heads_learn_in_any_precision(precision: str, arguments: list[str], here: Here, tmp_path: Path) -> None:
     proxies = ["loss=normalized_softmax", "proxies=class_means"]

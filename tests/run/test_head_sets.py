@@ -188,6 +188,7 @@ def test_a_run_is_chosen_by_a_single_head_and_tests_pairs(here: Here, small_emoj
     assert "heads/M+H/level0/ap" not in other
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("metrics", "first", "column"),
     [("[h_ap]", "h_ap", "H-AP"), ("[nmi]", "nmi", "NMI"), ("[recall]", "recall@10", "R@10")],

@@ -37,6 +37,7 @@ def test_a_run_on_all_classes_is_tested_on_its_validation_classes(tmp_path: Path
     assert "no class is held out for a test" in line
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("choice", ["val", "test"])
 def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: Here, choice: str):
     photos, run = make_photos(tmp_path / "photos"), tmp_path / "run"
@@ -53,6 +54,7 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
     assert {name: again.get(name) for name in names} == {name: tested[name] for name in names}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("option", ["checkpoints.beginning=true", "frozen=true", "quick=true"])
 def test_a_run_without_validation_classes_tests_its_last_checkpoint(tmp_path: Path, here: Here, option: str):
     digits = ["dataset=digits", "transform=mnist", "transform.size=8", "model=small_cnn", "trainer.max_steps=2"]

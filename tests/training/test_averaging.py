@@ -191,6 +191,7 @@ def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_with_all_options_resumes_bit_for_bit(
     here: Here, small_emoji: Path, finished: Path, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def assert_equal(name: str, found: Tensor, expected: Tensor) -> None:
     assert error <= 1e-9 * largest, f"{name}: {error:.1e} of {largest:.1e}"
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 @pytest.mark.parametrize(("count", "accumulate"), [(2, 1), (3, 1), (2, 2)])
 def test_the_gradients_are_those_of_one_process_with_the_whole_batch(

@@ -64,6 +64,7 @@ def test_a_killed_process_ends_the_run_with_a_line(small_emoji: Path, tmp_path: 
     assert errors == "error: process 1 of 2 died, probably killed or out of memory; the job ends with it\n"
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the second process in /proc")
 @pytest.mark.parametrize(
     ("signum", "to"), [(signal.SIGTERM, "first"), (signal.SIGINT, "second"), (signal.SIGTERM, "all")]

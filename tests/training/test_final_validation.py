@@ -14,6 +14,7 @@ def validated_steps(folder: Path) -> list[int]:
     return [*RunFolder(folder).values("val/level0/recall@1")]
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     ("steps", "interval", "batches", "expected"),
     [(5, 3, 1, [3, 5]), (6, 3, 1, [3, 6]), (3, 100, 1, [3]), (3, 2, 2, [2, 3]), (3, "null", 1, [])],

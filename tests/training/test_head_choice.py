@@ -46,6 +46,7 @@ def test_the_best_set_is_chosen(values: dict[str, float], mode: str, ties: dict[
     assert found["level0/recall@1"] == values[expected]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("mode", ["max", "min"])  # recall@1 of fewer heads is often smaller: "min" takes another set
 def test_the_test_and_the_model_use_the_chosen_heads(
     here: Here, small_emoji: Path, tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]
@@ -104,6 +105,7 @@ def test_a_run_that_is_resumed_without_a_choice_has_all_heads(here: Here, small_
     assert last(tmp_path)["chosen_heads"] == ["L", "M", "H"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("option", ["evaluation.selection=last", "model.heads=[H]", "choose_heads=false"])
 def test_without_a_choice_all_heads_are_used(here: Here, small_emoji: Path, tmp_path: Path, option: str) -> None:
     arguments = [*CHOOSING, "trainer.max_steps=3", option]

@@ -145,6 +145,7 @@ def train(count: int, gradient_cache: int | None = None, shard: bool = True) -> 
     return recorder.steps, num_queries
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 @pytest.mark.parametrize(
     ("count", "gradient_cache", "shard"), [(2, None, True), (3, None, True), (2, 5, True), (2, None, False)]
@@ -165,6 +166,7 @@ def test_values_and_gradients_are_those_of_one_process(
                 )
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("shard", ["true", "false"])
 def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: Path, shard: str) -> None:
     arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]

@@ -80,6 +80,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / value) if name.endswith("_DIR") else value)
 
 
+@pytest.mark.thorough
 def test_wandb_gets_configuration_metrics_and_media_and_goes_on_with_its_run(
     here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
