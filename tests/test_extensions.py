@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from runs import last
 
 PYTHON_FILES = {
@@ -92,7 +92,7 @@ def extended(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_
     for name in PYTHON_FILES:
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
     choices = ["callbacks=stopping", "loss=squeeze", "evaluation=first_rank", f"hydra.searchpath=[{tmp_path}/my_conf]"]
-    return [f"dataset.root={small_emoji}", *SMALL, *choices, "evaluation.raw=false", "evaluation.sheet=null"]
+    return [f"dataset.root={small_emoji}", *PLAIN, *choices]
 
 
 def test_a_users_option_loss_and_metric_take_effect(

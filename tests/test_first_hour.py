@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL
+from conftest import PLAIN, ROOT
 from small_networks import TWO_CONVOLUTIONS
 
 from dml.__main__ import dispatch
@@ -18,7 +18,7 @@ from dml.ops.run_folder import folders_below
 pytestmark = pytest.mark.pipeline
 
 CLASSES = 24
-TINY = [value for value in SMALL if not value.startswith(("dataset.", "sampler.", "evaluation."))]
+TINY = [value for value in PLAIN if not value.startswith(("dataset.", "sampler.", "evaluation."))]
 """Overrides that make a run take seconds; data, batches and evaluation stay as the page says."""
 
 

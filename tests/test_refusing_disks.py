@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.utils.data
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from runs import assert_same_run, last
 
 from dml.commands.error_lines import explain
@@ -21,8 +21,7 @@ from dml.ops.files import replacing, write_text
 from dml.ops.run_folder import RunFolder, RunState
 from dml.ops.text_tables import write_csv
 
-QUICK = [*SMALL, "evaluation.raw=false", "evaluation.heads=false", "model.heads=[H]", "scheduler=constant"]
-QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]", "evaluation.clustering=false"]
+QUICK = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]", "scheduler=constant"]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from forks import ForkedScript
 from pytorch_lightning.callbacks import Timer
 from runs import assert_same_run, kill_at, last, metrics
@@ -17,8 +17,7 @@ from dml.evaluation.run_comparison import find_unfinished
 from dml.ops.run_folder import RunFolder, RunState
 from dml.training.embedders import RawFeatures
 
-QUICK = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.heads=false", "model.heads=[H]"]
-QUICK += ["evaluation.sheet=null", "evaluation.metrics=[recall]"]
+QUICK = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]"]
 
 
 def test_runs_begun_in_the_same_second_have_a_folder_each(small_emoji: Path, tmp_path: Path) -> None:
@@ -268,7 +267,7 @@ def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
 def test_validations_that_are_no_better_end_a_training(
     here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *SMALL, f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
+    arguments = [f"dataset.root={small_emoji}", *PLAIN, f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
     arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "ema=null"]
     here("train", *arguments)  # nothing is learnt, so the first validation stays the best
     assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL
+from conftest import PLAIN, ROOT
 from omegaconf import OmegaConf
 from runs import last, metrics
 
@@ -24,14 +24,11 @@ class Squeeze(torch.nn.Module):
         return self.strength * embeddings.square().mean()
 """
 SHORT = [
-    *SMALL,
+    *PLAIN,
     "trainer.accelerator=cpu",
     "trainer.max_steps=2",
     "trainer.val_check_interval=2",
-    "evaluation.raw=false",
     "evaluation.heads=false",
-    "evaluation.clustering=false",
-    "evaluation.sheet=null",
 ]
 
 pytestmark = pytest.mark.pipeline

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from conftest import PLAIN
 from small_embedders import make_model
 
 import dml
@@ -18,8 +18,8 @@ from dml.inference import ImageEmbedder
 @pytest.fixture(scope="module")
 def run(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compress") / "run"
-    settings = [*SMALL, "loss=matryoshka", "loss.sizes=[4,8]", "trainer.max_steps=1", "trainer.val_check_interval=1"]
-    settings += ["evaluation.metrics=[recall,map@r]", "evaluation.sheet=null", "evaluation.raw=false"]
+    settings = [*PLAIN, "loss=matryoshka", "loss.sizes=[4,8]", "trainer.max_steps=1", "trainer.val_check_interval=1"]
+    settings += ["evaluation.metrics=[recall,map@r]"]
     settings += ["evaluation.report={neighbors:3,map:false,seed:0}", f"dataset.root={small_emoji}"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", ["train.py", *settings, f"hydra.run.dir={folder}"])

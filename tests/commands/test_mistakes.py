@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL, Refused
+from conftest import PLAIN, ROOT, Refused
 from omegaconf import OmegaConf
 
 from dml.ops.new_folders import remove_unused_folder
@@ -51,7 +51,7 @@ def test_mistakes_leave_nothing(
     mistakes: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(f"dataset.root={small_emoji}", *SMALL, "model=small_cnn", "evaluation.raw=false", *mistakes)
+    refused(f"dataset.root={small_emoji}", *PLAIN, "model=small_cnn", *mistakes)
     assert not list_left(tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
@@ -62,12 +62,10 @@ def test_levels_are_written_and_a_training_takes_one(
     assert {path.name: path.read_bytes() for path in Path("found").iterdir()} == before
 
     options = [
-        "evaluation.raw=false",
-        "evaluation.sheet=null",
         "evaluation.metrics=[recall]",
         "evaluation.recall_at=[1]",
     ]
-    here("train", *data, *SMALL, *options, "dataset.class_splits=found/shift-3.csv", "hydra.run.dir=run")
+    here("train", *data, *PLAIN, *options, "dataset.class_splits=found/shift-3.csv", "hydra.run.dir=run")
     assert "splits   20 classes for training, 19 for the test (found/shift-3.csv)" in capfd.readouterr().out
     splits = RunFolder("run").splits()
     assert splits is not None

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Refused
+from conftest import PLAIN, Refused
 from omegaconf import OmegaConf
 from test_mistakes import list_left
 
 from dml.commands.sweep_start import list_first_values
 
-TRIED = ["-m", "sweep=optuna", *SMALL, "hydra.sweeper.n_trials=2"]
+TRIED = ["-m", "sweep=optuna", *PLAIN, "hydra.sweeper.n_trials=2"]
 
 
 @pytest.mark.parametrize(

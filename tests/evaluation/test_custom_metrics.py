@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
+from conftest import PLAIN
 
 from dml.commands import main
 from dml.data.table import ImageTable
@@ -186,7 +186,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_emoji: Path) -> A
     """run("train", "loss=rll") trains in tmp_path/run, with a user's module on the path."""
     (tmp_path / "users_metrics.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    defaults = [f"dataset.root={small_emoji}", *SMALL, "evaluation.raw=false", "evaluation.sheet=null"]
+    defaults = [f"dataset.root={small_emoji}", *PLAIN]
 
     def run(command: str, *arguments: str) -> None:
         small = defaults if command == "train" and not arguments[0].startswith("resume=") else []

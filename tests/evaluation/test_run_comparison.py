@@ -67,6 +67,7 @@ def test_a_sweep_by_glob_is_a_row_a_loss(sweep: Path) -> None:
         assert "step" not in row.metrics
 
 
+@pytest.mark.thorough
 def test_rows_are_named_by_what_sets_them_apart(sweep: Path, small_emoji: Path, here: Here, tmp_path: Path) -> None:
     for margin in ("0.2", "0.3"):
         folder = f"hydra.run.dir={tmp_path / margin}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from configurations import compose
-from conftest import SMALL, Refused
+from conftest import PLAIN, Refused
 from loss_batches import draw_embeddings
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -110,5 +110,5 @@ def test_refuses_what_no_prefix_can_have() -> None:
 
 
 def test_the_command_line_refuses_sizes_before_training(refused: Refused) -> None:
-    line = refused("loss=matryoshka", "loss.sizes=[8,16]", *SMALL)
+    line = refused("loss=matryoshka", "loss.sizes=[8,16]", *PLAIN)
     assert "loss.sizes=[8, 16]: an embedding has 8 numbers" in line

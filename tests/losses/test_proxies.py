@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from configurations import compose
-from conftest import ROOT, SMALL, Refused
+from conftest import PLAIN, ROOT, Refused
 from torch import nn
 
 from dml.losses.compose import AtLevel, WeightedSum
@@ -86,4 +86,4 @@ def test_a_proxy_without_a_mean_stays_where_it_was_drawn() -> None:
 def test_what_cannot_begin_there_is_refused(
     refused: Refused, tmp_path: Path, small_emoji: Path, arguments: list[str], line: str
 ) -> None:
-    assert line in refused(*SMALL, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", *arguments)
+    assert line in refused(*PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", *arguments)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL, Here
+from conftest import PLAIN, ROOT, Here
 
 from dml.evaluation.class_sums import ClassSums, sum_by_class, sum_runs_by_class
 from dml.ops.errors import InputError
@@ -322,8 +322,8 @@ def test_mistakes_end_in_one_line_before_any_training(
     assert not (tmp_path / "runs").exists()
 
 
-SMALL_SETTINGS = [setting for setting in SMALL if setting != "evaluation.report=null"]  # the protocol sets it
-SMALL_SETTINGS += ["trainer.max_steps=4", "trainer.val_check_interval=2", "evaluation.clustering=false"]
+SMALL_SETTINGS = [setting for setting in PLAIN if setting != "evaluation.report=null"]  # the protocol sets it
+SMALL_SETTINGS += ["trainer.max_steps=4", "trainer.val_check_interval=2"]
 
 
 @pytest.mark.pipeline

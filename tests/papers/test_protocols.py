@@ -136,6 +136,7 @@ OF_NO_PAPER = ("claims/base", "protocol/base", "leaderboard/emoji", "leaderboard
 """Experiments that stand for no paper's protocol; others begin with the first one."""
 
 
+@pytest.mark.thorough
 def test_who_repeats_images_of_short_classes_says_so() -> None:
     for name in experiments():
         config = compose(Training(name))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
@@ -13,10 +13,9 @@ from dml.ops.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
 
-SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null"]
+SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
 SHORT += [
     "sampler.classes_per_batch=2",
-    "evaluation.raw=false",
     "evaluation.selection=last",
     "transform=imagenet",
     "transform.size=32",

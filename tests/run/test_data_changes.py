@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from PIL import Image
 
 from dml.ops.run_folder import RunFolder
 
 CLASSES = 12
-SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null"]
-SHORT += ["sampler.classes_per_batch=2", "evaluation.raw=false", "evaluation.selection=last"]
+SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
+SHORT += ["sampler.classes_per_batch=2", "evaluation.selection=last"]
 
 
 def write_photos(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from configurations import compose
-from conftest import SMALL, Here
+from conftest import PLAIN, Here
 
 from dml.evaluation.evaluator import Evaluator
 from dml.losses.hyperbolic import to_ball
@@ -73,7 +73,7 @@ def test_a_run_is_tested_by_poincare_distance_again_and_by_cosine_on_request(
 
     monkeypatch.setattr(Evaluator, "evaluate", watch)
     trained, again, by_cosine = (tmp_path / name for name in ("trained", "again", "by_cosine"))
-    given = [*SMALL, "loss=hyperbolic", "evaluation.raw=false", f"dataset.root={small_emoji}"]
+    given = [*PLAIN, "loss=hyperbolic", f"dataset.root={small_emoji}"]
     here("train", *given, f"hydra.run.dir={trained}")
     assert {*curvatures} == {0.1}
     checkpoint = f"checkpoint={trained / 'checkpoints' / 'best.ckpt'}"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from conftest import SMALL, Here, Refused
+from conftest import PLAIN, Here, Refused
 from runs import metrics
 
 from dml.ops.run_folder import RunFolder
@@ -14,8 +14,8 @@ def test_the_metrics_by_other_labels_stand_beside_the_runs_own(here: Here, small
     roots = [f"dataset.root={small_emoji}", "evaluation.other_labels.again.root=${dataset.root}"]
     counts = "evaluation.other_labels.again.counts=null"
     report = "evaluation.report={neighbors: 3, map: false, seed: 0}"
-    small = [override for override in SMALL if not override.startswith("evaluation.report")]
-    here("train", f"+{OTHER}", *roots, counts, *small, report, "evaluation.raw=false", f"hydra.run.dir={tmp_path}")
+    small = [override for override in PLAIN if not override.startswith("evaluation.report")]
+    here("train", f"+{OTHER}", *roots, counts, *small, report, f"hydra.run.dir={tmp_path}")
     found = metrics(tmp_path)
     own = {name: value for name, value in found.items() if name.startswith("level") or name in ("h_ap", "ndcg", "asi")}
     other = {name.removeprefix("again/"): value for name, value in found.items() if name.startswith("again/")}
@@ -32,7 +32,7 @@ def test_other_images_are_told_before_the_training(refused: Refused, small_emoji
     line = refused(
         "+dataset@evaluation.other_labels.digits=digits",
         f"dataset.root={small_emoji}",
-        *SMALL,
+        *PLAIN,
         f"hydra.run.dir={tmp_path}",
     )
     assert "evaluation.other_labels.digits: digits has 450 test images, which aren't the " in line

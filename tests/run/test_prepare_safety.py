@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from configurations import compose
-from conftest import SMALL
+from conftest import PLAIN
 from PIL import Image
 
 from dml.data.cache import CacheFolder
@@ -208,7 +208,7 @@ def test_training_on_damaged_pixels_ends_with_a_line(
     prepare_job.prepare(config, RunFolder(tmp_path), [])
     pixels = tmp_path / ".dml" / "emoji" / "warp-32.pixels"
     pixels.write_bytes(bytes(pixels.stat().st_size))
-    line = refused(f"dataset.root={root}", *SMALL, "data.num_workers=1", f"hydra.run.dir={tmp_path}/run")
+    line = refused(f"dataset.root={root}", *PLAIN, "data.num_workers=1", f"hydra.run.dir={tmp_path}/run")
     assert line.startswith(f"error: image {root}/")
     command = f"run dml prepare dataset=emoji dataset.root={root} resize=32 mode=warp again"
     assert f"its pixels in {pixels} are damaged (their checksum differs); {command}" in line

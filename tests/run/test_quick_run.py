@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Here
+from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 
 from dml.run.quick_run import CLASSES, CLASSES_PER_BATCH, STEPS, shorten
@@ -10,7 +10,7 @@ from dml.run.quick_run import CLASSES, CLASSES_PER_BATCH, STEPS, shorten
 
 def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here, capfd: pytest.CaptureFixture[str]):
     run = tmp_path / "run"
-    small = [value for value in SMALL if not value.startswith("trainer.max_steps")]
+    small = [value for value in PLAIN if not value.startswith("trainer.max_steps")]
     here("train", "quick=true", "trainer.max_epochs=500", *small, f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
     assert "its metrics say nothing" in printed

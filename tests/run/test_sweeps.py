@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from conftest import SMALL, Here
+from conftest import PLAIN, Here
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,15 +36,12 @@ from dml.run.sweeps import read_objective
 from dml.training.callbacks.pruning import is_behind
 
 TINY = [
-    *SMALL,
+    *PLAIN,
     "model.heads=[H]",
     "trainer.max_steps=4",
     "trainer.val_check_interval=2",
     "checkpoints.every_n_steps=200",
-    "evaluation.raw=false",
     "evaluation.heads=false",
-    "evaluation.clustering=false",
-    "evaluation.sheet=null",
 ]
 Lines = Callable[[], list[str]]
 Failed = Callable[..., list[str]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SMALL, Here
+from conftest import PLAIN, Here
 from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from runs import last
@@ -16,7 +16,7 @@ from dml.ops.run_folder import RunFolder
 from dml.run import builders
 from dml.training.callbacks.best_checkpoint import BestCheckpoint
 
-RECALL = [*SMALL, "evaluation.metrics=[recall]", "evaluation.raw=false", "evaluation.sheet=null"]
+RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
 BEGINNING = [*RECALL, "initial_heads=principal_components", "checkpoints.beginning=true"]
 UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose as composed
-from conftest import SMALL
+from conftest import PLAIN
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -83,7 +83,7 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
     quiet()
     asked = ["transform=rll", "trainer.accelerator=cpu", "data.eval_batch_size=16", "+trainer.limit_test_batches=2"]
     asked += [f"dataset.root={small_emoji}", "model.heads=[M,H]", f"evaluation.crops={crops}"]
-    config = composed(*SMALL, *asked)
+    config = composed(*PLAIN, *asked)
     images = builders.build_data(config, builders.build_table(config))
     model: Any = builders.build_model(config)
     assert isinstance(model, EmbeddingModel)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from conftest import SMALL
+from conftest import PLAIN
 from forks import ForkedScript
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
@@ -48,11 +48,11 @@ def second_process(folder: Path) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the second process in /proc")
 def test_a_killed_process_ends_the_run_with_a_line(small_emoji: Path, tmp_path: Path) -> None:
-    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "evaluation.raw=false"]
+    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null"]
     # without workers: one that sends images to a killed process may print a trace of its own
     two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=0"]
     folder = tmp_path / "run"
-    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *SMALL, *endless, *two, f"hydra.run.dir={folder}")
+    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *PLAIN, *endless, *two, f"hydra.run.dir={folder}")
     try:
         while first.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
             time.sleep(0.1)
@@ -70,10 +70,10 @@ def test_a_killed_process_ends_the_run_with_a_line(small_emoji: Path, tmp_path: 
     ("signum", "to"), [(signal.SIGTERM, "first"), (signal.SIGINT, "second"), (signal.SIGTERM, "all")]
 )
 def test_a_signal_to_one_or_all_stops_all(small_emoji: Path, tmp_path: Path, signum: signal.Signals, to: str) -> None:
-    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "evaluation.raw=false"]
+    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null"]
     two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=1"]
     folder = tmp_path / "run"
-    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *SMALL, *endless, *two, f"hydra.run.dir={folder}")
+    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *PLAIN, *endless, *two, f"hydra.run.dir={folder}")
     try:
         while first.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
             time.sleep(0.1)

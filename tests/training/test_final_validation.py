@@ -2,11 +2,11 @@ import csv
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Here
+from conftest import PLAIN, Here
 
 from dml.ops.run_folder import RunFolder
 
-RECALL = [*SMALL, "evaluation.metrics=[recall]", "evaluation.raw=false", "evaluation.sheet=null"]
+RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
 
 
 def validated_steps(folder: Path) -> list[int]:

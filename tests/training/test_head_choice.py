@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, Here
+from conftest import PLAIN, Here
 from runs import last, metrics
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from dml.training.head_choice import HeadChoice
 SETS = {"L+M+H": 3, "M+H": 2, "H": 1}
 """The sets of heads to choose from, with the sizes of their embeddings in the tests of the choice alone."""
 EMBEDDED = Embedded({name: torch.ones(4, size) for name, size in SETS.items()}, torch.arange(4))
-CHOOSING = [*SMALL, "choose_heads=true", "evaluation.raw=false", "evaluation.sheet=null", "scheduler=constant"]
+CHOOSING = [*PLAIN, "choose_heads=true", "scheduler=constant"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL, Here, in_a_process
+from conftest import PLAIN, Here, in_a_process
 from gloo import on_processes
 from pytorch_lightning import Callback, Trainer
 from runs import metrics
@@ -169,9 +169,9 @@ def test_values_and_gradients_are_those_of_one_process(
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("shard", ["true", "false"])
 def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: Path, shard: str) -> None:
-    arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]
+    arguments = [f"dataset.root={small_emoji}", *PLAIN, "trainer.accelerator=cpu"]
     arguments += ["trainer.max_steps=2", "trainer.val_check_interval=null", "evaluation.metrics=[recall]"]
-    arguments += ["optimizer=sgd", "optimizer.lr=0.001", "loss=recall_at_k", "evaluation.sheet=null"]
+    arguments += ["optimizer=sgd", "optimizer.lr=0.001", "loss=recall_at_k"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
     sharded = [f"shard_loss={shard}", "gradient_cache=3", "trainer=ddp", "trainer.devices=2"]
