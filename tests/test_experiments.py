@@ -1,7 +1,7 @@
 """Every experiment of conf/experiment composes, builds its own network, and trains on a slice of emoji.
 
-An experiment of each structure trains two steps a stage with the smoke form's network; all others, in `make test-all`,
-take one step with a network of two convolutions: they differ in settings of the same parts.
+An experiment of each structure trains two steps a stage with the smoke form's network; all others, which `make test`
+leaves out, take one step with a network of two convolutions: they differ in settings of the same parts.
 """
 
 import json
@@ -93,6 +93,8 @@ EXAMPLES = (
     "leaderboard/emoji",
 )
 """An experiment of each structure: the first one."""
+QUICK = tuple(name for name in EXAMPLES if not name.startswith("claims/"))
+"""Those that `make test` trains; tests/test_staged_runs.py trains in the stages that the claims have."""
 
 
 @pytest.mark.thorough
@@ -122,7 +124,7 @@ KEPT = ("loss", "optimizer", "scheduler.schedule", "scheduler.loss", "model.head
 @pytest.mark.parametrize(
     "training",
     [
-        pytest.param(training, id=name, marks=() if name in EXAMPLES else pytest.mark.thorough)
+        pytest.param(training, id=name, marks=() if name in QUICK else pytest.mark.thorough)
         for name, training in TRAININGS.items()
     ],
 )

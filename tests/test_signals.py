@@ -30,7 +30,7 @@ def whole(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("point", "occurrence", "signum", "step"),
     [
@@ -218,6 +218,7 @@ def test_a_whole_group_is_signalled_and_workers_print_nothing(small_emoji: Path,
         assert process.returncode == code
 
 
+@pytest.mark.thorough
 def test_a_sweep_stops_and_the_same_command_goes_on(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     given = ["-m", "seed=1,2", f"dataset.root={small_emoji}", *QUICK, f"hydra.sweep.dir={tmp_path}"]
     code, errors = stop_at("before last.ckpt is written", 1, signal.SIGTERM, *given)

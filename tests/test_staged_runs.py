@@ -73,7 +73,7 @@ def test_the_third_stage_keeps_the_network_of_the_second(finished: Path) -> None
     assert not all(torch.equal(state[a], state[b]) for a, b in zip(trained, kept, strict=True))
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("point", "occurrence", "reached"),
     [

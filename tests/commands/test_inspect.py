@@ -173,6 +173,7 @@ def test_a_test_of_one_class_says_nothing(inspect: Callable[..., str], mine: Pat
     assert "finds most" not in printed
 
 
+@pytest.mark.thorough
 def test_a_model_of_ones_own_is_a_backbone(inspect: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     text = (CONF / "model" / "tf_efficientnet_lite0.yaml").read_text()

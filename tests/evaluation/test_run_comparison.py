@@ -156,6 +156,7 @@ def test_no_run_and_the_same_run_twice(sweep: Path, tmp_path: Path) -> None:
         compare(find_runs([sweep, tmp_path]))
 
 
+@pytest.mark.thorough
 def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path, here: Here) -> None:
     run = tmp_path / "run"
     shutil.copytree(sweep / "0", run)

@@ -103,6 +103,7 @@ def test_a_missing_list_of_photographs_is_one_line(tmp_path: Path, capsys: pytes
     assert "none.csv: no such file; give a CSV file with a column path" in capsys.readouterr().err
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.pipeline
 @pytest.mark.parametrize("run", [run_ablation, run_leaderboard])
 def test_where_all_runs_fail_nothing_else_is_said(

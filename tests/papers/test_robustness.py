@@ -25,7 +25,7 @@ from dml.papers.robustness.robustness_command import run_robustness
 from dml.papers.robustness.robustness_page import compute_difference
 
 CONDITIONS = read_conditions()
-LEADERBOARD = read_results(ROOT / "docs" / "leaderboard.json")
+LEADERBOARD = ROOT / "docs" / "leaderboard.json"
 CLEAN = select_clean_results(LEADERBOARD, CONDITIONS, ["rll", "circle"])
 
 
@@ -90,11 +90,12 @@ def test_without_results_the_page_stays_as_it_is(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "robustness.md").exists()
 
 
-def test_a_loss_that_is_not_on_the_leaderboard_is_one_line() -> None:
+def test_a_loss_that_is_not_on_the_leaderboard_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="loss rl: not on the leaderboard of emoji; nearest: rll"):
         select_clean_results(LEADERBOARD, CONDITIONS, ["rl"])
-    with pytest.raises(InputError, match="no results on emoji; make leaderboard trains them"):
-        select_clean_results([], CONDITIONS, None)
+    missing = tmp_path / "leaderboard.json"
+    with pytest.raises(InputError, match=f"{missing}: no results on emoji; dml leaderboard makes them"):
+        select_clean_results(missing, CONDITIONS, None)
 
 
 @pytest.mark.thorough

@@ -386,6 +386,7 @@ def test_a_validation_evaluates_the_monitored_heads_too() -> None:
     assert logged["val/heads/H+L/h_ap"] == logged["H-AP"] == pytest.approx(seen[1].abs().sum().item())
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.pipeline
 @pytest.mark.parametrize("settings", [{}, {"gradient_cache": 4}])
 def test_a_compiled_network_trains_alike_and_leaves_the_same_checkpoint(settings: dict[str, Any]) -> None:

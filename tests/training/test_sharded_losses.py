@@ -145,7 +145,7 @@ def train(count: int, gradient_cache: int | None = None, shard: bool = True) -> 
     return recorder.steps, num_queries
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 @pytest.mark.parametrize(
     ("count", "gradient_cache", "shard"), [(2, None, True), (3, None, True), (2, 5, True), (2, None, False)]

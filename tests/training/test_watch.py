@@ -207,6 +207,7 @@ sys.exit(143)
 SIGNALS_ITSELF = "if step == 200: watch.request_stop(15)"
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("ranks", [[0], [1], [2], [0, 1, 2]])
 def test_processes_stop_at_the_same_step(tmp_path: Path, ranks: list[int]) -> None:
     meeting = tmp_path / "meeting"

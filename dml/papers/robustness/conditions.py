@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from dml.ops.errors import InputError, nearest
-from dml.papers.leaderboard.contest_results import ContestResult, read_result
+from dml.papers.leaderboard.contest_results import ContestResult, read_result, read_results
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import REFERENCE, Training
@@ -60,22 +60,27 @@ def read_conditions(path: Path = REFERENCE / "robustness.yaml") -> Conditions:
     return Conditions(content["setting"].strip(), content["dataset"], content["experiment"], conditions)
 
 
-def select_clean_results(
-    results: Iterable[ContestResult], conditions: Conditions, losses: Sequence[str] | None
-) -> list[ContestResult]:
+def select_clean_results(file: Path, conditions: Conditions, losses: Sequence[str] | None) -> list[ContestResult]:
     """Select the leaderboard's results without faults of some losses; None selects all losses.
+
+    Args:
+        file: leaderboard.json.
+        conditions: conditions that the results are compared with.
+        losses: names of the losses.
 
     Raises:
         InputError: if the leaderboard has no result of a loss.
     """
     clean = {
-        result.loss: result for result in results if result.dataset == conditions.dataset and result.kind == TESTED_KIND
+        result.loss: result
+        for result in read_results(file)
+        if result.dataset == conditions.dataset and result.kind == TESTED_KIND
     }
     for loss in losses or ():
         if loss not in clean:
             raise InputError(f"loss {loss}: not on the leaderboard of {conditions.dataset}{nearest(loss, clean)}")
     if not clean:
-        raise InputError(f"leaderboard.json: no results on {conditions.dataset}; make leaderboard trains them")
+        raise InputError(f"{file}: no results on {conditions.dataset}; dml leaderboard makes them")
     return [clean[loss] for loss in losses or clean]
 
 

@@ -46,8 +46,8 @@ def run_robustness(arguments: Sequence[str]) -> None:
     with one_line_errors():
         check_installed("matplotlib", extra="figures")
         conditions, plan = read_conditions(), Plan(options.outputs, options.seeds)
-        contests = read_results(options.docs / "leaderboard.json")
-        clean = select_clean_results(contests, conditions, options.losses)
+        leaderboard = options.docs / "leaderboard.json"
+        clean = select_clean_results(leaderboard, conditions, options.losses)
         results = read_results(options.docs / "robustness.json")
         if options.show:
             check_results(options.docs / "robustness.json", results)
@@ -56,7 +56,7 @@ def run_robustness(arguments: Sequence[str]) -> None:
             has_failed = train_missing_runs(conditions, clean, plan, options.jobs)
             results = store_results(options.docs / "robustness.json", collect_results(conditions, clean, plan))
         tested = {result.loss for result in results}
-        every_clean = select_clean_results(contests, conditions, None)
+        every_clean = select_clean_results(leaderboard, conditions, None)
         shown = [result for result in every_clean if result.loss in tested]
         if results:  # none are there if the first runs failed, which have said why
             write_robustness_page(conditions, shown, results, options.docs)
