@@ -79,12 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The quick tests are then what a process can still take over from the other at the end. Of the cases of a test with
     the marker "first_cases", those after the first ones are marked as "thorough".
     """
-    cases: Counter[tuple[Path, str]] = Counter()
+    cases: Counter[str] = Counter()
     for item in items:
         if isinstance(item, pytest.Function) and PIPELINE_FIXTURES & set(item.fixturenames):
             item.add_marker("pipeline")
         if first := item.get_closest_marker("first_cases"):
-            test = (item.path, item.nodeid.partition("[")[0])
+            test = item.nodeid.partition("[")[0]
             cases[test] += 1
             if cases[test] > first.args[0]:
                 item.add_marker("thorough")
