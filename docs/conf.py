@@ -1,6 +1,7 @@
 """Sphinx builds the site of these pages and the API reference: make docs."""
 
 import re
+from logging import WARNING, getLogger
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -19,6 +20,8 @@ autodoc_typehints_description_target = "documented_params"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_use_rtype = False
 suppress_warnings = ["myst.strikethrough"]
+
+getLogger("faiss.loader").setLevel(WARNING)  # it logs each build of FAISS that it looks for
 
 DOCS = Path(__file__).parent
 REPOSITORY_LINK = re.compile(r"\[([^]]+)\]\((\.\./[^)#]+)\)")
