@@ -25,6 +25,7 @@ from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 
 pytest_plugins = ("small_embedders",)
+pytestmark = pytest.mark.pipeline  # exporting traces a network, as compiling does
 
 USING = Path(__file__).parents[2] / "docs" / "using.md"
 POOL = {"_target_": "dml.models.heads.PoolHead", "_partial_": True}

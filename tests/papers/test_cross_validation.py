@@ -269,6 +269,7 @@ def test_results_of_other_values_of_conf_are_not_compared(tmp_path: Path) -> Non
         check_setting(setting, replace(result, configuration="other"), file)
 
 
+@pytest.mark.thorough
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     (tmp_path / "protocol.json").write_text((ROOT / "docs/protocol.json").read_text())
     run_protocol(["show", f"docs={tmp_path}"])
