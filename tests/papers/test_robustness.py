@@ -17,16 +17,17 @@ from dml.papers.plans import Plan, PlannedRun
 from dml.papers.robustness.conditions import (
     check_seeds,
     collect_results,
+    read_clean_results,
     read_conditions,
-    select_clean_results,
+    select_losses,
     train_missing_runs,
 )
 from dml.papers.robustness.robustness_command import run_robustness
 from dml.papers.robustness.robustness_page import compute_difference
 
 CONDITIONS = read_conditions()
-LEADERBOARD = ROOT / "docs" / "leaderboard.json"
-CLEAN = select_clean_results(LEADERBOARD, CONDITIONS, ["rll", "circle"])
+LEADERBOARD = read_clean_results(ROOT / "docs" / "leaderboard.json", CONDITIONS)
+CLEAN = select_losses(LEADERBOARD, ["rll", "circle"])
 
 
 def worse(result: ContestResult, kind: str, factor: float) -> ContestResult:
@@ -92,10 +93,10 @@ def test_without_results_the_page_stays_as_it_is(tmp_path: Path, capsys: pytest.
 
 def test_a_loss_that_is_not_on_the_leaderboard_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="loss rl: not on the leaderboard of emoji; nearest: rll"):
-        select_clean_results(LEADERBOARD, CONDITIONS, ["rl"])
+        select_losses(LEADERBOARD, ["rl"])
     missing = tmp_path / "leaderboard.json"
     with pytest.raises(InputError, match=f"{missing}: no results on emoji; dml leaderboard makes them"):
-        select_clean_results(missing, CONDITIONS, None)
+        read_clean_results(missing, CONDITIONS)
 
 
 @pytest.mark.thorough

@@ -60,28 +60,34 @@ def read_conditions(path: Path = REFERENCE / "robustness.yaml") -> Conditions:
     return Conditions(content["setting"].strip(), content["dataset"], content["experiment"], conditions)
 
 
-def select_clean_results(file: Path, conditions: Conditions, losses: Sequence[str] | None) -> list[ContestResult]:
-    """Select the leaderboard's results without faults of some losses; None selects all losses.
+def read_clean_results(file: Path, conditions: Conditions) -> list[ContestResult]:
+    """Read the leaderboard's results without faults, one for each loss.
 
     Args:
-        file: leaderboard.json.
-        conditions: conditions that the results are compared with.
-        losses: names of the losses.
+        file: path of ``leaderboard.json``, which ``dml leaderboard`` writes.
+        conditions: the conditions whose data set the results are of.
 
     Raises:
-        InputError: if the leaderboard has no result of a loss.
+        InputError: if there is none.
     """
-    clean = {
-        result.loss: result
-        for result in read_results(file)
-        if result.dataset == conditions.dataset and result.kind == TESTED_KIND
-    }
-    for loss in losses or ():
-        if loss not in clean:
-            raise InputError(f"loss {loss}: not on the leaderboard of {conditions.dataset}{nearest(loss, clean)}")
+    results = read_results(file)
+    clean = [one for one in results if one.dataset == conditions.dataset and one.kind == TESTED_KIND]
     if not clean:
         raise InputError(f"{file}: no results on {conditions.dataset}; dml leaderboard makes them")
-    return [clean[loss] for loss in losses or clean]
+    return clean
+
+
+def select_losses(clean: Sequence[ContestResult], losses: Sequence[str] | None) -> list[ContestResult]:
+    """Select the results of some losses; None selects all of them.
+
+    Raises:
+        InputError: if there is none of a loss.
+    """
+    by_loss = {result.loss: result for result in clean}
+    for loss in losses or ():
+        if loss not in by_loss:
+            raise InputError(f"loss {loss}: not on the leaderboard of {clean[0].dataset}{nearest(loss, by_loss)}")
+    return [by_loss[loss] for loss in losses or by_loss]
 
 
 def check_seeds(clean: Iterable[ContestResult], plan: Plan) -> None:

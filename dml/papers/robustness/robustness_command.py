@@ -36,8 +36,9 @@ def run_robustness(arguments: Sequence[str]) -> None:
     from dml.papers.robustness.conditions import (
         check_seeds,
         collect_results,
+        read_clean_results,
         read_conditions,
-        select_clean_results,
+        select_losses,
         train_missing_runs,
     )
     from dml.papers.robustness.robustness_page import write_robustness_page
@@ -46,8 +47,8 @@ def run_robustness(arguments: Sequence[str]) -> None:
     with one_line_errors():
         check_installed("matplotlib", extra="figures")
         conditions, plan = read_conditions(), Plan(options.outputs, options.seeds)
-        leaderboard = options.docs / "leaderboard.json"
-        clean = select_clean_results(leaderboard, conditions, options.losses)
+        every_clean = read_clean_results(options.docs / "leaderboard.json", conditions)
+        clean = select_losses(every_clean, options.losses)
         results = read_results(options.docs / "robustness.json")
         if options.show:
             check_results(options.docs / "robustness.json", results)
@@ -56,7 +57,6 @@ def run_robustness(arguments: Sequence[str]) -> None:
             has_failed = train_missing_runs(conditions, clean, plan, options.jobs)
             results = store_results(options.docs / "robustness.json", collect_results(conditions, clean, plan))
         tested = {result.loss for result in results}
-        every_clean = select_clean_results(leaderboard, conditions, None)
         shown = [result for result in every_clean if result.loss in tested]
         if results:  # none are there if the first runs failed, which have said why
             write_robustness_page(conditions, shown, results, options.docs)
