@@ -38,6 +38,16 @@ def _sources(repository: IConfigRepository) -> tuple[tuple[str, str], ...] | Non
     return None if is_own or ConfigStore.instance().repo is not INSTALLED else found
 
 
+def _recall(memory: Memory, repository: IConfigRepository, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    """Return a copy of what was computed for this key; nothing is remembered of a test's own files."""
+    if (sources := _sources(repository)) is None:
+        return compute()
+    known = (sources, *key)
+    if known not in memory:
+        memory[known] = pickle.dumps(compute())
+    return pickle.loads(memory[known])
+
+
 def _mode_by_overrides(get_mode: Function, _: Memory) -> Function:
     """Hydra composes to find `hydra.mode`, which no file of `conf/` sets."""
 
@@ -56,12 +66,7 @@ def _mode_by_overrides(get_mode: Function, _: Memory) -> Function:
 def _load_once(load_config: Function, memory: Memory) -> Function:
     @wraps(load_config)
     def quick_load_config(repository: ConfigRepository, config_path: str) -> Any:
-        if (sources := _sources(repository)) is None:
-            return load_config(repository, config_path)
-        key = ("file", sources, config_path)
-        if key not in memory:
-            memory[key] = pickle.dumps(load_config(repository, config_path))
-        return pickle.loads(memory[key])
+        return _recall(memory, repository, ("file", config_path), lambda: load_config(repository, config_path))
 
     return quick_load_config
 
@@ -71,12 +76,8 @@ def _embed_once(load_single_config: Function, memory: Memory) -> Function:
 
     @wraps(load_single_config)
     def quick_load_single_config(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> Any:
-        if (sources := _sources(repo)) is None:
-            return load_single_config(loader, default, repo)
-        key = ("embedded", sources, astuple(default))
-        if key not in memory:
-            memory[key] = pickle.dumps(load_single_config(loader, default, repo))
-        return pickle.loads(memory[key])
+        key = ("embedded", astuple(default))
+        return _recall(memory, repo, key, lambda: load_single_config(loader, default, repo))
 
     return quick_load_single_config
 
@@ -133,12 +134,8 @@ def _is_value(override: Override, repository: IConfigRepository) -> bool:
 def _join_once(compose: Function, memory: Memory) -> Function:
     @wraps(compose)
     def quick_compose(loader: ConfigLoaderImpl, defaults: list[Any], repo: IConfigRepository) -> Any:
-        if (sources := _sources(repo)) is None:
-            return compose(loader, defaults, repo)
-        key = ("joined", sources, tuple(astuple(default) for default in defaults))
-        if key not in memory:
-            memory[key] = pickle.dumps(compose(loader, defaults, repo))
-        return pickle.loads(memory[key])
+        key = ("joined", tuple(astuple(default) for default in defaults))
+        return _recall(memory, repo, key, lambda: compose(loader, defaults, repo))
 
     return quick_compose
 
