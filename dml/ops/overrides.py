@@ -14,8 +14,8 @@ def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], be
 
     Args:
         overrides: values of ``--set``.
-        setters: what sets a key, by key.
-        below: those of the keys below which no key may be set either.
+        setters: what sets each key instead, such as {"seed": "--seeds"}.
+        below: keys of ``setters`` whose nested keys may not be set either: ``loss`` stands for ``loss.margin`` too.
 
     Raises:
         InputError: if one does.

@@ -69,7 +69,7 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
 
     Args:
-        config: the configuration.
+        config: configuration of a run, as `compose` returns it.
         root: absolute path of a data set of the user's own, which its name doesn't tell from others; None for a data
             set that is the same wherever it lies.
     """
