@@ -106,7 +106,6 @@ def damages(content: bytes, seed: int) -> Iterator[tuple[str, bytes]]:
     yield "zeroed", bytes(len(content))
 
 
-@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("name", list(READERS))
 def test_a_damaged_file_gives_the_same_values_or_one_line(run: Path, name: str) -> None:
     path, lines = run / name, []

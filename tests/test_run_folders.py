@@ -95,7 +95,6 @@ def test_a_run_stays_as_it_is_if_new_values_are_impossible(
     assert metrics(tmp_path)["step"] == 2
 
 
-@pytest.mark.thorough
 def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     stages = "+stages={a:{trainer:{max_steps:1}},b:{trainer:{max_steps:2}}}"
     here("train", f"dataset.root={small_emoji}", *QUICK, stages, f"hydra.run.dir={tmp_path}")

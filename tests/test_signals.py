@@ -146,7 +146,6 @@ libc.sleep(40)
 )
 
 
-@pytest.mark.thorough
 def test_a_library_that_does_not_return_is_ended() -> None:
     code, errors, seconds = run_script(IN_C)
     assert code == 143
@@ -218,7 +217,6 @@ def test_a_whole_group_is_signalled_and_workers_print_nothing(small_emoji: Path,
         assert process.returncode == code
 
 
-@pytest.mark.thorough
 def test_a_sweep_stops_and_the_same_command_goes_on(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     given = ["-m", "seed=1,2", f"dataset.root={small_emoji}", *QUICK, f"hydra.sweep.dir={tmp_path}"]
     code, errors = stop_at("before last.ckpt is written", 1, signal.SIGTERM, *given)

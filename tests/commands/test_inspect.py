@@ -114,7 +114,6 @@ def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
     assert again.partition("what the splits hold")[2] == printed.partition("what the splits hold")[2]
 
 
-@pytest.mark.thorough
 def test_the_recall_is_what_a_training_prints_as_before(inspect: Callable[..., str], here: Here, mine: Path) -> None:
     printed = inspect()
     given = ["trainer.max_steps=1", "sampler.images_per_class=2", "evaluation.report=null", "evaluation.sheet=null"]
@@ -173,7 +172,6 @@ def test_a_test_of_one_class_says_nothing(inspect: Callable[..., str], mine: Pat
     assert "finds most" not in printed
 
 
-@pytest.mark.thorough
 def test_a_model_of_ones_own_is_a_backbone(inspect: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     text = (CONF / "model" / "tf_efficientnet_lite0.yaml").read_text()

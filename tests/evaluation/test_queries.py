@@ -97,7 +97,6 @@ def ranking_of(
     return Ranking(query_items, gallery_items or query_items, positives, config, neighbors)
 
 
-@pytest.mark.thorough
 @given(items(40, depth=3), st.none() | items(60, depth=3))
 @examples(60)
 def test_a_device_ranks_as_threads_do(queries: Any, gallery: Any) -> None:
@@ -130,7 +129,6 @@ def test_a_device_ranks_more_levels_than_a_byte_has_bits() -> None:
         torch.testing.assert_close(second, first, atol=1e-12, rtol=0, equal_nan=True)
 
 
-@pytest.mark.thorough
 @given(items(40, depth=3), st.none() | items(60, depth=3), st.data())
 @examples(80)
 def test_a_device_finds_the_nearest_as_threads_do(queries: Any, gallery: Any, data: Any) -> None:

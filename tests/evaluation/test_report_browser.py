@@ -38,7 +38,6 @@ class Errors(list[str]):
         page.on("request", lambda request: None if request.url[:5] in ("file:", "data:") else self.append(request.url))
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", ["run", "comparison"])
 def test_pages_open_in_every_width_and_theme(browser: Any, pages: dict[str, Path], kind: str) -> None:
     for width in (1280, 360):
@@ -139,7 +138,6 @@ def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
     page.close()
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", ["run", "comparison"])
 def test_paper_holds_all_columns_and_colours(browser: Any, pages: dict[str, Path], kind: str) -> None:
     page = browser.new_page(viewport={"width": 703, "height": 900})  # A4 with margins of 12 mm

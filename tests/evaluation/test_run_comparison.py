@@ -67,7 +67,6 @@ def test_a_sweep_by_glob_is_a_row_a_loss(sweep: Path) -> None:
         assert "step" not in row.metrics
 
 
-@pytest.mark.thorough
 def test_rows_are_named_by_what_sets_them_apart(sweep: Path, small_emoji: Path, here: Here, tmp_path: Path) -> None:
     for margin in ("0.2", "0.3"):
         folder = f"hydra.run.dir={tmp_path / margin}"
@@ -156,7 +155,6 @@ def test_no_run_and_the_same_run_twice(sweep: Path, tmp_path: Path) -> None:
         compare(find_runs([sweep, tmp_path]))
 
 
-@pytest.mark.thorough
 def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path, here: Here) -> None:
     run = tmp_path / "run"
     shutil.copytree(sweep / "0", run)

@@ -85,7 +85,6 @@ def test_all_ten_claims_are_there_and_can_be_judged() -> None:
         assert config.trainer.max_steps == (240 if arm.training.experiment == "claims/nra" else 160)
 
 
-@pytest.mark.thorough
 def test_quick_claims_are_the_same_with_fewer_steps() -> None:
     quick, _ = read_claims(shortened=8).on_datasets
     whole, short = (compose(claims.arms["rll"].training) for claims in (CLAIMS, quick))

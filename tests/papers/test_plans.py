@@ -38,7 +38,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("start", ["run_processes", "run_forks"])
 def test_a_signal_ends_a_run_that_is_being_started(start: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STOPPED.format(start=start))

@@ -103,7 +103,6 @@ def test_a_difference_touches_its_metrics_and_a_row_its_own() -> None:
     assert rows["ck_60x4"][:-1] == rows["ck_60x3"]
 
 
-@pytest.mark.thorough
 def test_every_choice_is_the_configurations() -> None:
     for table in read_tables():
         for training in table.trainings:
@@ -136,7 +135,6 @@ OF_NO_PAPER = ("claims/base", "protocol/base", "leaderboard/emoji", "leaderboard
 """Experiments that stand for no paper's protocol; others begin with the first one."""
 
 
-@pytest.mark.thorough
 def test_who_repeats_images_of_short_classes_says_so() -> None:
     for name in experiments():
         config = compose(Training(name))

@@ -541,7 +541,6 @@ def test_a_finished_run_without_the_metric_is_named(tmp_path: Path) -> None:
         collect_results(table, plan)
 
 
-@pytest.mark.thorough
 def test_a_level_that_the_embedded_data_lacks_stays_empty(tmp_path: Path) -> None:
     (table,) = find_tables("happier-4")
     plan = Plan(tmp_path, seeds=1, is_small=True)

@@ -82,7 +82,6 @@ def test_data_that_was_moved_as_a_whole_is_the_same(
     assert "class03: 2 instead of 3" in refused(f"resume={run}", "trainer.max_steps=4")
 
 
-@pytest.mark.thorough
 def test_other_data_on_purpose_and_runs_without_a_summary_pass(
     here: Here, photos: Path, run: Path, tmp_path: Path
 ) -> None:

@@ -98,7 +98,6 @@ def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: 
     assert metrics(parts)["level0/recall@1"] == metrics(whole)["level0/recall@1"]
 
 
-@pytest.mark.thorough
 def test_a_run_that_is_resumed_without_a_choice_has_all_heads(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     here("train", *CHOOSING, "trainer.max_steps=3", f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     torch.save(last(tmp_path) | {"chosen_heads": ["H"]}, tmp_path / "checkpoints" / "last.ckpt")
