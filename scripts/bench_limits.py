@@ -1,6 +1,6 @@
 """Print what each part of dml takes for 10,000 and 100,000 images: time, memory, and how fast both grow.
 
-python scripts/bench_limits.py                            # ten minutes on two cores
+python scripts/bench_limits.py                            # two minutes on two cores
 python scripts/bench_limits.py 10000 100000 1000000       # an hour
 
 The images are noise of 24 x 24 pixels in tar files, in classes of ten; half of the classes are tested. Embeddings are

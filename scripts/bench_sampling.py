@@ -1,7 +1,7 @@
 """Print the cost of local neighbourhood sampling beside that of a training step, and the cost of the other samplers.
 
 python scripts/bench_sampling.py              # a tenth of Stanford Online Products, half a minute on two cores
-python scripts/bench_sampling.py 59551        # its whole training split, 59,551 images; ten minutes
+python scripts/bench_sampling.py 59551        # its whole training split, 59,551 images; two minutes
 
 The embeddings are synthetic, with 512 dimensions, around the centres of classes of 5 or 6 images; K = 16, batches of
 128. This project's search and FAISS's run in turns in one process, so that a change of the machine's speed affects

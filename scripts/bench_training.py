@@ -1,6 +1,6 @@
 """Print what the framework adds to a bare PyTorch loop, and how long a step waits for its images.
 
-python scripts/bench_training.py [OVERRIDES]    # four minutes on two cores; overrides as for train.py
+python scripts/bench_training.py [OVERRIDES]    # a minute on two cores; overrides as for train.py
 
 Both loops do the same steps on the same tensors in one process, in turns, so that a change of the machine's speed
 affects both.

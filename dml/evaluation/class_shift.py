@@ -25,7 +25,7 @@ class ShiftLevel:
 
     Args:
         is_test: (C,) bool, whether a class is for the test.
-        distance: Frechet distance of the two sides, in squared units of the features.
+        distance: squared Frechet distance of the two sides (`measure_distance`), in squared units of the features.
         swaps: number of pairs of classes that were swapped since the beginning.
     """
 

@@ -1,7 +1,7 @@
 import torch
 
 ON_GPU = 2**24
-"""Numbers of a block on a GPU, 64 MiB in float32: a kernel of fewer takes less time than its start."""
+"""Numbers of a block on a GPU, 64 MiB in float32: a kernel that computes fewer takes longer to start than to run."""
 
 
 def block_size(device: torch.device, on_cpu: int) -> int:

@@ -15,7 +15,7 @@ from dml.training.data import DataModule
 class SpeedMeter(Callback):
     """Measures the speed and the memory of a training, and how long it waits for images.
 
-    Add it to a run by ``trainer.callbacks=[{_target_: dml.training.meter.SpeedMeter, path: speed.json}]``. Set
+    Add it to a run by ``'+callbacks.speed={_target_: dml.training.meter.SpeedMeter, path: speed.json}'``. Set
     ``trainer.val_check_interval=null`` too, since the time of a validation would count. The file holds
 
     - images_per_second: images that all processes together train in a second;
