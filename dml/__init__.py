@@ -1,4 +1,4 @@
-"""Deep metric learning: train, judge and use networks for image retrieval."""
+"""Deep metric learning: train, test and use networks for image retrieval."""
 
 import lazy_loader
 

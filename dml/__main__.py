@@ -54,8 +54,8 @@ COMMANDS = {
     ),
     "figures": Command("dml.papers.figures.figures_command", "run_figures", "reproduce figures of the papers"),
     "reproducibility": Command(
-        "dml.papers.tables.protocols_command",
-        "write_protocols",
+        "dml.papers.tables.reproducibility_command",
+        "write_reproducibility",
         "write what differs from the papers' protocols",
     ),
 }

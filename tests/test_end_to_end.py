@@ -16,7 +16,7 @@ from trainers import small_trainer
 
 from dml.data.table import ImageTable
 from dml.evaluation.per_query import read_queries
-from dml.ops.run_files import write_text
+from dml.ops.run_files import write_sealed_text
 from dml.ops.run_folder import RunFolder, RunState
 from dml.run import builders
 
@@ -216,7 +216,9 @@ def test_resuming_refuses_a_configuration_that_has_changed(refused: Refused, fin
     folder = tmp_path / "changed"
     shutil.copytree(finished, folder)
     # as if conf/ had said so at its start
-    write_text(folder / ".hydra" / "config.yaml", RunFolder(folder).config_text.replace("margin: 0.4", "margin: 0.3"))
+    write_sealed_text(
+        folder / ".hydra" / "config.yaml", RunFolder(folder).config_text.replace("margin: 0.4", "margin: 0.3")
+    )
     line = refused(f"resume={folder}")
     assert "loss.margin=0.4: the run was made with 0.3" in line
 

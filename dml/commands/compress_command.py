@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options, positive_number
 from dml.commands.embedding_model import load_for_many_images
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -49,10 +49,10 @@ def compress_vectors(arguments: Sequence[str]) -> None:
         step = model.settings.training.get("step")
         described = {"split": options.split, "fingerprint": model.fingerprint, "threads": _count_threads()}
         values = described | ({} if step is None else {"step": step}) | make_values(rows)
-        say(format_rows(rows))
+        print_line(format_rows(rows))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_values(path, values, {})
-        say(f"{printable(path)}")
+        print_line(f"{printable(path)}")
 
 
 def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
@@ -111,7 +111,7 @@ def _parser() -> CommandParser:
     parser = CommandParser("compress", DESCRIPTION, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
     parser.add_argument(
-        "--split", choices=("test", "val"), default="test", help="split that is searched and judged (default: test)"
+        "--split", choices=("test", "val"), default="test", help="split that is searched (default: test)"
     )
     parser.add_argument(
         "--prefixes",

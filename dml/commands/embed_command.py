@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.continuing import continuing
 from dml.commands.embedding_model import load_for_many_images
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -70,7 +70,7 @@ def embed_images(arguments: Sequence[str]) -> None:
             _embed(options, model, parts, shard)
             if not options.shard:
                 parts.join(may_lack_images=options.on_corrupt == "skip")
-        say(_describe_parts(parts) if options.shard else printable(options.output))
+        print_line(_describe_parts(parts) if options.shard else printable(options.output))
 
 
 def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingParts]":
@@ -92,7 +92,7 @@ def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "Embeddin
     missing = parts.missing(shard)
     if len(missing) < len(shard.choose(len(parts))):
         done = len(parts) - len(parts.missing(WHOLE))
-        say(f"{printable(parts.folder)}: goes on, {done} of {len(parts)} parts are there")
+        print_line(f"{printable(parts.folder)}: goes on, {done} of {len(parts)} parts are there")
     if missing and options.ray:
         from dml.inference.bulk.ray_embedding import embed_parts_on_ray
 

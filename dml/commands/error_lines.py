@@ -73,7 +73,7 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
         raise InputError(f"{folder}: {line}") from error
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line at once, also into a pipe or a file."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

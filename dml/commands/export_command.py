@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, add_trust
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.escaping import printable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def export_model(arguments: Sequence[str]) -> None:
         report = exporting.export_model(
             model, options.output, probe, quantize=options.quantize, batch_size=options.batch_size
         )
-        say(format_report(report))
+        print_line(format_report(report))
 
 
 def format_report(report: "ExportReport") -> str:

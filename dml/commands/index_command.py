@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dml.commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.continuing import continuing
 from dml.commands.embedding_model import load_for_many_images
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -105,7 +105,7 @@ def _write_index(options: argparse.Namespace) -> None:
             )
             count = len(index)
         index.write(path)
-    say(f"{printable(folder)}: {count:,} images embedded, {len(index):,} in the index")
+    print_line(f"{printable(folder)}: {count:,} images embedded, {len(index):,} in the index")
 
 
 def _upload(options: argparse.Namespace) -> None:
@@ -125,7 +125,7 @@ def _upload(options: argparse.Namespace) -> None:
         note = "; the vectors of the old model are kept as an older version"
     elif report.replaced:
         note = f"; the collection of the old model, {printable(report.replaced)}, is kept"
-    say(
+    print_line(
         f"{address}: {report.uploaded:,} images uploaded, {report.unchanged:,} were there, {report.total:,} in "
         f"{options.collection}{note}"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.escaping import printable
 from dml.ops.files import write_text
 from dml.ops.paths import expand_home
@@ -38,7 +38,7 @@ def write_report(arguments: Sequence[str]) -> None:
             page = comparison_report(run, read_run(options.other))
         path = options.output or path
         write_text(path, page)
-        say(printable(path))
+        print_line(printable(path))
 
 
 def find_common_folder(run: Path, other: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dml.commands.command_parser import CommandParser, add_trust, positive_number
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home, shorten_path
@@ -58,7 +58,7 @@ def search_images(arguments: Sequence[str]) -> None:
             {"query": query, "neighbors": _list_neighbors(index, *row)}
             for query, *row in zip(options.images, scores.tolist(), positions.tolist(), strict=True)
         ]
-        say(_to_json(results) if options.json else _format(results))
+        print_line(_to_json(results) if options.json else _format(results))
         if options.picture:
             _draw(index, results, options.picture)
         if options.html:
@@ -113,14 +113,14 @@ def _format(results: Sequence[dict[str, Any]]) -> str:
         width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
         lines.append(f"{printable(result['query'])}")
         lines += [
-            f"  {neighbor['score']:6.3f}  {_judge(neighbor)}{printable(neighbor['label']):{width}}  "
+            f"  {neighbor['score']:6.3f}  {_format_verdict(neighbor)}{printable(neighbor['label']):{width}}  "
             f"{printable(shorten_path(neighbor['path']))}"
             for neighbor in result["neighbors"]
         ]
     return "\n".join(lines)
 
 
-def _judge(neighbor: dict[str, Any]) -> str:
+def _format_verdict(neighbor: dict[str, Any]) -> str:
     """Return the column of the judgement by the threshold; empty without one."""
     return {None: "", True: "same   ", False: "other  "}[neighbor.get("same")]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from dml.commands.command_parser import CommandParser, add_trust
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.extras import check_installed
@@ -69,7 +69,7 @@ def serve_index(arguments: Sequence[str]) -> None:
             app = create_app(ImageSearch(index, limits), [*hosts, *page_hosts])  # --host may name another address
             with running_server(app, listener) as server:
                 pages = " and ".join(f"http://{name}:{port}" for name in page_hosts)
-                say(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
+                print_line(f"{printable(options.index)}: {len(index):,} images at {pages}; Ctrl-C ends it")
                 server.result()
 
 

@@ -52,8 +52,8 @@ class RecurrentEmbedding(nn.Module):
     r"""Refines an embedding by its neighbours' embeddings with a bidirectional LSTM.
 
     The source is the thesis on local neighborhood sampling, chapter 4. f(x) is the embedding of an image, the centre,
-    by the network in training. x^1, ..., x^K are the embeddings of its nearest neighbours, which come from the stored
-    table both in training and in inference. Two bidirectional LSTM layers read the sequence of Eq. 4.2. Eq. 4.3
+    by the network in training. x^1, ..., x^K are the embeddings of its nearest neighbours by a frozen network. Two
+    bidirectional LSTM layers read the sequence of Eq. 4.2. Eq. 4.3
     computes the refined embedding g from a state h of the LSTM and f(x)::
 
         [f(x), x^1, ..., x^K]            the centre first, then its neighbours
@@ -65,7 +65,7 @@ class RecurrentEmbedding(nn.Module):
     directions there, although the backward direction has then read only that element.
 
     >>> g = RecurrentEmbedding(input_dim=4, output_dim=4, hidden_size=3)
-    >>> g(torch.zeros(2, 4), neighbours=torch.zeros(2, 5, 4)).shape
+    >>> g(torch.zeros(2, 4), neighbor_embeddings=torch.zeros(2, 5, 4)).shape
     torch.Size([2, 4])
 
     Args:
@@ -99,32 +99,32 @@ class RecurrentEmbedding(nn.Module):
         self.lstm = StackedLSTM(input_dim, hidden_size, layers=2, dropout=dropout)
         self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
 
-    def forward(self, centre: Tensor, neighbours: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, centre: Tensor, neighbor_embeddings: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Compute the refined embeddings g (B, output_dim).
 
         Args:
             centre: (B, D) embeddings of the images.
-            neighbours: (B, K, D) embeddings of each image's neighbours, nearest first.
+            neighbor_embeddings: (B, K, D) embeddings of each image's neighbours, nearest first.
             generator: source of the random order, which is drawn for each image; only needed with order="random".
 
         Raises:
             ValueError: if the order is random and there is no generator.
         """
-        sequence = torch.cat([centre[:, None], self._sort_neighbours(neighbours, generator)], dim=1)
+        sequence = torch.cat([centre[:, None], self._sort_neighbors(neighbor_embeddings, generator)], dim=1)
         states, last = self.lstm(sequence)
         context = states[:, -1] if self.state == "last_step" else torch.cat([last[0], last[1]], dim=1)
         embeddings: Tensor = self.embedding(torch.cat([context, centre], dim=1))
         return embeddings
 
-    def _sort_neighbours(self, neighbours: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _sort_neighbors(self, neighbor_embeddings: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.order == "nearest_first":
-            return neighbours
+            return neighbor_embeddings
         if self.order == "farthest_first":
-            return neighbours.flip(1)
+            return neighbor_embeddings.flip(1)
         if generator is None:
             raise ValueError("order=random: forward needs a generator to draw the order from")
-        order = torch.rand(neighbours.shape[:2], generator=generator, device=generator.device).argsort(dim=1)
-        return neighbours.take_along_dim(order.to(neighbours.device)[:, :, None], dim=1)
+        order = torch.rand(neighbor_embeddings.shape[:2], generator=generator, device=generator.device).argsort(dim=1)
+        return neighbor_embeddings.take_along_dim(order.to(neighbor_embeddings.device)[:, :, None], dim=1)
 
 
 class RecurrentModel(nn.Module):
@@ -191,30 +191,33 @@ class RecurrentModel(nn.Module):
         return self
 
     def forward(
-        self, images: Tensor, neighbours: Mapping[str, Tensor], generator: torch.Generator | None = None
+        self, images: Tensor, neighbor_embeddings: Mapping[str, Tensor], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """Compute each head's refined embeddings g (B, D).
 
         Args:
             images: (B, 3, H, W) RGB images, 0-255.
-            neighbours: stored embeddings (B, K, D) of the images' neighbours, nearest first, by head.
+            neighbor_embeddings: (B, K, D) embeddings of the images' neighbours, nearest first, by head.
             generator: source of the random order of the neighbours, if the order is random.
         """
-        return self.read(self.cnn(images), neighbours, generator)
+        return self.read(self.cnn(images), neighbor_embeddings, generator)
 
     def read(
-        self, centres: Mapping[str, Tensor], neighbours: Mapping[str, Tensor], generator: torch.Generator | None = None
+        self,
+        centres: Mapping[str, Tensor],
+        neighbor_embeddings: Mapping[str, Tensor],
+        generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
         """Compute each head's refined embeddings g (B, D) from embeddings f that have been computed before.
 
         Args:
             centres: embeddings f (B, D) of the images, by head.
-            neighbours: stored embeddings (B, K, D) of the images' neighbours, nearest first, by head.
+            neighbor_embeddings: (B, K, D) embeddings of the images' neighbours, nearest first, by head.
             generator: source of the random order of the neighbours, if the order is random.
         """
-        dtype = next(self.recurrent.parameters()).dtype  # stored embeddings are float32 in any precision
+        dtype = next(self.recurrent.parameters()).dtype  # those of an embedding bank are float32 in any precision
         return {
-            name: recurrent(centres[name].to(dtype), neighbours[name].to(dtype), generator)
+            name: recurrent(centres[name].to(dtype), neighbor_embeddings[name].to(dtype), generator)
             for name, recurrent in self.recurrent.items()
         }
 

@@ -15,14 +15,14 @@ from dml.ops.files import replacing
 T = TypeVar("T")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_sealed_text(path: Path, text: str) -> None:
     """Write a text, such as YAML, below a line that holds its checksum."""
     with replacing(path) as partial:
         partial.write_bytes(seal_text(text))
 
 
-def read_text(path: Path) -> str:
-    """Read a text that `write_text` wrote, or a text without a checksum, which older versions wrote.
+def read_sealed_text(path: Path) -> str:
+    """Read a text that `write_sealed_text` wrote, or a text without a checksum, which older versions wrote.
 
     Raises:
         DamageError: if the text isn't as it was written.
@@ -37,7 +37,7 @@ def read_yaml(path: Path, kind: type[T]) -> T:
         DamageError: if the content is of another type, or isn't as it was written.
     """
     try:
-        content = yaml.safe_load(read_text(path))
+        content = yaml.safe_load(read_sealed_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2000-13-01 is a ValueError
         raise DamageError(f"no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, kind):

@@ -16,14 +16,14 @@ from dml.ops.locks import FileLock
 from dml.ops.run_files import (
     read_curves,
     read_rows,
+    read_sealed_text,
     read_splits,
-    read_text,
     read_values,
     read_yaml,
     remedy_for,
     write_curves,
+    write_sealed_text,
     write_splits,
-    write_text,
     write_values,
 )
 from dml.ops.run_paths import RunPaths
@@ -87,7 +87,7 @@ class RunFolder(RunPaths):
             self.__dict__.pop(cached, None)
         # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
-            write_text(path, text)
+            write_sealed_text(path, text)
 
     @classmethod
     def from_checkpoint(cls, path: Path) -> "RunFolder":
@@ -114,7 +114,7 @@ class RunFolder(RunPaths):
     def config_text(self) -> str:
         """Read the whole configuration as a YAML text; it raises an `InputError` if the file is damaged."""
         self._read_yaml(self.config_file, dict)
-        return self._read(self.config_file, read_text)
+        return self._read(self.config_file, read_sealed_text)
 
     @property
     def is_evaluation(self) -> bool:

@@ -7,13 +7,10 @@ from torch import Tensor
 
 from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
-from dml.retrieval.top import k_nearest
+from dml.retrieval.top import SORT_FACTOR, k_nearest
 
 MEMORY = 2**28
 """Bytes of distances that are held at a time."""
-
-SORT_FACTOR = 16
-"""Memory that sorting distances takes, as a multiple of the memory of the distances."""
 
 
 class BlockSearch:

@@ -52,7 +52,7 @@ class Gallery:
         """
         distances = queries.new_empty(len(queries), len(self)) if out is None else out
         if queries.is_cuda:
-            with full_float32():
+            with precise_products():
                 torch.mm(-queries, self.rows.T, out=distances)
         else:  # numpy's matrix product takes two thirds of the time of torch's
             np.matmul((-queries).numpy(), self.rows.numpy().T, out=distances.numpy())
@@ -73,7 +73,7 @@ def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def full_float32() -> Iterator[None]:
+def precise_products() -> Iterator[None]:
     """Compute float32 products with all bits: switch off autocast and TensorFloat-32, which training may have set."""
     with without_tf32(), torch.autocast("cuda", enabled=False):
         yield

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.retrieval.gallery import full_float32
+from dml.retrieval.gallery import precise_products
 
 MEMORY = 2**28
 """Bytes of distances to the centroids that are held at a time."""
@@ -58,7 +58,7 @@ def _draw_rows(rows: int, clusters: int, seed: int) -> npt.NDArray[np.int64]:
 def _nearest_centroids(rows: Tensor, centroids: Tensor) -> Tensor:
     """Find the nearest centroid of each row; ties: the first. (N, D), (C, D) -> (N,)"""
     squares = centroids.square().sum(dim=1)
-    with full_float32():
+    with precise_products():
         parts = [
             torch.addmm(squares, part, centroids.T, alpha=-2).argmin(dim=1)
             for part in torch.split(rows, max(1, MEMORY // (4 * len(centroids))))

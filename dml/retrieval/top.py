@@ -1,6 +1,9 @@
 import torch
 from torch import Tensor
 
+SORT_FACTOR = 16
+"""Memory that sorting distances takes, as a multiple of the memory of the distances."""
+
 
 def k_nearest(distances: Tensor, k: int, rows_at_once: int) -> tuple[Tensor, Tensor]:
     """Find the k smallest distances of each row, on any device; ties are sorted by index. (B, G) -> (B, k), (B, k)

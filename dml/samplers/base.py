@@ -34,7 +34,7 @@ class EpochSampler:
         self._epoch = epoch
 
 
-def finest(labels: ArrayLike) -> NDArray[Any]:
+def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
     """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,)
 
     >>> finest([[3, 0], [4, 0]]).tolist()

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError, check_whole
-from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, finest
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, take_finest_labels
 
 SHORT_CLASSES = ("repeat", "fill", "drop")
 # Number of images drawn at once: a draw takes about a millisecond, however few images are drawn.
@@ -73,7 +73,7 @@ class ClassBalancedSampler(EpochSampler):
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
 
-        _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
+        _, class_of_row, sizes = np.unique(take_finest_labels(labels), return_inverse=True, return_counts=True)
         draw_counts = images_per_draw(sizes, images_per_class, short_classes)
         is_drawn = draw_counts > 0
         # The rows of class c are rows[starts[c] : starts[c] + sizes[c]].

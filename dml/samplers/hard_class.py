@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
-from dml.samplers.base import EpochSampler, choose_classes_per_batch, finest
+from dml.samplers.base import EpochSampler, choose_classes_per_batch, take_finest_labels
 
 Floats = NDArray[np.float32]
 
@@ -63,7 +63,7 @@ class HardClassSampler(EpochSampler):
         check_whole("sampler.images_per_class", images_per_class, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
-        _, class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
+        _, class_of_row, sizes = np.unique(take_finest_labels(labels), return_inverse=True, return_counts=True)
         self._drawable = np.flatnonzero(sizes >= images_per_class)
         self.classes_per_batch = choose_classes_per_batch(
             classes_per_batch, sizes, len(self._drawable), images_per_class

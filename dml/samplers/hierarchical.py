@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError, check_whole
-from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, finest
+from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, take_finest_labels
 from dml.samplers.class_balanced import ClassBalancedSampler, images_per_draw
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class HierarchicalSampler(EpochSampler):
             raise InputError(
                 f"sampler.classes_per_batch={classes_per_batch}: must be even, each of two super-classes gives half"
             )
-        classes, supers = finest(labels), _level(labels, super_level)
+        classes, supers = take_finest_labels(labels), _level(labels, super_level)
         members = [np.flatnonzero(supers == name) for name in np.unique(supers)]
         capacities = np.array([_capacity(classes[rows], images_per_class, short_classes) for rows in members])
         self.classes_per_batch = _choose_classes_per_batch(classes_per_batch, capacities)

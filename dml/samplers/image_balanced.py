@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dml.ops.errors import check_whole
-from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, finest
+from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, take_finest_labels
 
 
 class ImageBalancedSampler(EpochSampler):
@@ -50,7 +50,7 @@ class ImageBalancedSampler(EpochSampler):
     ) -> None:
         check_whole("sampler.images_per_class", images_per_class, least=2)
         check_whole("sampler.seed", seed, least=0)
-        _, self._class_of_row, sizes = np.unique(finest(labels), return_inverse=True, return_counts=True)
+        _, self._class_of_row, sizes = np.unique(take_finest_labels(labels), return_inverse=True, return_counts=True)
         num_groups = sizes // images_per_class
         self.classes_per_batch = choose_classes_per_batch(
             classes_per_batch, sizes, int(np.count_nonzero(num_groups)), images_per_class

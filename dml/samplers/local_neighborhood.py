@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
-from dml.samplers.base import EpochSampler, Ints, finest
+from dml.samplers.base import EpochSampler, Ints, take_finest_labels
 from dml.samplers.neighborhood import SMALLEST, Bools, Group, NeighborhoodBatch, Neighborhoods
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class LocalNeighborhoodSampler(EpochSampler):
         check_whole("sampler.num_neighbors", 1 if num_neighbors is None else num_neighbors, least=1)
         check_whole("sampler.batches_per_epoch", 1 if batches_per_epoch is None else batches_per_epoch, least=1)
         check_whole("sampler.seed", seed, least=0)
-        classes = np.unique(finest(labels), return_inverse=True)[1]
+        classes = np.unique(take_finest_labels(labels), return_inverse=True)[1]
         if batch_size > len(classes):
             raise InputError(f"sampler.batch_size={batch_size}: the training split has only {len(classes)} images")
         super().__init__(batches_per_epoch or -(-len(classes) // batch_size))
@@ -159,7 +159,7 @@ def hard_shares(labels: ArrayLike, neighbors: ArrayLike, batch: ArrayLike) -> Ha
         batch: (B,) row indices of the batch.
     """
     rows = np.asarray(batch)
-    classes = finest(labels)[rows]
+    classes = take_finest_labels(labels)[rows]
     similar = classes[:, None] == classes
     near = (np.asarray(neighbors)[rows][:, :, None] == rows).any(axis=1)
     off_diagonal = ~np.eye(len(rows), dtype=bool)

@@ -18,6 +18,7 @@ from dml.data.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
 from dml.ops.checksums import DamageError, check_zip
 from dml.ops.errors import InputError
+from dml.ops.tensor_hashes import add_tensors
 
 FORMAT = 2
 """Version of the files of features; it goes up when the features or their storage change."""
@@ -85,9 +86,7 @@ class FeatureCache:
         names = self.folder.relative_paths(paths) if self.folder else paths
         files = list(zip(names, read_stamps(paths).tolist(), strict=True))
         digest = sha256(json.dumps([FORMAT, files]).encode())
-        for name, weights in backbone.state_dict().items():
-            digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
-            digest.update(weights.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        add_tensors(digest, backbone.state_dict().items())
         return {
             name: sha256(json.dumps([digest.hexdigest(), values], sort_keys=True).encode()).hexdigest()
             for name, values in settings.items()

@@ -27,7 +27,7 @@ from dml.evaluation.report.sheets import (
 )
 from dml.evaluation.report.tiles import COLUMNS, Tiles
 from dml.ops.errors import InputError
-from dml.ops.run_files import write_text
+from dml.ops.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 
@@ -308,7 +308,7 @@ def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRu
     folder = make_run("run")
     config = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
     config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
-    write_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
+    write_sealed_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
     assert read_run(folder).summarize().get("weights trained on") == ("WebLI (licence: mit)" if weights else None)
 
 

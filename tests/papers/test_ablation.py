@@ -12,7 +12,7 @@ from conftest import ROOT
 from dml.ops.errors import InputError
 from dml.ops.nested import flat
 from dml.papers.ablation.ablation_command import run_ablation
-from dml.papers.ablation.variants import Kind, collect_results, read_ablation, train_missing_runs
+from dml.papers.ablation.variants import AblationKind, collect_results, read_ablation, train_missing_runs
 from dml.papers.experiments import compose
 from dml.papers.leaderboard import contest_runs
 from dml.papers.leaderboard.contest_results import read_results, write_results
@@ -27,7 +27,7 @@ KINDS = list(ABLATION.kinds.values())
 @pytest.mark.pipeline
 @pytest.mark.parametrize("dataset", ABLATION.experiments)
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-def test_each_variant_changes_one_part_of_the_default(kind: Kind, dataset: str, tmp_path: Path) -> None:
+def test_each_variant_changes_one_part_of_the_default(kind: AblationKind, dataset: str, tmp_path: Path) -> None:
     roots = {"photographs": Path("/data/grocery.csv")}
 
     def values(variant: str) -> dict[str, Any]:

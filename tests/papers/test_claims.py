@@ -278,7 +278,9 @@ class Invented:
         self.validated = 0
         self.fails = fails
 
-    def train(self, runs: Sequence[PlannedRun], data: Path, say: Callable[[str], None], jobs: int, start: Any) -> bool:
+    def train(
+        self, runs: Sequence[PlannedRun], data: Path, print_line: Callable[[str], None], jobs: int, start: Any
+    ) -> bool:
         fine = [run for run in runs if self.fails not in " ".join(run.training.overrides)]
         for run in fine:
             assert not run.is_finished
@@ -287,7 +289,7 @@ class Invented:
             leave(run.folder, **self.metrics(run))
         return len(fine) < len(runs)
 
-    def forks(self, commands: Sequence[Sequence[str]], say: Callable[[str], None], jobs: int = 1) -> bool:
+    def forks(self, commands: Sequence[Sequence[str]], print_line: Callable[[str], None], jobs: int = 1) -> bool:
         for command in commands:
             script, checkpoint, split, folder = command
             assert (script, split) == ("evaluate", "split=val")

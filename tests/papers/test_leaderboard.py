@@ -22,7 +22,7 @@ from dml.papers.leaderboard.contest_results import (
     write_results,
 )
 from dml.papers.leaderboard.contest_runs import Search
-from dml.papers.leaderboard.contests import Contest, Kind, read_leaderboard, require_known, select_contests
+from dml.papers.leaderboard.contests import Contest, TrainingKind, read_leaderboard, require_known, select_contests
 from dml.papers.leaderboard.leaderboard_command import run_leaderboard
 from dml.papers.leaderboard.leaderboard_page import MARKERS, class_interval, render_summary
 from dml.papers.plans import Plan, PlannedRun
@@ -71,7 +71,10 @@ CONTEST = Contest(
     Training("leaderboard/emoji", ("loss=triplet",)),
     rates=(("lr=1",), ("lr=2",), ("lr=3",)),
     values=(("margin=4",), ("margin=5",)),
-    kinds={"heads": Kind("Heads", "heads", ()), "whole": Kind("Whole networks", "whole", ("frozen=false",))},
+    kinds={
+        "heads": TrainingKind("Heads", "heads", ()),
+        "whole": TrainingKind("Whole networks", "whole", ("frozen=false",)),
+    },
 )
 SCORES = {"lr=1": 0.5, "lr=2": 0.7, "lr=3": 0.6, "lr=2 margin=4": 0.65, "lr=2 margin=5": 0.72}
 

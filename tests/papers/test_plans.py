@@ -11,22 +11,22 @@ from dml.papers.tables.paper_tables import Training
 pytestmark = pytest.mark.pipeline
 
 PROGRAM = """
-from dml.commands.error_lines import say
+from dml.commands.error_lines import print_line
 from dml.papers.plans import {start}
 fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
-assert not {start}([fine, fine], say, 2)
-assert {start}([fine, ["train", "loss=nothing"]], say, 1)
+assert not {start}([fine, fine], print_line, 2)
+assert {start}([fine, ["train", "loss=nothing"]], print_line, 1)
 """
 
 
 STOPPED = """
 import os, signal
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.signals import handle_signals
 from dml.papers.plans import {start}
 
 def stop_before_the_start(line):
-    say(line)
+    print_line(line)
     os.kill(os.getpid(), signal.SIGTERM)
 
 if __name__ == "__main__":

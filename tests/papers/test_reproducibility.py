@@ -6,10 +6,10 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-import dml.papers.tables.protocols
+import dml.papers.tables.reproducibility
 from dml.papers.experiments import compose
 from dml.papers.tables.paper_tables import PAPERS, Training, find_tables, read_tables
-from dml.papers.tables.protocols import (
+from dml.papers.tables.reproducibility import (
     Difference,
     UnstatedValue,
     find_differences,
@@ -17,7 +17,7 @@ from dml.papers.tables.protocols import (
     read_file,
     read_files,
 )
-from dml.papers.tables.protocols_page import render_protocols_page
+from dml.papers.tables.reproducibility_page import render_reproducibility_page
 from dml.run.config_folders import CONF
 
 pytestmark = pytest.mark.pipeline
@@ -54,8 +54,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     (folder / "one.yaml").write_text(FILE)
     (folder / "settings.yaml").write_text(SETTINGS)
-    monkeypatch.setattr(dml.papers.tables.protocols, "CONF", tmp_path)
-    monkeypatch.setattr(dml.papers.tables.protocols, "read_file", read_file.__wrapped__)
+    monkeypatch.setattr(dml.papers.tables.reproducibility, "CONF", tmp_path)
+    monkeypatch.setattr(dml.papers.tables.reproducibility, "read_file", read_file.__wrapped__)
 
 
 @pytest.mark.usefixtures("written")
@@ -117,10 +117,10 @@ def test_every_choice_is_the_configurations() -> None:
 
 
 def test_the_page_is_that_of_the_experiments() -> None:
-    assert (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8") == render_protocols_page(), (
+    assert (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8") == render_reproducibility_page(), (
         "make reproducibility"
     )
-    lines = [line for line in render_protocols_page().splitlines() if line.startswith("| ")]
+    lines = [line for line in render_reproducibility_page().splitlines() if line.startswith("| ")]
     for table in read_tables():
         (line,) = [line for line in lines if line.startswith(f"| {PAPERS[table.paper]} {table.name} |")]
         assert f" {len(table.cells)} |" in line

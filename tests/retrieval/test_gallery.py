@@ -44,7 +44,7 @@ def test_products_on_a_gpu_leave_what_training_asked_for() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        with gallery.full_float32():
+        with gallery.precise_products():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 
 DESCRIPTION = """\
 Change one part of the default training at a time, with three seeds on emoji
@@ -46,7 +46,7 @@ def run_ablation(arguments: Sequence[str]) -> None:
             results = store_results(file, collect_results(ablation, kind, plan, roots, datasets))
         if results:  # none are there if the first runs failed, which have said why
             write_ablation_page(ablation, results, options.docs)
-            say(f"written: {options.docs / 'ablation.md'}")
+            print_line(f"written: {options.docs / 'ablation.md'}")
     if has_failed:
         sys.exit(2)
 

@@ -7,7 +7,7 @@ from dml.evaluation.intervals import mean_interval
 from dml.evaluation.measured_facts import join_facts
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table
-from dml.papers.ablation.variants import Ablation, Kind
+from dml.papers.ablation.variants import Ablation, AblationKind
 from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
 from dml.papers.leaderboard.leaderboard_page import format_difference
 from dml.papers.tables.paper_tables import Training
@@ -51,13 +51,13 @@ def write_ablation_page(ablation: Ablation, results: Sequence[ContestResult], do
     write_text(docs / "ablation.md", HEAD.format(setting=ablation.setting, tables="\n".join(parts)))
 
 
-def _describe(ablation: Ablation, kind: Kind, result: ContestResult) -> dict[str, str]:
+def _describe(ablation: Ablation, kind: AblationKind, result: ContestResult) -> dict[str, str]:
     """Return what the metrics of a variant are of, as its configuration says."""
     overrides = (*kind.overrides, *result.overrides)
     return describe_training(Training(ablation.experiments[result.dataset], overrides))
 
 
-def _render_table(dataset: str, kind: Kind, found: Mapping[str, ContestResult]) -> str:
+def _render_table(dataset: str, kind: AblationKind, found: Mapping[str, ContestResult]) -> str:
     default, *_ = found.values()
     rows = []
     for name, result in found.items():

@@ -18,7 +18,7 @@ Overrides = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class AblationKind:
     """What is trained: the heads alone, or the whole network.
 
     Args:
@@ -33,7 +33,7 @@ class Kind:
     overrides: Overrides
     variants: Mapping[str, Mapping[str, Overrides]]
 
-    def select(self, parts: Sequence[str]) -> "Kind":
+    def select(self, parts: Sequence[str]) -> "AblationKind":
         """Keep the default, and the variants whose names contain one of these texts.
 
         Raises:
@@ -56,10 +56,10 @@ class Ablation:
 
     setting: str
     experiments: Mapping[str, str]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, AblationKind]
 
     def list_runs(
-        self, dataset: str, kind: Kind, variant: str, plan: Plan, roots: Mapping[str, Path]
+        self, dataset: str, kind: AblationKind, variant: str, plan: Plan, roots: Mapping[str, Path]
     ) -> list[PlannedRun]:
         """List the runs of a variant, one for each seed."""
         root = (f"dataset.root={quote(roots[dataset])}",) if dataset in roots else ()
@@ -75,7 +75,7 @@ def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
         for group in ("variants", "whole")
     )
     kinds = {
-        name: Kind(
+        name: AblationKind(
             name,
             entry["title"],
             tuple(entry["overrides"]),
@@ -94,7 +94,7 @@ def _read_overrides(
 
 
 def train_missing_runs(
-    ablation: Ablation, kind: Kind, plan: Plan, roots: Mapping[str, Path], datasets: Iterable[str], jobs: int
+    ablation: Ablation, kind: AblationKind, plan: Plan, roots: Mapping[str, Path], datasets: Iterable[str], jobs: int
 ) -> bool:
     """Train what is missing of a kind -> whether a run failed; the default comes first on each data set."""
     has_failed = False
@@ -105,7 +105,7 @@ def train_missing_runs(
 
 
 def collect_results(
-    ablation: Ablation, kind: Kind, plan: Plan, roots: Mapping[str, Path], datasets: Sequence[str]
+    ablation: Ablation, kind: AblationKind, plan: Plan, roots: Mapping[str, Path], datasets: Sequence[str]
 ) -> list[ContestResult]:
     """Collect the results of the variants of which all runs are finished; the variant stands in place of the loss."""
     results = []

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from dml.commands.error_lines import say
+from dml.commands.error_lines import print_line
 from dml.ops.run_folder import RunFolder
 from dml.papers.claims.claim_results import validation_folder
 from dml.papers.claims.definitions import Claims
@@ -26,9 +26,11 @@ def train_missing_runs(claims: Claims, tuning: Tuning, data: Path, jobs: int) ->
     has_failed = False
     while open_runs := _list_runs_to_validate(claims, tuning):
         missing = [run for run in open_runs if not run.is_finished]
-        say(f"choosing on the validation classes: {len(open_runs)} alternatives, {len(missing)} of them to be trained")
-        has_failed |= train_runs(missing, data, say, jobs, run_forks)
-        has_failed |= run_forks([validation_command(run) for run in open_runs if run.is_finished], say, jobs)
+        print_line(
+            f"choosing on the validation classes: {len(open_runs)} alternatives, {len(missing)} of them to be trained"
+        )
+        has_failed |= train_runs(missing, data, print_line, jobs, run_forks)
+        has_failed |= run_forks([validation_command(run) for run in open_runs if run.is_finished], print_line, jobs)
         if has_failed:
             break  # the arms whose alternatives are all validated are trained nevertheless
     for candidate in _list_candidates(claims, tuning):
@@ -38,8 +40,8 @@ def train_missing_runs(claims: Claims, tuning: Tuning, data: Path, jobs: int) ->
     for runs_of_seed in group_by_seed(runs):
         missing = [run for run in runs_of_seed if tuning.results.find_metrics(run, "test") is None]
         finished = len(runs_of_seed) - len(missing)
-        say(f"seed {runs_of_seed[0].seed}: {len(runs_of_seed)} runs, {finished} of them done")
-        has_failed |= train_runs(missing, data, say, jobs, run_forks)
+        print_line(f"seed {runs_of_seed[0].seed}: {len(runs_of_seed)} runs, {finished} of them done")
+        has_failed |= train_runs(missing, data, print_line, jobs, run_forks)
         for run in runs_of_seed:
             run.discard_checkpoints()
     if untuned:
@@ -54,9 +56,9 @@ def print_commands(claims: Claims, tuning: Tuning, data: Path) -> None:
     for run in [*open_runs, *(run for runs in runs_by_seed for run in runs)]:
         split = "val" if run in open_runs else "test"
         for command in list_commands([run], data) if tuning.results.find_metrics(run, split) is None else []:
-            say(command)
+            print_line(command)
         if run in open_runs and not RunFolder(validation_folder(run)).is_finished:
-            say(format_command(validation_command(run)))
+            print_line(format_command(validation_command(run)))
 
 
 def _list_candidates(claims: Claims, tuning: Tuning) -> list[Candidate]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.extras import check_installed
 from dml.ops.paths import expand_home
 
@@ -64,7 +64,7 @@ def run_claims(arguments: Sequence[str]) -> None:
             has_failed |= train_missing_runs(claims, tuning, options.data or Path(), options.jobs)
         write_claims_page(content.setting, tested, docs, "make claims-quick" if options.quick else "make claims")
         results.write()
-        say(f"written: {docs / 'claims.md'}")
+        print_line(f"written: {docs / 'claims.md'}")
     if has_failed:
         sys.exit(2)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dml.commands.error_lines import say
+from dml.commands.error_lines import print_line
 from dml.commands.log_levels import quiet
 from dml.ops.errors import InputError
 from dml.ops.text_tables import write_csv
@@ -25,7 +25,7 @@ def print_commands(figures: Sequence[Figure], plan: Plan, data: Path) -> None:
     """
     runs = [run for figure in figures for run in figure.list_runs(plan)]
     for command in list_commands(runs, data):
-        say(command)
+        print_line(command)
 
 
 def reproduce_figures(figures: Sequence[Figure], plan: Plan, data: Path | None, *, jobs: int, images: Path) -> None:
@@ -48,11 +48,13 @@ def reproduce_figures(figures: Sequence[Figure], plan: Plan, data: Path | None, 
             if jobs:
                 check_data(f"figure {figure.name}", missing, data, ADVICE)
                 runner = run_forks if data is None else run_processes
-                has_failed |= train_runs(missing, data or Path(), say, jobs, runner)
+                has_failed |= train_runs(missing, data or Path(), print_line, jobs, runner)
             if any(run.is_finished for run in figure.list_runs(plan)):
                 _write_figure(figure, plan, images)
             else:  # an earlier picture stays
-                say(f"{figure.name}: none of its runs is done{', as said above' if jobs else ''}; no picture is drawn")
+                print_line(
+                    f"{figure.name}: none of its runs is done{', as said above' if jobs else ''}; no picture is drawn"
+                )
         except InputError as error:
             sys.stderr.write(f"error: {error}\n")
             has_failed = True
@@ -72,4 +74,4 @@ def _write_figure(figure: Figure, plan: Plan, images: Path) -> None:
     write_csv(plan.outputs / f"{name}.csv", csv_rows(figure, values))
     runs = figure.list_runs(plan)
     finished = sum(run.is_finished for run in runs)
-    say(f"{images / name}.png: {figure.title} on {figure.dataset}, {finished} of {len(runs)} runs are done")
+    print_line(f"{images / name}.png: {figure.title} on {figure.dataset}, {finished} of {len(runs)} runs are done")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from dml.commands.error_lines import say
+from dml.commands.error_lines import print_line
 from dml.ops.run_folder import RunFolder
 from dml.papers.leaderboard.contests import Contest, Overrides
 from dml.papers.plans import Plan, PlannedRun, run_forks, train_runs
@@ -99,8 +99,8 @@ def train_and_discard(runs: Iterable[PlannedRun], purpose: str, jobs: int) -> bo
     """
     distinct = list({run.folder: run for run in runs}.values())
     missing = [run for run in distinct if not run.is_finished]
-    say(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
-    has_failed = train_runs(missing, NO_DATA, say, jobs, run_forks)
+    print_line(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
+    has_failed = train_runs(missing, NO_DATA, print_line, jobs, run_forks)
     for run in distinct:
         run.discard_checkpoints()
     return has_failed

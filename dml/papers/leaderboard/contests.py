@@ -19,7 +19,7 @@ SEARCHED_KIND = "heads"
 
 
 @dataclass(frozen=True)
-class Kind:
+class TrainingKind:
     """What learns in the tested runs, and for how long.
 
     Args:
@@ -52,7 +52,7 @@ class Contest:
     training: Training
     rates: tuple[Overrides, ...]
     values: tuple[Overrides, ...]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, TrainingKind]
     chosen: Overrides | None = None
 
 
@@ -61,7 +61,7 @@ class Leaderboard:
     """All contests, the kinds of training in their order on the page, and a paragraph on how they are run."""
 
     setting: str
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, TrainingKind]
     contests: tuple[Contest, ...]
 
     def find_training(self, dataset: str, kind: str, loss: str, overrides: Iterable[str]) -> Training:
@@ -104,7 +104,7 @@ def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leader
     """
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     kinds = {
-        name: Kind(entry["title"], entry["column"], tuple(entry["overrides"]))
+        name: TrainingKind(entry["title"], entry["column"], tuple(entry["overrides"]))
         for name, entry in content["kinds"].items()
     }
     rates = tuple((rate,) for rate in content["rates"])

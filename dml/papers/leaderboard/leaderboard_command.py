@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.paths import expand_home
 
 DESCRIPTION = """\
@@ -60,7 +60,7 @@ def run_leaderboard(arguments: Sequence[str]) -> None:
             results = store_results(file, collect_results(contests, search, options.kind))
         if results:  # none are there if the first runs failed, which have said why
             write_leaderboard_page(results, board, options.docs, options.readme)
-            say(f"written: {options.docs / 'leaderboard.md'}")
+            print_line(f"written: {options.docs / 'leaderboard.md'}")
     if has_failed:
         sys.exit(2)
 

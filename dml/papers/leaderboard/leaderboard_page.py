@@ -13,7 +13,7 @@ from dml.ops.errors import InputError
 from dml.ops.files import write_text
 from dml.ops.text_tables import markdown_table, replace_between
 from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
-from dml.papers.leaderboard.contests import Kind, Leaderboard
+from dml.papers.leaderboard.contests import Leaderboard, TrainingKind
 from dml.papers.training_facts import describe_training
 
 MARKERS = ("<!-- leaderboard -->", "<!-- /leaderboard -->")
@@ -139,7 +139,7 @@ def format_difference(result: ContestResult, other: ContestResult, metric: str) 
     return f"{100 * difference:+.1f} [{100 * low:.1f}, {100 * high:.1f}]".replace("-", "−")
 
 
-def render_summary(results: Sequence[ContestResult], kinds: Mapping[str, Kind]) -> str:
+def render_summary(results: Sequence[ContestResult], kinds: Mapping[str, TrainingKind]) -> str:
     """Render the table of README.md: the best losses of each data set, for each kind of training that has results."""
     columns = []
     for name, kind in kinds.items():

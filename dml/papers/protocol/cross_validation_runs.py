@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.commands.error_lines import say
+from dml.commands.error_lines import print_line
 from dml.ops.run_folder import RunFolder
 from dml.papers.experiments import compose
 from dml.papers.plans import Plan, PlannedRun, find_input_paths, run_forks, run_processes
@@ -113,8 +113,8 @@ class TrainingLauncher:
         """Begin or resume each run in a process of its own -> whether a run failed."""
         if self.launcher == BASIC:
             commands = [["train", *run.train_arguments(self.data), *self.options] for run in runs]
-            return run_forks(commands, say, self.jobs)
-        return run_processes([self.sweep_arguments(run) for run in runs], say, self.jobs)
+            return run_forks(commands, print_line, self.jobs)
+        return run_processes([self.sweep_arguments(run) for run in runs], print_line, self.jobs)
 
     def sweep_arguments(self, run: PlannedRun) -> list[str]:
         """Return the arguments of a sweep of a single run, which a launcher begins, or resumes, where it pleases."""
@@ -149,7 +149,7 @@ def train_tested_runs(methods: Sequence[Method], searches: Searches, launcher: T
 def _train(runs: Iterable[PlannedRun], purpose: str, launcher: TrainingLauncher) -> bool:
     distinct = list({run.folder: run for run in runs}.values())
     missing = [run for run in distinct if not run.is_finished]
-    say(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
+    print_line(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
     return launcher.train(missing)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, parse_names
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.errors import InputError, nearest
 from dml.ops.extras import check_installed
 from dml.ops.paths import expand_home
@@ -57,7 +57,7 @@ def run_protocol(arguments: Sequence[str]) -> None:
             raise InputError(f"{results}: no such file; dml protocol without --show writes it")
         if result:
             write_protocol_page(result, options.docs)
-            say(f"written: {options.docs / 'protocol.md'}")
+            print_line(f"written: {options.docs / 'protocol.md'}")
     if has_failed:
         sys.exit(2)
 

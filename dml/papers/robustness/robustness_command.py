@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors, say
+from dml.commands.error_lines import one_line_errors, print_line
 from dml.ops.extras import check_installed
 
 DESCRIPTION = """\
@@ -60,7 +60,7 @@ def run_robustness(arguments: Sequence[str]) -> None:
         shown = [result for result in every_clean if result.loss in tested]
         if results:  # none are there if the first runs failed, which have said why
             write_robustness_page(conditions, shown, results, options.docs)
-            say(f"written: {options.docs / 'robustness.md'}")
+            print_line(f"written: {options.docs / 'robustness.md'}")
     if has_failed:
         sys.exit(2)
 

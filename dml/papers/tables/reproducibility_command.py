@@ -19,7 +19,7 @@ EXAMPLES = {
 }
 
 
-def write_protocols(arguments: Sequence[str]) -> None:
+def write_reproducibility(arguments: Sequence[str]) -> None:
     """Write the page to the file that the arguments of ``dml reproducibility`` name."""
     parser = CommandParser("reproducibility", DESCRIPTION, EXAMPLES)
     parser.add_argument(
@@ -30,7 +30,7 @@ def write_protocols(arguments: Sequence[str]) -> None:
         help="file to write (default: %(default)s)",
     )
     path = parser.parse_args(arguments).page
-    from dml.papers.tables.protocols_page import render_protocols_page  # after --help: it takes seconds
+    from dml.papers.tables.reproducibility_page import render_reproducibility_page  # after --help: it takes seconds
 
     with one_line_errors():
-        write_text(path, render_protocols_page())
+        write_text(path, render_reproducibility_page())

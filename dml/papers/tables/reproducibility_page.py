@@ -6,7 +6,7 @@ from itertools import groupby
 
 from dml.ops.text_tables import markdown_table
 from dml.papers.tables.paper_tables import PAPERS, Cell, Table, read_cells, read_tables
-from dml.papers.tables.protocols import Difference, UnstatedValue, find_differences, find_unstated_values
+from dml.papers.tables.reproducibility import Difference, UnstatedValue, find_differences, find_unstated_values
 
 HEAD = """# What can be reproduced exactly, and what differs
 
@@ -31,7 +31,7 @@ MAX_ROWS_NAMED = 4
 """The most rows of a table that are named one by one as those that a difference touches."""
 
 
-def render_protocols_page() -> str:
+def render_reproducibility_page() -> str:
     """Render the whole page."""
     header = ["table", "data sets", "quoted", "trained", "as stated", "differs from the paper's protocol, and why"]
     parts = [HEAD, markdown_table(header, map(_table_row, read_tables()), right=(2, 3, 4))]

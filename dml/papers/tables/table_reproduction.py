@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dml.commands.config_types import check_types
-from dml.commands.error_lines import say
+from dml.commands.error_lines import print_line
 from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.files import write_text
@@ -19,13 +19,13 @@ from dml.papers.tables.table_results import collect_results, csv_rows, format_ma
 
 def list_tables(tables: Sequence[Table], plan: Plan) -> None:
     """Print each table with the numbers of its cells, runs and finished runs, and the estimated cost."""
-    say(f"{'':18}{'cells':>6}{'runs':>6}{'done':>6}{'GPU hours':>11}")
+    print_line(f"{'':18}{'cells':>6}{'runs':>6}{'done':>6}{'GPU hours':>11}")
     for table in tables:
         runs = plan.list_table_runs(table)
         finished = sum(run.is_finished for run in runs)
-        say(f"{f'table-{table}':18}{len(table.cells):6}{len(runs):6}{finished:6}{_estimate_hours(runs):>11}")
+        print_line(f"{f'table-{table}':18}{len(table.cells):6}{len(runs):6}{finished:6}{_estimate_hours(runs):>11}")
     seeds = format_count(plan.seeds, "seed")
-    say(f"With {seeds}. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
+    print_line(f"With {seeds}. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
 
 
 def _estimate_hours(runs: Sequence[PlannedRun]) -> str:
@@ -51,7 +51,7 @@ def print_commands(tables: Sequence[Table], plan: Plan, data: Path) -> None:
     """
     runs = [run for table in tables for run in plan.list_table_runs(table)]
     for command in list_commands(runs, data):
-        say(command)
+        print_line(command)
 
 
 def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, trains: bool) -> None:
@@ -74,7 +74,7 @@ def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, 
         try:
             if trains:
                 check_data(f"table {table}", missing, data)
-                has_failed |= train_runs(missing, data or Path(), say)
+                has_failed |= train_runs(missing, data or Path(), print_line)
             _write_table(table, plan)
         except InputError as error:
             if data is None:
@@ -97,7 +97,7 @@ def _write_table(table: Table, plan: Plan) -> None:
         other = "data, network or training" if plan.is_small else "training"
         title = f"{title} ({', '.join(departures)}: not the paper's {other})"
     page = format_markdown(results, title)
-    say(page)
+    print_line(page)
     name = plan.name_results(str(table))
     write_csv(plan.outputs / f"{name}.csv", csv_rows(results))
     write_text(plan.outputs / f"{name}.md", page)

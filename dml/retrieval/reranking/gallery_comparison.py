@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from dml.retrieval.gallery import Gallery
-from dml.retrieval.top import k_nearest
+from dml.retrieval.top import SORT_FACTOR, k_nearest
 
 MEMORY = 2**27
 """Bytes of distances that a step holds at a time."""
-
-SORT_FACTOR = 16
-"""Memory that sorting distances takes, as a multiple of the memory of the distances."""
 
 
 @dataclass(frozen=True)
