@@ -1,6 +1,6 @@
 """Print what a million vectors take in an index: time to build and search, memory, and recall against exact search.
 
-python scripts/bench_index.py            # a million vectors of 128 numbers
+python scripts/bench_index.py            # a million vectors of 128 dimensions
 python scripts/bench_index.py 100000
 
 The vectors are synthetic, of unit length, around the centres of classes of 50. Each kind of index is measured in a new

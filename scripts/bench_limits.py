@@ -4,9 +4,9 @@ python scripts/bench_limits.py                            # two minutes on two c
 python scripts/bench_limits.py 10000 100000 1000000       # an hour
 
 The images are noise of 24 x 24 pixels in tar files, in classes of ten; half of the classes are tested. Embeddings are
-synthetic, with 128 numbers, around the centres of the classes. Each part runs in a new process. MiB are what it adds to
-the memory of this process at most, without that of the processes that it starts. Behind each time stands the exponent:
-n times as many images as in the column before took n to this power as long; 1 is in proportion.
+synthetic, with 128 dimensions, around the centres of the classes. Each part runs in a new process. MiB are what it adds
+to the memory of this process at most, without that of the processes that it starts. Behind each time stands the
+exponent: n times as many images as in the column before took n to this power as long; 1 is in proportion.
 """
 
 from dml.ops.signals import handle_signals

@@ -118,7 +118,7 @@ def _parser() -> CommandParser:
         nargs="+",
         type=positive_number,
         metavar="D",
-        help="numbers of each head in the prefixes (default: halves of the largest head, from 8 on)",
+        help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
     parser.add_number("--rescore", 100, "neighbours that are sorted again by float32 vectors")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")

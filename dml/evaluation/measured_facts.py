@@ -20,14 +20,14 @@ def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: f
     """Return the size and the geometry of the vectors that are ranked, for metrics.json.
 
     >>> describe_vector({"L": 64, "M": 64, "H": 192}, ["M", "H"], 0.0)
-    '256 numbers, cosine'
+    '256 dimensions, cosine'
 
     Args:
         sizes: size of the embedding of each head.
         heads: heads whose embeddings are concatenated.
         curvature: curvature of the Poincare ball in which the vectors lie; 0 for the sphere.
     """
-    return f"{sum(sizes[head] for head in heads):,} numbers, {_describe_geometry(curvature)}"
+    return f"{sum(sizes[head] for head in heads):,} dimensions, {_describe_geometry(curvature)}"
 
 
 def _describe_geometry(curvature: float) -> str:
@@ -85,10 +85,10 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
     dims = [sizes[head] if isinstance(sizes, Mapping) else sizes for head in heads]
     chooses = config.get("choose_heads") and len(heads) > 1 and evaluation.get("selection") == "val"
     least = f"{dims[-1]:,} to " if chooses else ""
-    numbers = f"{least}{sum(dims):,} numbers" + (" as the validation chooses heads" if chooses else "")
+    dimensions = f"{least}{sum(dims):,} dimensions" + (" as the validation chooses heads" if chooses else "")
     ball = choose_ball(config.get("geometry"), config.get("loss"))
     return {
-        "vector": f"{numbers}, {_describe_geometry(ball.curvature if ball else 0.0)}",
+        "vector": f"{dimensions}, {_describe_geometry(ball.curvature if ball else 0.0)}",
         "first weights": describe_weights(config),
         "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
         "split": str(evaluation.get("split") or "test"),
@@ -98,8 +98,8 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
 def merge_facts(facts_of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return the facts of several runs as those of one row of a table; where runs differ, all values.
 
-    >>> merge_facts([{"vector": "320 numbers"}, {"vector": "256 numbers"}, {"vector": "320 numbers"}])
-    {'vector': '320 numbers or 256 numbers'}
+    >>> merge_facts([{"vector": "320 dimensions"}, {"vector": "256 dimensions"}, {"vector": "320 dimensions"}])
+    {'vector': '320 dimensions or 256 dimensions'}
     """
     values_by_fact: dict[str, dict[str, None]] = {}
     for facts in facts_of_runs:

@@ -142,7 +142,7 @@ class Index:
         queries = np.atleast_2d(images).astype(np.float32) if is_vectors else self._embed_queries(images)
         if queries.ndim != 2 or queries.shape[1] != self.model.dimension:
             raise InputError(
-                f"vectors of shape {queries.shape}: the index has vectors of {self.model.dimension} numbers"
+                f"vectors of shape {queries.shape}: the index has vectors of {self.model.dimension} dimensions"
             )
         if not np.isfinite(queries).all():
             raise InputError("vectors: a number in them is NaN or infinite")

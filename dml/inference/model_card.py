@@ -102,7 +102,7 @@ def _list_facts(embedder: "ImageEmbedder", license_id: str | None) -> Iterable[t
     settings = embedder.settings
     config, training = settings.config, settings.training
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
-    yield "vector", f"{embedder.dimension} numbers; geometry: {embedder.geometry}"
+    yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
     yield "input", f"RGB images of any size, {_describe_input(embedder)}"
     yield "trained on", f"{config['dataset']['name']}, {len(settings.class_names) or 'an unknown number of'} classes"
     yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]

@@ -14,11 +14,11 @@ SMALLEST = 8
 
 
 class MatryoshkaLoss(nn.Module):
-    """Adds up a loss of prefixes of the embedding, so that its first numbers alone can be compared, too.
+    """Adds up a loss of prefixes of the embedding, so that its first dimensions alone can be compared, too.
 
-    L = sum_m c_m L_m(z_1:m), where z_1:m are the first m numbers of each embedding: Eq. 1 of "Matryoshka Representation
-    Learning" (Kusupati et al., NeurIPS 2022), whose weights c_m are 1. Each prefix has a loss of its own, with proxies
-    of its own if the loss has proxies. A loss that L2-normalises embeddings normalises each prefix.
+    L = sum_m c_m L_m(z_1:m), where z_1:m are the first m dimensions of each embedding: Eq. 1 of "Matryoshka
+    Representation Learning" (Kusupati et al., NeurIPS 2022), whose weights c_m are 1. Each prefix has a loss of its
+    own, with proxies of its own if the loss has proxies. A loss that L2-normalises embeddings normalises each prefix.
 
     Departures: the paper's L_m is the softmax loss of a linear classifier; here it may be any loss of embeddings and
     labels. The paper's variant with shared classifiers (MRL-E) isn't here.
@@ -30,12 +30,12 @@ class MatryoshkaLoss(nn.Module):
 
     Args:
         inner: loss of each prefix. In a configuration it is one loss, of which the run builds one for each size.
-        sizes: number of numbers in each prefix, ascending.
+        sizes: number of dimensions of each prefix, ascending.
         weights: weight of the loss of each prefix; None weighs each 1.
 
     Raises:
         InputError: if sizes don't ascend from at least 1; the numbers of losses, sizes and weights differ; or a loss
-            uses stored embeddings, which have all numbers.
+            uses the embedding bank, which has whole embeddings.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MatryoshkaLoss(nn.Module):
         for part in self.inner.modules():
             if isinstance(part, UsesEmbeddingBank):
                 raise InputError(
-                    f"loss.inner: {type(part).__name__} compares embeddings with stored ones, which have all numbers; "
+                    f"loss.inner: {type(part).__name__} compares whole embeddings with stored ones; "
                     "loss=matryoshka takes losses of the batch alone"
                 )
         self.needs_positives = all(has_trait(loss, "needs_positives") for loss in inner)
@@ -90,7 +90,7 @@ def choose_sizes(sizes: Any, embedding_dim: int) -> list[int]:
     ([8, 16, 32, 64], [16, 48])
 
     Args:
-        sizes: the sizes; None takes the whole embedding and its halves, from `SMALLEST` numbers on.
+        sizes: the sizes; None takes the whole embedding and its halves, from `SMALLEST` dimensions on.
         embedding_dim: size of an embedding, D.
 
     Raises:
@@ -116,5 +116,5 @@ def _check_sizes(sizes: Any) -> list[int]:
 
 def _check_largest(sizes: list[int], embedding_dim: int) -> list[int]:
     if sizes[-1] > embedding_dim:
-        raise InputError(f"loss.sizes={sizes}: an embedding has {embedding_dim} numbers, no prefix can have more")
+        raise InputError(f"loss.sizes={sizes}: an embedding has {embedding_dim} dimensions, no prefix can have more")
     return sizes

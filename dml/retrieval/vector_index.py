@@ -52,7 +52,7 @@ class VectorIndex:
             inner = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         except RuntimeError as error:
             raise InputError(
-                f"factory={factory}: FAISS can't make an index of {dimension} numbers by it; {EXACT} would do"
+                f"factory={factory}: FAISS can't make an index of {dimension} dimensions by it; {EXACT} would do"
             ) from error
         _check_metric(inner, factory)
         self._index: Any = inner if _find_lists(inner) is not None else faiss.IndexIDMap2(inner)

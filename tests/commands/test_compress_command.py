@@ -69,7 +69,7 @@ def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     copied.touch()
     for arguments, line in (
         ([str(ball)], "compared by poincare (curvature 0.1) distance; dml compress measures"),
-        ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 numbers at most"),
+        ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 dimensions at most"),
         ([str(foreign)], "dataset.reader._target_=os.system comes from the model's file"),
         ([str(run), "--split", "tset"], "argument --split: invalid choice"),
         ([str(copied)], "copied.ckpt: a checkpoint outside of a run's folder; --output FILE"),

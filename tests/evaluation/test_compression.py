@@ -92,7 +92,7 @@ def test_a_prefix_is_joined_as_the_heads_are() -> None:
     assert take_prefix(vectors, DIMS, 8) is vectors
     assert take_prefix(vectors, {"L": 4, "H": 12}, 6).shape == (COUNT, 10)
     assert choose_prefixes([5, 3], DIMS) == [3, 5, 8]
-    with pytest.raises(InputError, match="--prefixes 9: the embedding of a head has 8 numbers at most"):
+    with pytest.raises(InputError, match="--prefixes 9: the embedding of a head has 8 dimensions at most"):
         choose_prefixes([9], DIMS)
 
 

@@ -176,7 +176,7 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
     files = ["--markdown", str(tmp_path / "table.md"), "--csv", str(tmp_path / "table.csv")]
     printed = in_a_process("scripts/compare.py", str(sweep), *files)
     assert printed.startswith("| run | seeds | level0/recall@1 |")
-    assert "\n- vector: 24 numbers, cosine\n- first weights: random\n- checkpoint: " in printed
+    assert "\n- vector: 24 dimensions, cosine\n- first weights: random\n- checkpoint: " in printed
     best, other = sorted(("nra", "rll"), key=lambda loss: -statistics.mean(recalls(sweep, loss)))
     assert f"\n| run | level0/recall@1, difference to loss={best}, in points |\n" in printed
     difference = 100 * (statistics.mean(recalls(sweep, other)) - statistics.mean(recalls(sweep, best)))
@@ -189,20 +189,21 @@ def test_the_command(sweep: Path, tmp_path: Path) -> None:
     assert all(float(row["low_95"]) <= float(row["mean"]) <= float(row["high_95"]) for row in table)
 
 
-VECTORS = ("256 numbers, cosine", "64 numbers, cosine", "64 numbers, cosine")
+VECTORS = ("256 dimensions, cosine", "64 dimensions, cosine", "64 dimensions, cosine")
 
 
 def test_facts_that_differ_name_their_runs() -> None:
     rows = [
         ConfigurationResult(f"loss={loss}", {}, facts={"vector": vector, "split": "test"})
         for loss, vector in (
-            ("rll", "256 numbers, cosine"),
-            ("nra", "64 numbers, cosine"),
-            ("xbm", "64 numbers, cosine"),
+            ("rll", "256 dimensions, cosine"),
+            ("nra", "64 dimensions, cosine"),
+            ("xbm", "64 dimensions, cosine"),
         )
     ]
     assert describe_facts(rows) == (
-        "- vector:\n  - 256 numbers, cosine: loss=rll\n  - 64 numbers, cosine: loss=nra; loss=xbm\n- split: test\n"
+        "- vector:\n  - 256 dimensions, cosine: loss=rll\n  - 64 dimensions, cosine: loss=nra; loss=xbm\n"
+        "- split: test\n"
     )
 
 

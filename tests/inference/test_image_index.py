@@ -387,7 +387,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
     for k in (0, 13):
         with pytest.raises(InputError, match=f"k={k}: the index holds 12 images"):
             index.search(image, k=k)
-    with pytest.raises(InputError, match=r"vectors of shape \(1, 5\): the index has vectors of 8 numbers"):
+    with pytest.raises(InputError, match=r"vectors of shape \(1, 5\): the index has vectors of 8 dimensions"):
         index.search(np.zeros((1, 5)), k=1)
     with pytest.raises(InputError, match="NaN or infinite"):
         index.search(np.full(8, np.nan), k=1)

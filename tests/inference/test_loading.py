@@ -300,7 +300,14 @@ def test_the_card_states_what_a_user_needs(model: dml.ImageEmbedder, run: Path, 
     assert front["library_name"] == "dml"
     results = {entry["type"]: entry["value"] for entry in front["model-index"][0]["results"][0]["metrics"]}
     assert results["level0/recall@1"] == round(metrics(run)["level0/recall@1"], 4)
-    for fact in ("heads L + H", "16 numbers", "RankedListLoss", model.fingerprint, "32 x 32 pixels", "retrieval.png"):
+    for fact in (
+        "heads L + H",
+        "16 dimensions",
+        "RankedListLoss",
+        model.fingerprint,
+        "32 x 32 pixels",
+        "retrieval.png",
+    ):
         assert fact in body
     description = json.loads((tmp_path / "saved" / "model.json").read_text())
     assert len(description["class_names"]) > 5

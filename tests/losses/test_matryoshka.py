@@ -103,12 +103,12 @@ def test_refuses_what_no_prefix_can_have() -> None:
         MatryoshkaLoss(two, [2, 4], [1.0])
     with pytest.raises(InputError, match=r"loss\.inner: 2 losses for the sizes \[2\]"):
         MatryoshkaLoss(two, [2])
-    with pytest.raises(InputError, match=r"loss\.inner: EmbeddingDrift compares embeddings with stored ones"):
+    with pytest.raises(InputError, match=r"loss\.inner: EmbeddingDrift compares whole embeddings with stored ones"):
         MatryoshkaLoss([EmbeddingDrift()], [2])
-    with pytest.raises(InputError, match=r"loss\.sizes=\[2, 30\]: an embedding has 20 numbers"):
+    with pytest.raises(InputError, match=r"loss\.sizes=\[2, 30\]: an embedding has 20 dimensions"):
         MatryoshkaLoss(two, [2, 30])(draw_embeddings(12, 20), LABELS)
 
 
 def test_the_command_line_refuses_sizes_before_training(refused: Refused) -> None:
     line = refused("loss=matryoshka", "loss.sizes=[8,16]", *PLAIN)
-    assert "loss.sizes=[8, 16]: an embedding has 8 numbers" in line
+    assert "loss.sizes=[8, 16]: an embedding has 8 dimensions" in line

@@ -215,7 +215,7 @@ def test_results_are_stored_merged_and_shown(tmp_path: Path) -> None:
     page = (tmp_path / "protocol.md").read_text()
     assert "dml protocol losses=nra,rll,triplet dataset=emoji folds=2 trials=2 \\\n    --set frozen=true\n" in page
     single, ensembles = page.index("## Single models"), page.index("## Ensembles of the folds")
-    assert single < page.index("Vector: 192 to 320 numbers") < ensembles < page.index("Vector: 2 times 192 to 320 ")
+    assert single < page.index("Vector: 192 to 320 dimensions") < ensembles < page.index("Vector: 2 times 192 to 320 ")
     assert single < page.index("| `rll` | `optimizer.lr=0.002`") < page.index("| `triplet` |") < ensembles
     assert page.count("`optimizer.lr=0.001` `loss.alpha=3`") == 3  # every configuration, not the best alone
     assert "| `rll` | 4 | 0.1 | 2 | 0.2 |" in page

@@ -102,5 +102,5 @@ def test_a_lane_names_its_sources_and_other_tables_have_none(tmp_path: Path) -> 
         assert all(bool(cell.source) == table.is_lane for cell in table.cells)
     (lane,) = find_tables("hyp")
     page = format_markdown(collect_results(lane, Plan(tmp_path, seeds=1)), "Title")
-    assert "Compare only inside a lane, here vit_small_patch16_224.augreg_in21k, 384 numbers." in page
+    assert "Compare only inside a lane, here vit_small_patch16_224.augreg_in21k, 384 dimensions." in page
     assert page.count("arXiv 2203.10833") == 1

@@ -218,7 +218,12 @@ def test_intervals_are_of_resampled_classes() -> None:
 
 
 def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
-    stored = {"vector": "64 numbers, cosine", "first weights": "random", "checkpoint": "the last one", "split": "test"}
+    stored = {
+        "vector": "64 dimensions, cosine",
+        "first weights": "random",
+        "checkpoint": "the last one",
+        "split": "test",
+    }
     other = replace(make_result("nra", 0.3, seed=1), facts=stored)
     whole = [make_result("rll", 0.7, kind="whole"), make_result("rll", 0.8, kind="long")]
     results = [make_result("rll", 0.5), other, *whole]
@@ -232,7 +237,7 @@ def test_the_page_is_computed_from_the_stored_results(tmp_path: Path) -> None:
     heads = page.partition("## The heads learn")[2]
     assert heads.index("`rll`") < heads.index("`nra`")
     assert "3 seeds, 120 queries of 30 classes." in heads
-    assert "heads, cosine (`nra`: 64 numbers, cosine). First weights: " in heads  # the runs of nra stored theirs
+    assert "heads, cosine (`nra`: 64 dimensions, cosine). First weights: " in heads  # the runs of nra stored theirs
     assert f"before\n{MARKERS[0]}\n{render_summary(results, BOARD.kinds)}\n{MARKERS[1]}\nafter\n" == readme.read_text()
 
 

@@ -523,8 +523,10 @@ def test_the_table_of_finished_runs(tmp_path: Path) -> None:
     text = format_markdown(collect_results(table, plan), "RLL, Table XV")
     assert f"| early_t1_4_t2_12 | inshop | recall@1 | 86.2 | 81.0 ± {half:.1f} | -5.2 | 3 of 3 |" in text
     assert "| early_t1_4_t2_12 | cub200 | recall@1 | 53.2 |  |  | 0 of 3 |" in text
-    assert "\n\nVector: 128 numbers, cosine (early_t1_4_t2_12 on cub200, " in text  # head H alone
-    assert ": 64 numbers, cosine). First weights: bn_inception-52deb4733.pth. Checkpoint: the best on the test " in text
+    assert "\n\nVector: 128 dimensions, cosine (early_t1_4_t2_12 on cub200, " in text  # head H alone
+    assert (
+        ": 64 dimensions, cosine). First weights: bn_inception-52deb4733.pth. Checkpoint: the best on the test " in text
+    )
     assert "14 of 54 runs are done; missing: early_t1_4_t2_12 on cub200 (seeds 0, 1, 2), " in text
     assert ", early_t1_20_t2_12 on inshop (seed 2), " in text
     header, *rows = csv_rows(collect_results(table, plan))

@@ -17,11 +17,11 @@ EMOJI = "leaderboard/emoji"
 @pytest.mark.parametrize(
     ("overrides", "fact", "value"),
     [
-        ((), "vector", "192 to 320 numbers as the validation chooses heads, cosine"),
-        (("choose_heads=false",), "vector", "320 numbers, cosine"),
-        (("evaluation.selection=last",), "vector", "320 numbers, cosine"),
-        (("model.embed_dim=64", "model.heads=[M,H]", "choose_heads=false"), "vector", "128 numbers, cosine"),
-        (("loss=hyperbolic", "model.heads=[H]"), "vector", "192 numbers, Poincare distance of curvature 0.1"),
+        ((), "vector", "192 to 320 dimensions as the validation chooses heads, cosine"),
+        (("choose_heads=false",), "vector", "320 dimensions, cosine"),
+        (("evaluation.selection=last",), "vector", "320 dimensions, cosine"),
+        (("model.embed_dim=64", "model.heads=[M,H]", "choose_heads=false"), "vector", "128 dimensions, cosine"),
+        (("loss=hyperbolic", "model.heads=[H]"), "vector", "192 dimensions, Poincare distance of curvature 0.1"),
         ((), "first weights", "ImageNet-1k, packaged"),
         (("model.backbone.weights=null",), "first weights", "random"),
         ((), "checkpoint", "the best on the validation split"),
@@ -38,19 +38,19 @@ def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     training = Training(EMOJI)
     runs = [PlannedRun(training, seed, tmp_path / f"seed-{seed}") for seed in range(3)]
     stored: list[dict[str, Any]] = [
-        {"vector": "256 numbers, cosine", "selection": "last", "split": "test"},
+        {"vector": "256 dimensions, cosine", "selection": "last", "split": "test"},
         {"level0/recall@1": 0.5},
     ]
     for run, metrics in zip(runs, stored, strict=False):
         run.folder.mkdir()
         RunFolder(run.folder).write_metrics(metrics)
     facts = describe_runs(runs)
-    assert facts["vector"] == "256 numbers, cosine or 192 to 320 numbers as the validation chooses heads, cosine"
+    assert facts["vector"] == "256 dimensions, cosine or 192 to 320 dimensions as the validation chooses heads, cosine"
     assert facts["checkpoint"] == "the last one or the best on the validation split"
     assert facts["split"] == "test"
     assert describe_runs(runs[2:]) == describe_training(training)
-    assert describe_runs(runs, ["M", "H"])["vector"] == "256 numbers, cosine"  # metrics of these heads alone
-    assert describe_runs(runs, ["L"])["vector"] == "64 numbers, cosine"
+    assert describe_runs(runs, ["M", "H"])["vector"] == "256 dimensions, cosine"  # metrics of these heads alone
+    assert describe_runs(runs, ["L"])["vector"] == "64 dimensions, cosine"
 
 
 def test_the_usual_value_comes_first_and_others_are_named() -> None:
@@ -62,7 +62,7 @@ def test_the_usual_value_comes_first_and_others_are_named() -> None:
 
 @pytest.mark.pipeline
 def test_the_trainings_of_every_paper_have_facts() -> None:
-    """The first of each table: 512 numbers of a paper's one head, or those that its experiment names."""
+    """The first of each table: 512 dimensions of a paper's one head, or those that its experiment names."""
     for table in find_tables(None):
         facts = describe_training(table.trainings[0])
         assert all(facts.values()), table
@@ -72,5 +72,5 @@ def test_the_trainings_of_every_paper_have_facts() -> None:
 def test_a_size_for_each_head_adds_up() -> None:
     model = {"heads": ["L", "H"], "embed_dim": {"L": 64, "M": 8, "H": 1024}, "backbone": {"weights": None}}
     facts = describe_configuration({"model": model, "evaluation": {"selection": "val"}, "choose_heads": True})
-    assert facts["vector"] == "1,024 to 1,088 numbers as the validation chooses heads, cosine"
+    assert facts["vector"] == "1,024 to 1,088 dimensions as the validation chooses heads, cosine"
     assert facts["first weights"] == "random"

@@ -20,7 +20,7 @@ from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 
 
 def embed(images: Tensor) -> dict[str, Tensor]:
-    """Two heads, of 5 and 3 numbers, of the 12 pixels."""
+    """Two heads, of 5 and 3 dimensions, of the 12 pixels."""
     generator = torch.Generator().manual_seed(0)
     pixels = images.flatten(1).double()
     return {head: pixels @ torch.randn(12, size, generator=generator).double() for head, size in (("L", 5), ("H", 3))}

@@ -38,7 +38,7 @@ class CompressionRow:
     Args:
         vectors: name of the vectors, see `VectorForm`.
         storage: how they are stored, such as "int8" or "pq+rescore".
-        numbers: number D of numbers of a vector.
+        numbers: number D of dimensions of a vector.
         bytes: bytes of a vector that every search reads.
         rescored_bytes: further bytes of a vector, which a search reads for its candidates alone.
         queries_per_second: queries that a search answers in a second.
@@ -70,7 +70,7 @@ def measure_compression(
         test: (N, D) unit vectors of the tested images.
         head_dims: size of the embedding of each head.
         evaluator: evaluator of the tested images; it computes the rows of float32.
-        prefixes: number of numbers of each head in each prefix.
+        prefixes: number of dimensions of each head in each prefix.
         candidates: number of neighbours that are sorted again by float32 vectors, in the rows with "+rescore".
         concatenation: how the model joins its heads.
 

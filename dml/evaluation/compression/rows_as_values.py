@@ -6,7 +6,7 @@ from typing import Any
 from dml.evaluation.compression.measurement import METRICS, CompressionRow
 from dml.ops.text_tables import markdown_table
 
-HEADER = ("vectors", "numbers", "stored as", "bytes", "recall@1", "MAP@R", "queries/s")
+HEADER = ("vectors", "dimensions", "stored as", "bytes", "recall@1", "MAP@R", "queries/s")
 """The columns of the table; the metrics are in percent."""
 
 FIELDS = {"numbers": int, "bytes": int, "rescored_bytes": int, "queries_per_second": float}

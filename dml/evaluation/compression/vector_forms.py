@@ -11,7 +11,7 @@ from dml.ops.errors import InputError
 from dml.retrieval.rows import unit_rows
 
 SMALLEST_PREFIX = 8
-"""The number of numbers of each head in the smallest prefix that is chosen without being named."""
+"""The number of dimensions of each head in the smallest prefix that is chosen without being named."""
 
 
 class VectorForm(NamedTuple):
@@ -35,7 +35,8 @@ def choose_prefixes(prefixes: Sequence[int] | None, head_dims: Mapping[str, int]
     [8, 16, 32, 64]
 
     Args:
-        prefixes: number of numbers of each head; None takes the largest head and its halves, from `SMALLEST_PREFIX` on.
+        prefixes: number of dimensions of each head; None takes the largest head and its halves, down to
+            `SMALLEST_PREFIX`.
         head_dims: size of the embedding of each head.
 
     Raises:
@@ -48,14 +49,14 @@ def choose_prefixes(prefixes: Sequence[int] | None, head_dims: Mapping[str, int]
             halves.append(halves[-1] // 2)
         return halves[::-1]
     if max(prefixes) > largest:
-        raise InputError(f"--prefixes {max(prefixes)}: the embedding of a head has {largest} numbers at most")
+        raise InputError(f"--prefixes {max(prefixes)}: the embedding of a head has {largest} dimensions at most")
     return sorted({*prefixes, largest})
 
 
 def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concatenation: str = "normalized") -> Tensor:
-    """Take the first numbers of each head, and join them as the model joins its heads. (N, D) -> (N, D')
+    """Take the first dimensions of each head, and join them as the model joins its heads. (N, D) -> (N, D')
 
-    So a prefix is what a model with smaller heads would give. Heads that have no more numbers than ``size`` keep all of
+    So a prefix is what a model with smaller heads would give. Heads of no more dimensions than ``size`` keep all of
     them. If all heads do, the vectors are returned as they are.
 
     >>> take_prefix(torch.tensor([[0.3, 0.4, 0.6, 0.8]]), {"L": 2, "H": 2}, size=1)
@@ -63,8 +64,8 @@ def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concat
 
     Args:
         vectors: (N, D) vectors, the heads side by side.
-        head_dims: size of the embedding of each head, in the order of the numbers.
-        size: largest number of numbers of each head.
+        head_dims: size of the embedding of each head, in the order of the dimensions.
+        size: largest number of dimensions of each head.
         concatenation: that of the model, see `dml.models.embedding.EmbeddingModel`.
     """
     if size >= max(head_dims.values()):
@@ -88,7 +89,7 @@ def make_forms(
         train: (M, D) unit vectors of the training images, M >= 2.
         test: (N, D) unit vectors of the tested images.
         head_dims: size of the embedding of each head.
-        prefixes: number of numbers of each head in each prefix.
+        prefixes: number of dimensions of each head in each prefix.
         concatenation: how the model joins its heads.
     """
     sizes = []

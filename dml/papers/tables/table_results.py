@@ -113,7 +113,7 @@ def _describe_lane(results: Iterable[CellResult]) -> str:
     cells = [result.cell for result in results if result.cell.source]
     if not cells:
         return ""
-    lanes = dict.fromkeys(f"{cell.backbone}, {cell.dim} numbers" for cell in cells)
+    lanes = dict.fromkeys(f"{cell.backbone}, {cell.dim} dimensions" for cell in cells)
     sources = dict.fromkeys(cell.source for cell in cells)
     note = f"Compare only inside a lane, here {'; '.join(lanes)}."
     return f"{note}\n\nSources of the paper's numbers: {'; '.join(sources)}.\n\n"
