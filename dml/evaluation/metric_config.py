@@ -1,7 +1,7 @@
 """The one table of metrics, and the configuration of an evaluation."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -138,6 +138,8 @@ class MetricConfig:
         if self.level_weights is not None and not any(weights):
             raise InputError(f"level_weights = {list(self.level_weights)}: at least one must be above 0")
         if self.select_kind(Kind.AT_K):
+            if not isinstance(self.recall_at, Iterable):
+                raise InputError(f"recall_at = {self.recall_at}: expected a list, such as [{self.recall_at}]")
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
         check_number("curvature", self.curvature, least=0)

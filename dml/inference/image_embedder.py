@@ -8,7 +8,9 @@ from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -41,6 +43,9 @@ PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
 
 REMEDY = ' (on_corrupt="skip" leaves it out, in a command --on-corrupt skip)'
 """The end of the error line for an unreadable image, which names an argument of `ImageEmbedder.embed`."""
+
+_NETWORK_LOCKS: WeakKeyDictionary[EmbeddingModel, Lock] = WeakKeyDictionary()
+"""A lock for each network: it keeps the maps of its layers in itself, so one thread at a time may run it."""
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +254,7 @@ class ImageEmbedder:
             collate_fn=_collate,
             num_workers=num_workers,
             multiprocessing_context=choose_start_method(num_workers),
+            generator=torch.Generator(),  # otherwise the loader would draw from the caller's random numbers
         )
         first = 0
         for readable, batch, errors in loader:
@@ -272,7 +278,8 @@ class ImageEmbedder:
             precision: "32", "bf16" or "16", see `embed`.
         """
         images, dtype = images.to(self.device), PRECISIONS[precision]
-        with full_float32(self.device), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+        autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with _NETWORK_LOCKS.setdefault(self.model, Lock()), full_float32(self.device), autocast:
             embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
         return self.join_heads(embedded).cpu().numpy()
 

@@ -2,7 +2,9 @@
 
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from dml.ops.files import replacing, write_text
 from dml.ops.paths import absolute_path, expand_home
 from dml.ops.poincare import product_distances, ranking_vectors
 from dml.retrieval.vector_index import EXACT, VectorIndex
+
+UNIT_TOLERANCE = 1e-5
+"""Difference of a vector's length from 1 that comes from rounding."""
 
 MOST_TRAINING_VECTORS = 100_000
 """The largest number of vectors that an approximate index is trained with."""
@@ -116,12 +121,13 @@ class Index:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.
 
         A score is the cosine similarity, or the negative distance in the model's Poincare ball; in an index with a PCA,
-        such as "PCA64,Flat", it is the product of vectors whose mean was subtracted. An image that is itself in the
-        index finds itself first. Where an approximate index finds fewer than k, the path is an empty string and
-        the score -inf.
+        such as "PCA64,Flat", it is the product of vectors whose mean was subtracted. An image that is in the index
+        finds itself first, or a copy with the same vector. Where an approximate index finds fewer than k, the path is
+        an empty string and the score -inf.
 
         Args:
-            images: queries, as `ImageEmbedder.embed` takes them; or their vectors, an array (Q, D) of floats.
+            images: queries, as `ImageEmbedder.embed` takes them; or their vectors, an array (Q, D) of floats, which are
+                L2-normalised, or points of the model's Poincare ball.
             k: number of neighbours.
 
         Raises:
@@ -136,7 +142,7 @@ class Index:
         """Do the work of `search` -> scores (Q, k), and positions (Q, k) in ``items``; -1 for none."""
         if not len(self):
             raise InputError("the index is empty; dml index, or dml.Index.add, puts images into it")
-        if not 1 <= k <= len(self):
+        if not isinstance(k, Integral) or not 1 <= k <= len(self):
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
         is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
         queries = np.atleast_2d(images).astype(np.float32) if is_vectors else self._embed_queries(images)
@@ -146,11 +152,19 @@ class Index:
             )
         if not np.isfinite(queries).all():
             raise InputError("vectors: a number in them is NaN or infinite")
-        if self.model.ball:
-            UnitEmbeddings.normalize(queries, "vectors", self.model.ball.curvature)
-        scores, ids = self._search(queries, k)
+        if is_vectors:
+            queries = self._normalize(queries)
+        scores, ids = self._search(queries, int(k))
         is_missing = ids < 0
         return np.where(is_missing, -np.inf, scores), np.where(is_missing, -1, self.items.positions(ids))
+
+    def _normalize(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scale vectors (Q, D) to unit length, those of `ImageEmbedder.embed` excepted; check points of a ball."""
+        if self.model.ball:
+            UnitEmbeddings.normalize(vectors, "vectors", self.model.ball.curvature)
+            return vectors
+        is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
+        return np.where(is_unit, vectors, UnitEmbeddings.normalize(vectors, "vectors").rows.numpy())
 
     def _embed_queries(self, images: Any) -> NDArray[np.float32]:
         """Embed queries (Q, D); the error line of an unreadable one names no argument, which `search` doesn't take."""
@@ -214,13 +228,16 @@ class Index:
         self._next_id = self.items.next_id
         return len(items)
 
-    def remove(self, paths: list[str]) -> int:
+    def remove(self, paths: str | Path | Iterable[str | Path]) -> int:
         """Remove images by their paths, as `search` returns them, and return how many.
+
+        Args:
+            paths: a path, or several.
 
         Raises:
             InputError: if a path isn't in the index, or this kind of index can't remove vectors.
         """
-        removed = {*map(absolute_path, paths)}
+        removed = {*map(absolute_path, [paths] if isinstance(paths, str | Path) else paths)}
         is_removed = np.array([path in removed for path in self.items.absolute_paths()], dtype=bool)
         unknown = sorted(removed - set(self.items.take(is_removed).absolute_paths()))
         if unknown:

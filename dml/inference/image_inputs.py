@@ -38,6 +38,8 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     Raises:
         InputError: if there is no image.
     """
+    if isinstance(images, np.ndarray) and images.dtype.kind == "U":
+        images = images.reshape(-1).tolist()  # paths, as an index's search returns them
     if isinstance(images, str | Path):
         path = expand_home(images)
         listed: list[ImageInput] = [*list_images(path)] if os.path.isdir(path) else [images]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
@@ -34,7 +35,7 @@ def load(
     trust: bool = False,
     weights: str | Path | None = None,
 ) -> ImageEmbedder:
-    """Open a trained model.
+    """Open a trained model, without a change of torch's random numbers.
 
     >>> import dml
     >>> model = dml.load("outputs/emoji/rll/2026-01-31_12-00-00")  # doctest: +SKIP
@@ -59,14 +60,16 @@ def load(
     if is_saved_folder(path):
         saved = read_folder(path)
         saved.settings.check_targets(place, trust=trust)
-        return _build_saved(saved, heads, device)
+        with torch.random.fork_rng(devices=[]):  # layers draw first weights
+            return _build_saved(saved, heads, device)
     if not path.exists():
         raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
     if os.path.isdir(path):
         path = find_checkpoint(RunFolder(path))
     settings = read_settings(path)
     settings.check_targets(place, trust=trust)
-    model = _build_trained(settings, path, weights)
+    with torch.random.fork_rng(devices=[]):  # layers draw first weights
+        model = _build_trained(settings, path, weights)
     load_model(model, path)
     merge_updates(model)
     return ImageEmbedder(model, settings, heads, device)

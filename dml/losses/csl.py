@@ -75,9 +75,11 @@ class CSLLoss(nn.Module):
             total = total + softplus(violations).mean()
         return total
 
+    @torch.inference_mode(False)  # a buffer that is made in inference mode can't be changed in training
     @torch.no_grad()
     def set_hierarchy(self, labels: Tensor) -> None:
         """Set the coarser labels of the classes that occur in labels (N, L); see `UsesHierarchy`."""
+        labels = labels.long()
         if self.hierarchy.shape[1] != labels.shape[1]:
             self.hierarchy = self.hierarchy.new_full((len(self.hierarchy), labels.shape[1]), -1)
         self.hierarchy[labels[:, 0]] = labels

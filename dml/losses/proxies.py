@@ -62,12 +62,12 @@ def begin_at_class_means(loss: nn.Module, embeddings: Tensor, labels: Tensor) ->
     [[0.0, 1.0], [1.0, 0.0]]
 
     Args:
-        loss: any loss; a loss without proxies doesn't change. Proxies of fewer than D numbers are those of a prefix.
+        loss: any loss; a loss without proxies doesn't change. Proxies of fewer than D dimensions are those of a prefix.
         embeddings: (N, D) embeddings of the training images.
         labels: (N, L) labels of the training images.
     """
     for level, proxies in proxy_sets(loss):
         unit = F.normalize(embeddings[:, : proxies.shape[1]], dim=1)  # the loss may be that of a prefix
-        sums = unit.new_zeros(proxies.shape).index_add_(0, labels[:, level], unit).to(proxies)
+        sums = unit.new_zeros(proxies.shape).index_add_(0, labels[:, level].long(), unit).to(proxies)
         turned = F.normalize(sums, dim=1) * proxies.norm(dim=1, keepdim=True)
         proxies.copy_(torch.where(sums.any(dim=1, keepdim=True), turned, proxies))

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,9 +63,9 @@ class RecallAtKLoss(nn.Module):
         mixup: bool = False,
     ) -> None:
         super().__init__()
-        recall_at = [recall_at] if isinstance(recall_at, int) else recall_at
+        recall_at = [*recall_at] if isinstance(recall_at, Iterable) else [recall_at]
         if not recall_at or not all(map(_is_rank, recall_at)):
-            raise InputError(f"loss.recall_at={list(recall_at)}: must be one or more whole numbers from 1 on")
+            raise InputError(f"loss.recall_at={recall_at}: must be one or more whole numbers from 1 on")
         if temperature <= 0.0:
             raise InputError(f"loss.temperature={temperature}: the temperature of the ranks must be above 0")
         if recall_temperature <= 0.0:

@@ -106,7 +106,7 @@ class Backbone(nn.Module):
         self.freeze_batchnorm = FREEZE_BATCHNORM[freeze_batchnorm]
         self.stages = tuple(stages)
         self.layers = dict(layers or {})
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.channels_last = channels_last
         self.fold_batchnorm = fold_batchnorm
         self.register_buffer("mean", scale * torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", scale * torch.tensor(std).view(1, 3, 1, 1), persistent=False)
@@ -121,6 +121,11 @@ class Backbone(nn.Module):
             for module in _batchnorms(network):
                 module.requires_grad_(False)
         self.train()
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The order in memory of the weights and images; torch.save can't store it, so it is no attribute."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def tap(self, taps: Mapping[str, str]) -> None:
         """Choose the submodules whose outputs `forward` returns, such as ``{"H": "layer4"}``.

@@ -1,10 +1,13 @@
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dml.ops.errors import InputError
+from dml.ops.shared_settings import SharedSetting
 
 
 def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -13,6 +16,9 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Under autocast the product of the embeddings would have half precision, with errors of 1e-2, which are as large as
     the differences that losses depend on. Half-precision embeddings are therefore converted to float32, and autocast
     and TF32 are switched off in the loss. Products of the backward pass are as ``matmul_precision`` says.
+
+    The decorated function raises `InputError` if its second argument, the labels, has another length than the
+    embeddings: broadcasting would give a value for one label, and indexing for any number.
 
     >>> import torch.nn as nn
     >>> class MeanLoss(nn.Module):
@@ -25,6 +31,7 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(forward)
     def wide(self: Any, embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        _check_labels(embeddings, args[0] if args else kwargs.get("labels"))
         with torch.autocast(embeddings.device.type, enabled=False), without_tf32():
             if embeddings.dtype in (torch.float16, torch.bfloat16):
                 embeddings = embeddings.float()
@@ -33,27 +40,32 @@ def full_precision(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return wide
 
 
+def _check_labels(embeddings: Tensor, labels: Tensor | None) -> None:
+    if labels is not None and labels.shape[:1] != embeddings.shape[:1]:
+        raise InputError(
+            f"labels of shape {tuple(labels.shape)} for embeddings of shape {tuple(embeddings.shape)}: "
+            "must be (B,) or (B, L) for (B, D)"
+        )
+
+
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
     """Compute float32 products and convolutions on a GPU with all bits in the ``with`` body, as tests do."""
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with without_tf32():
-            yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def without_tf32() -> Iterator[None]:
-    """Compute float32 matrix products with all bits in the ``with`` body, instead of TensorFloat-32's 10 bits."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with _convolutions.hold(), without_tf32():
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+
+
+def without_tf32() -> AbstractContextManager[None]:
+    """Compute float32 matrix products with all bits in the ``with`` body, instead of TensorFloat-32's 10 bits."""
+    return _products.hold()
+
+
+def _allow_tf32_convolutions(is_allowed: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = is_allowed
+
+
+_convolutions = SharedSetting(lambda: bool(torch.backends.cudnn.allow_tf32), _allow_tf32_convolutions, False)
+_products = SharedSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")

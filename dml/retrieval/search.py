@@ -6,7 +6,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_whole
 from dml.retrieval.block_search import BlockSearch
 from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.gallery import Gallery
@@ -57,12 +57,11 @@ def nearest_neighbors(
         raise InputError(
             f"query embeddings have {queries.shape[1]} dimensions, the gallery's {items.shape[1]}; they must be equal"
         )
-    if k < 1:
-        raise InputError(f"k = {k}: must be at least 1")
+    check_whole("k", k, least=1)
     if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
-    search = (BlockSearch if uses_cuda else Search)(items, k, query_indices if gallery is None else None)
+    search = (BlockSearch if uses_cuda else Search)(items, int(k), query_indices if gallery is None else None)
     scores = np.empty((len(queries), search.k), dtype=np.float32)
     indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):

@@ -302,6 +302,7 @@ PAIRS = torch.tensor([0, 0, 1, 1])
         ({"query_labels": torch.stack([PAIRS, torch.arange(4)], 1)}, "level1: none of the 4 queries"),
         ({"gallery": FOUR, "gallery_labels": PAIRS + 2}, "level0: none of the 4 queries"),
         ({"recall_at": (1, 0)}, "recall_at"),
+        ({"recall_at": 1}, r"recall_at = 1: expected a list, such as \[1\]"),
         ({"metrics": ["recall", "map"]}, "metrics = 'map': expected some of recall, ap, map@r"),
         ({"seed": -1}, "seed"),
         ({"alpha": float("nan")}, "alpha=nan: must be a finite number$"),

@@ -48,6 +48,14 @@ def test_neighbours_are_those_of_brute_force(index: dml.Index, model: ImageEmbed
     np.testing.assert_array_equal(index.search(model.embed(paths), k=3)[1], found[:, :3])
 
 
+def test_vectors_of_any_length_are_compared_by_cosine(index: dml.Index, model: ImageEmbedder, photos: Path) -> None:
+    vectors = model.embed(photos)
+    scores, paths = index.search(vectors, k=np.int64(3))
+    longer_scores, longer_paths = index.search(5 * vectors, k=3)
+    np.testing.assert_allclose(longer_scores, scores, atol=1e-6)
+    np.testing.assert_array_equal(longer_paths, paths)
+
+
 def test_labels_are_the_folders(index: dml.Index) -> None:
     assert index.items.labels.tolist() == ["cats"] * 6 + ["dogs"] * 6
 
@@ -104,7 +112,7 @@ def test_images_are_added_replaced_and_removed(model: ImageEmbedder, photos: Pat
     assert index.upsert([changed]) == 1
     assert len(index) == 13
     assert set(index.search(paths[5], k=2)[1][0]) == {paths[5], str(changed)}
-    assert index.remove([paths[5]]) == 1
+    assert index.remove(paths[5]) == 1  # one path stands for a list of one
     assert index.search(paths[5], k=1)[1][0, 0] == str(changed)
     with pytest.raises(InputError, match=r"05.png: not in the index"):
         index.remove([paths[5]])

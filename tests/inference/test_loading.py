@@ -4,7 +4,9 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +232,40 @@ def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: 
 def test_options_are_checked(model: dml.ImageEmbedder, paths: list[Path], options: dict[str, Any], line: str) -> None:
     with pytest.raises(InputError, match=line):
         model.embed(paths, **options)
+
+
+def test_threads_get_the_vectors_of_their_own_images(model: dml.ImageEmbedder) -> None:
+    """The network keeps the maps of its layers in itself, where two threads at a time would mix them up."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3, 40, 40, 3), dtype=np.uint8)
+    alone = [model.embed(images) for images in pixels]
+    with ThreadPoolExecutor(4) as threads:
+        together = [*threads.map(model.embed, [*pixels] * 20)]
+    for position, vectors in enumerate(together):
+        np.testing.assert_array_equal(vectors, alone[position % 4])
+
+
+def test_the_callers_random_numbers_stay_as_they_are(run: Path, paths: list[Path]) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    dml.load(run).embed(paths[:2])
+    assert torch.rand(1) == expected
+
+
+def test_paths_are_embedded_as_a_search_returns_them(model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    listed = [str(path) for path in paths]
+    np.testing.assert_array_equal(model.embed(np.array(listed)), model.embed(listed))
+
+
+def test_torch_stores_the_network(model: dml.ImageEmbedder, paths: list[Path]) -> None:
+    """torch.save pickles with protocol 2, which not all attributes can be pickled with."""
+    file = BytesIO()
+    torch.save(model.model, file)
+    file.seek(0)
+    stored = torch.load(file, weights_only=False)
+    images = torch.stack([model.preprocess(path) for path in paths[:2]])
+    again = dml.ImageEmbedder(stored, model.settings)
+    np.testing.assert_array_equal(again.embed_batch(images), model.embed_batch(images))
 
 
 def test_a_folder_without_images_is_refused(model: dml.ImageEmbedder, tmp_path: Path) -> None:

@@ -129,3 +129,19 @@ def test_refuses_margins_that_are_no_numbers() -> None:
 def test_refuses_margins_of_other_levels() -> None:
     with pytest.raises(InputError, match=r"margins=\[0\.25, 0\.45\]: the data set's labels have 3 levels"):
         made([0.25, 0.45])(torch.randn(6, 4, dtype=torch.float64), HIERARCHY)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_of_any_whole_numbers_set_the_hierarchy(dtype: torch.dtype) -> None:
+    loss, labels = CSLLoss(4, 3), torch.tensor([[0, 1], [2, 1]])
+    loss.set_hierarchy(labels.to(dtype))
+    assert loss.hierarchy.tolist() == [[0, 1], [-1, -1], [2, 1], [-1, -1]]
+
+
+def test_a_loss_that_began_in_inference_mode_can_be_trained() -> None:
+    loss, embeddings, labels = CSLLoss(4, 3), torch.randn(4, 3, requires_grad=True), torch.arange(4)
+    with torch.inference_mode():
+        value = loss(embeddings, labels)
+    trained = loss(embeddings, labels)
+    trained.backward()
+    assert trained.item() == value.item()

@@ -8,6 +8,7 @@ from every_loss import LABELS, LOSSES, batch, build, value_and_gradient
 from torch import nn
 
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss
+from dml.ops.errors import InputError
 
 
 @pytest.fixture(params=LOSSES)
@@ -33,6 +34,15 @@ def test_labels_of_any_whole_numbers(loss: nn.Module, dtype: torch.dtype) -> Non
     value, gradient = value_and_gradient(loss, batch(), LABELS.to(dtype))
     assert value == same
     assert torch.equal(gradient, its_gradient)
+
+
+@pytest.mark.parametrize(
+    "labels", [LABELS[:1], LABELS[:-1], torch.cat([LABELS, LABELS[:1]])], ids=["one", "few", "many"]
+)
+def test_another_number_of_labels_is_refused(loss: nn.Module, labels: torch.Tensor) -> None:
+    """Indexing and broadcasting would give a value for most of them."""
+    with pytest.raises(InputError, match=rf"labels of shape \({len(labels)}.*\(15, \d+\): must be \(B,\) or \(B, L\)"):
+        loss(batch(), labels)
 
 
 @pytest.mark.parametrize("name", ["tuplet", "n_pair", "csl", "nra", "happier", "recall_at_k"])

@@ -38,7 +38,7 @@ def test_every_loss_of_one_proxy_a_class_begins_at_the_means(loss: tuple[str, nn
     drawn = [proxies.detach().norm(dim=1) for _, proxies in sets]
     rows = embeddings()
     before = module(rows, LABELS).item() if sets else 0.0
-    begin_at_class_means(module, rows, LABELS)
+    begin_at_class_means(module, rows, LABELS.to(torch.uint8))  # any whole numbers
     for (level, proxies), lengths in zip(proxy_sets(module), drawn, strict=True):
         assert (level, proxies.shape) == (0, (CLASSES, SIZE))
         for own in range(CLASSES):

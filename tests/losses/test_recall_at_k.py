@@ -2,6 +2,7 @@ import math
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,11 @@ def test_equals_a_loop_over_items(
         patch.setattr(recall_at_k, "BLOCK", block)
         value = RecallAtKLoss(recall_at, *temperatures, count_query)(embeddings, torch.tensor(labels))
     assert value.item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("recall_at", "ranks"), [(3, (3,)), (np.int64(3), (3,)), (np.array([1, 2]), (1, 2))])
+def test_ranks_may_be_numpys_numbers(recall_at: Any, ranks: tuple[int, ...]) -> None:
+    assert RecallAtKLoss(recall_at).recall_at == ranks
 
 
 @pytest.mark.parametrize("count_query", [True, False])

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +88,6 @@ class ImageSearch:
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self.index = index
         self.limits = limits
-        self._network_lock = Lock()
         codes: dict[str, int] = {}
         self._codes = np.fromiter(
             (codes.setdefault(printable(label), len(codes)) for label in index.items.labels), np.int64, len(index)
@@ -171,8 +169,7 @@ class ImageSearch:
 
     def _search(self, file: ImageFile, k: int, label: str | None) -> list[Neighbor]:
         pixels = self.index.model.preprocess(file, self.index.model.settings.views)
-        with self._network_lock:
-            vectors = self.index.model.embed_batch(pixels[None])
+        vectors = self.index.model.embed_batch(pixels[None])
         scores, positions = self._find_nearest(vectors, k, self._find_code(label))
         threshold, calibration = self.index.threshold, self.index.calibration
         return [
