@@ -56,6 +56,8 @@ class ImageEmbedder:
     The vectors are L2-normalised, so the inner product of two of them is their cosine similarity. A model that was
     trained in a Poincare ball gives points of the ball, which are compared by their Poincare distance.
 
+    Threads may share it: they read images at the same time, and run the network one after the other.
+
     Args:
         model: network with its heads.
         settings: configuration with which the model was built and trained.
