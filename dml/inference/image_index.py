@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -122,8 +122,8 @@ class Index:
 
         A score is the cosine similarity, or the negative distance in the model's Poincare ball; in an index with a PCA,
         such as "PCA64,Flat", it is the product of vectors whose mean was subtracted. An image that is in the index
-        finds itself first, or a copy with the same vector. Where an approximate index finds fewer than k, the path is
-        an empty string and the score -inf.
+        finds itself first, or a copy that was indexed before it: images with equal scores are in the order of the
+        index. Where an approximate index finds fewer than k, the path is an empty string and the score -inf.
 
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors, an array (Q, D) of floats, which are
@@ -213,8 +213,7 @@ class Index:
         known = self.items.holds(items.paths.tolist())
         if known.any() and not replaces:
             raise InputError(
-                f"{printable(items.paths[known][0])}: in the index already, as are {known.sum() - 1} more of these "
-                "images; upsert replaces them"
+                f"{_name_first(items.paths[known].tolist())} in the index already; upsert replaces what is there"
             )
         self.vectors.make_changeable()
         if known.any():
@@ -241,9 +240,7 @@ class Index:
         is_removed = np.array([path in removed for path in self.items.absolute_paths()], dtype=bool)
         unknown = sorted(removed - set(self.items.take(is_removed).absolute_paths()))
         if unknown:
-            raise InputError(
-                f"{printable(unknown[0])}: not in the index, as are {len(unknown) - 1} more of these paths"
-            )
+            raise InputError(f"{_name_first(unknown)} not in the index")
         self.vectors.make_changeable()
         self.vectors.remove(self.items.ids[is_removed])
         self.items = self.items.take(~is_removed)
@@ -353,6 +350,15 @@ class Index:
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
         return cls(model, vectors, items, description.get("next_id", 0))
+
+
+def _name_first(paths: Sequence[str]) -> str:
+    """Return the beginning of an error line about paths.
+
+    >>> _name_first(["a.png"]), _name_first(["a.png", "b.png", "c.png"])
+    ('a.png:', 'a.png and 2 more:')
+    """
+    return printable(paths[0]) + (f" and {len(paths) - 1:,} more:" if len(paths) > 1 else ":")
 
 
 def _list_items(source: Source, first_id: int = 0) -> IndexItems:

@@ -46,6 +46,8 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     elif isinstance(images, Image.Image | np.ndarray | Tensor):
         # a batch of pixels holds one image for each index of its first dimension
         listed = [images] if isinstance(images, Image.Image) or images.ndim < 4 else [*images]
+    elif isinstance(images, bytes) or not isinstance(images, Iterable):
+        listed = [images]  # no image, which is told where the images are read
     else:
         listed = [*images]
     if not listed:

@@ -9,13 +9,10 @@ from typing import Any
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
 from dml.ops.errors import InputError
 from dml.retrieval.few_queries import multiplying_few_queries
-
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
+from dml.retrieval.tied_neighbors import Floats, Integers, search_with_ties, sort_ties
 
 EXACT = "Flat"
 """FAISS's name of the exact index."""
@@ -204,7 +201,8 @@ class VectorIndex:
     def search(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
         """Find the k vectors with the largest inner products -> scores (Q, k) and ids (Q, k), best first.
 
-        An approximate index may find fewer than k: then the last ids are -1.
+        Vectors with equal scores are in the order of their ids; an exact index finds those with the smallest ids, see
+        `search_with_ties`. An approximate index may find fewer than k: then the last ids are -1.
 
         Args:
             queries: vectors (Q, D).
@@ -213,6 +211,11 @@ class VectorIndex:
         Raises:
             InputError: if FAISS can't search an index of this kind, or with these parameters.
         """
+        if isinstance(_find_core(self._index), faiss.IndexFlat):
+            return search_with_ties(self._search, queries, k, len(self))
+        return sort_ties(*self._search(queries, k))
+
+    def _search(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
         try:
             with multiplying_few_queries(self.dimension):
                 blocks = [

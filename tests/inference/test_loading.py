@@ -214,9 +214,11 @@ def test_a_vector_of_nan_is_no_unreadable_image(paths: list[Path], precision: st
         ([np.zeros((4, 4, 3))], r"images\[0\]: an array \(4, 4, 3\) of float64; expected \(H, W, 3\)"),
         ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"images\[0\]: a tensor \(4, 4, 3\)"),
         ([b"bytes"], r"images\[0\]: bytes; expected a path"),
+        (b"bytes", r"images\[0\]: bytes; expected a path"),
+        (None, r"images\[0\]: NoneType; expected a path"),
     ],
 )
-def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: list[Any], line: str) -> None:
+def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: Any, line: str) -> None:
     with pytest.raises(InputError, match=line):
         model.embed(images)
 
