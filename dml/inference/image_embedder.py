@@ -225,6 +225,7 @@ class ImageEmbedder:
         views: int | None = None,
         precision: str = "32",
         on_corrupt: str = "raise",
+        start_method: str | None = None,
     ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
         """Embed images and yield each batch at once: the positions of its B images, and their vectors (B, D).
 
@@ -237,6 +238,7 @@ class ImageEmbedder:
             views: number of views of each image, see `embed`.
             precision: "32", "bf16" or "16", see `embed`.
             on_corrupt: "raise" or "skip", see `embed`.
+            start_method: method by which the decoding processes start, such as "spawn"; None takes Python's default.
 
         Raises:
             UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
@@ -255,7 +257,7 @@ class ImageEmbedder:
             batch_size=size,
             collate_fn=_collate,
             num_workers=num_workers,
-            multiprocessing_context=choose_start_method(num_workers),
+            multiprocessing_context=(start_method if num_workers else None) or choose_start_method(num_workers),
             generator=torch.Generator(),  # otherwise the loader would draw from the caller's random numbers
         )
         first = 0

@@ -211,6 +211,15 @@ def test_unreadable_images_are_left_out(
     assert (report.uploaded, report.unchanged, report.total) == (3, 0, 3)
 
 
+@pytest.mark.pipeline  # a process that is started anew imports for three seconds
+def test_decoding_processes_start_beside_the_threads_of_a_data_base(
+    model: ImageEmbedder, photos: Path, tmp_path: Path
+) -> None:
+    """LanceDB warns of a fork, after which a lock of one of its threads could be held for ever."""
+    address = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}")
+    assert upload(model, address, photos, num_workers=1).uploaded == 12
+
+
 def test_members_of_archives_are_uploaded_once(
     model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path
 ) -> None:

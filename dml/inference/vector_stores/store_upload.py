@@ -176,7 +176,8 @@ class Upload:
         """Embed images, and yield ``size`` of them at a time, or a few more: positions in ``rows``, and vectors."""
         waiting: list[int] = []
         vectors: list[NDArray[np.float32]] = []
-        batches = self.model.embed_in_batches([images.paths[row] for row in rows], **options)
+        # a forked process could wait for ever for a lock that a thread of the data base's library held
+        batches = self.model.embed_in_batches([images.paths[row] for row in rows], start_method="spawn", **options)
         for positions, batch in batches:
             waiting += positions
             vectors.append(batch)
