@@ -211,13 +211,28 @@ def test_unreadable_images_are_left_out(
     assert (report.uploaded, report.unchanged, report.total) == (3, 0, 3)
 
 
-@pytest.mark.pipeline  # a process that is started anew imports for three seconds
-def test_decoding_processes_start_beside_the_threads_of_a_data_base(
-    model: ImageEmbedder, photos: Path, tmp_path: Path
+def test_decoding_processes_are_no_copies_of_one_with_a_data_base(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LanceDB warns of a fork, after which a lock of one of its threads could be held for ever."""
-    address = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}")
-    assert upload(model, address, photos, num_workers=1).uploaded == 12
+    """A copy could wait for ever for a lock that a thread of the data base's library held."""
+    methods = []
+
+    def embed_in_batches(self: ImageEmbedder, images: Any, *, start_method: str, **options: Any) -> Any:
+        methods.append(start_method)
+        return embed(self, images, **options)
+
+    embed = ImageEmbedder.embed_in_batches
+    monkeypatch.setattr(ImageEmbedder, "embed_in_batches", embed_in_batches)
+    upload(model, StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}"), photos)
+    assert methods == ["spawn"]
+
+
+@pytest.mark.pipeline  # a process that is started anew imports for three seconds
+def test_a_process_that_is_started_anew_decodes_the_same(model: ImageEmbedder, photos: Path) -> None:
+    paths = sorted(photos.rglob("*.png"))
+    batches = [*model.embed_in_batches(paths, batch_size=5, num_workers=1, start_method="spawn")]
+    assert [positions for positions, _ in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    np.testing.assert_array_equal(np.concatenate([vectors for _, vectors in batches]), model.embed(paths, batch_size=5))
 
 
 def test_members_of_archives_are_uploaded_once(
