@@ -83,6 +83,14 @@ IMPOSSIBLE = {
 }
 
 
+WITHOUT_EFFECT = {
+    "loss.margin=0.1": "loss.margin=0.1: the run has trained all of its 2 steps with 0.4; a larger trainer.max_steps ",
+    "seed=9": "seed=9: the run has trained all of its 2 steps with 0; ",
+    "trainer.max_steps=1": "trainer.max_steps=1: the run has 2 steps already; a shorter one is a new run",
+}
+"""Values that a finished run would have in its configuration, and no step of its training."""
+
+
 def test_a_run_stays_as_it_is_if_new_values_are_impossible(
     refused: Refused, small_emoji: Path, here: Here, tmp_path: Path
 ) -> None:
@@ -93,6 +101,11 @@ def test_a_run_stays_as_it_is_if_new_values_are_impossible(
         assert RunFolder(tmp_path).state == RunState.FINISHED
     here("train", f"resume={tmp_path}", "trainer.max_steps=2")
     assert metrics(tmp_path)["step"] == 2
+    for override, line in WITHOUT_EFFECT.items():
+        assert line in refused(f"resume={tmp_path}", override)
+    assert "margin: 0.4" in RunFolder(tmp_path).config_text
+    here("train", f"resume={tmp_path}", "evaluation.recall_at=[1]")  # the test alone
+    assert "level0/recall@4" not in metrics(tmp_path)
 
 
 def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emoji: Path, tmp_path: Path) -> None:

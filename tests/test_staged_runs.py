@@ -143,6 +143,22 @@ def test_a_stage_that_cannot_be_is_refused(
     assert line in refused(*arguments, argument, f"hydra.run.dir={tmp_path / 'run'}")
 
 
+LATER_MISTAKES = {
+    "+stages.lns.ema=1.5": "error: stages.lns: ema=1.5: a decay between 0 and 1",
+    "+stages.lns.checkpoints.patience=0": "error: stages.lns: checkpoints.patience=0: a number of validations",
+    "+stages.lns.sampler.num_neighbors=0": "error: stages.lns: ",
+    "+stages.lns.trainer.val_check_interval=-3": "error: stages.lns: trainer.val_check_interval=-3: ",
+}
+
+
+def test_a_mistake_of_a_later_stage_is_told_before_the_first_one_trains(
+    refused: Refused, small_emoji: Path, tmp_path: Path
+) -> None:
+    for argument, line in LATER_MISTAKES.items():
+        assert line in refused(*ARGUMENTS, f"dataset.root={small_emoji}", argument, f"hydra.run.dir={tmp_path / 'run'}")
+        assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_a_run_goes_on_in_a_stage_that_it_still_has(finished: Path, refused: Refused) -> None:
     line = "error: checkpoint of stage rnn: this run's stages are n_pair, lns"
     assert refused(f"resume={finished}", "~stages.rnn") == line

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
@@ -24,7 +25,7 @@ from dml.run.evaluators import check_evaluation, check_share, choose_selection, 
 from dml.run.feature_source import FeatureSource, build_feature_source
 from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
-from dml.run.resumed_settings import check_resumed_settings
+from dml.run.resumed_settings import check_resumed_settings, check_trained_settings
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
@@ -80,10 +81,13 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     table, stages = builders.build_table(config), _list_stages(config)
     splits = summarize_data(table, config.dataset.root)
     _check_data(config, folder, stages, table, splits)
+    _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
     progress = _read_progress(stages[-1].config, folder, table)
     if config.resume and progress is not None:
-        rank_zero_only(check_resumed_settings)(config, read_stored_configuration(folder).config, folder, progress)
+        stored = read_stored_configuration(folder).config
+        rank_zero_only(check_resumed_settings)(config, stored, folder, progress)
+        rank_zero_only(check_trained_settings)(composed, stored, stages[-1], progress)
     rank_zero_only(folder.write_splits)(splits)
     raw: Metrics = {}
     is_pruned = False
@@ -181,6 +185,24 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     learner = builders.build_learner(config, images, model)
     source = build_feature_source(config, model) if isinstance(model, EmbeddingModel) and config.frozen else None
     return StageParts(stage, images, model, learner, source, frozen)
+
+
+def _try_stages(stages: list[Stage], table: ImageTable) -> None:
+    """Build the objects of stages once, so that a mistake in a later stage is told before an earlier one trains.
+
+    Raises:
+        InputError: if one can't be built; the line names the stage.
+    """
+    for stage in stages:
+        trial = Stage(stage.name, stage.config.copy())  # building turns epochs into steps
+        try:
+            _build_parts(trial, table)
+            loop.build_trainer(trial.config, callbacks=loop.build_callbacks(trial.config), logger=False)
+        except (InputError, InstantiationException) as error:
+            reason = error.__cause__ if isinstance(error, InstantiationException) else error
+            if not isinstance(reason, InputError):
+                raise
+            raise InputError(f"stages.{stage.name}: {reason}") from error
 
 
 def _connect_features(parts: StageParts) -> None:
