@@ -83,7 +83,7 @@ class RunFolder(RunPaths):
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        for cached in ("config", "overrides", "choices"):
+        for cached in ("config", "overrides", "choices", "start_folder"):
             self.__dict__.pop(cached, None)
         # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
@@ -140,6 +140,12 @@ class RunFolder(RunPaths):
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(self.hydra_file, "no hydra.runtime.choices in it") from error
         return {str(group): choice for group, choice in choices.items() if "hydra/" not in str(group)}
+
+    @cached_property
+    def start_folder(self) -> str:
+        """Read the working folder in which the run was last started; empty if there is no hydra.yaml."""
+        content = self._read_yaml(self.hydra_file, dict) if self.hydra_file.exists() else {}
+        return str(((content.get("hydra") or {}).get("runtime") or {}).get("cwd") or "")
 
     @property
     def state(self) -> RunState:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from report_runs import MakeRun
 
 from dml.evaluation.metric_descriptions import describe_metric, metric_label
@@ -310,6 +311,23 @@ def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRu
     config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
     write_sealed_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
     assert read_run(folder).summarize().get("weights trained on") == ("WebLI (licence: mit)" if weights else None)
+
+
+def test_pictures_are_found_from_any_folder(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of a relative dataset.root begin where the run was started."""
+    folder, elsewhere = make_run("run"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
+    choices = yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())
+    choices["hydra"]["runtime"]["cwd"] = str(tmp_path)
+    write_sealed_text(folder / ".hydra/hydra.yaml", yaml.safe_dump(choices))
+    for working_folder in (tmp_path, elsewhere):
+        monkeypatch.chdir(working_folder)
+        assert read_run(folder).read_picture("red.png").shape == (3, 3, 4)
+    with pytest.raises(
+        InputError, match=r"blue\.png: no such file; a report shows the images of its run, and dml eval"
+    ):
+        read_run(folder).read_picture("blue.png")
 
 
 def test_a_run_without_what_may_be_missing(make_run: MakeRun) -> None:

@@ -1,7 +1,6 @@
 """The HTML pages of the report: one of a run, and one that compares two runs."""
 
 from collections.abc import Mapping
-from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -62,7 +61,7 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
         "map": make_map(table, map_tiles),
         "confusions": find_confusions(table, tiles),
     }
-    return _render("run.html.j2", content, tiles, read or partial(read_image, limits=run.limits), map_tiles)
+    return _render("run.html.j2", content, tiles, read or run.read_picture, map_tiles)
 
 
 def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
@@ -90,7 +89,7 @@ def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None =
         "changed": choose_changed_queries(a, b, tiles),
         "settings": compare_settings(a, b),
     }
-    return _render("comparison.html.j2", content, tiles, read or partial(read_image, limits=a.limits))
+    return _render("comparison.html.j2", content, tiles, read or a.read_picture)
 
 
 def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:

@@ -1,5 +1,6 @@
 """A run as reports show it, read from its folder."""
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
+from dml.data.images import UnreadableImageError, read_image, without_remedy
 from dml.data.limits import ImageLimits
+from dml.data.readability import find_missing
 from dml.evaluation.measured_facts import SELECTIONS
 from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics
 from dml.evaluation.metric_names import head_sets_in
@@ -34,6 +38,7 @@ class ReportedRun:
         choices: choice of each configuration group, {"loss": "rll", ...}.
         threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
         compression: contents of compression.json, which ``dml compress`` writes: metrics of smaller vectors by name.
+        start_folder: working folder in which the run was started; empty if it is unknown.
     """
 
     name: str
@@ -44,6 +49,7 @@ class ReportedRun:
     choices: Mapping[str, str] = field(default_factory=dict)
     threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     compression: Mapping[str, Any] = field(default_factory=dict)
+    start_folder: str = ""
 
     @property
     def head_sets(self) -> list[str]:
@@ -71,6 +77,23 @@ class ReportedRun:
     def limits(self) -> ImageLimits:
         """The largest image files that the run was allowed to read."""
         return ImageLimits.from_settings(self.settings.get("data") or {})
+
+    def read_picture(self, path: str) -> Tensor:
+        """Read the picture of a path in ``queries`` -> (3, H, W) uint8, with the limits that the run had.
+
+        A relative path that doesn't exist begins in the folder in which the run was started.
+
+        Raises:
+            InputError: if the picture can't be read.
+        """
+        found = os.path.join(self.start_folder, path) if self.start_folder and find_missing([path]) else path
+        try:
+            return read_image(found, self.limits)
+        except UnreadableImageError as error:
+            raise InputError(
+                f"{without_remedy(error)}; a report shows the images of its run, and dml evaluate checkpoint=BEST.CKPT "
+                "dataset.root=FOLDER writes one of the images in another folder"
+            ) from error
 
     def select_metrics(self, prefix: str) -> dict[str, float]:
         """Return the metrics whose names start with a prefix, named without the prefix."""
@@ -141,6 +164,7 @@ def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRu
         choices={group: choice for group, choice in folder.choices.items() if choice},
         threshold_curves=folder.threshold_curves(),
         compression=folder.compression(),
+        start_folder=folder.start_folder,
     )
 
 
