@@ -37,7 +37,7 @@ class EpochSampler:
 def take_finest_labels(labels: ArrayLike) -> NDArray[Any]:
     """Return the labels of the finest level, column 0. (N,) or (N, L) -> (N,)
 
-    >>> finest([[3, 0], [4, 0]]).tolist()
+    >>> take_finest_labels([[3, 0], [4, 0]]).tolist()
     [3, 4]
 
     Raises:
