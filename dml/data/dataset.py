@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dml.data.cache import DamagedPixelsError, ImageCache
-from dml.data.images import LIMITS, ImageFile, UnreadableImageError
+from dml.data.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack
@@ -48,6 +48,7 @@ class ImageDataset(BatchDataset):
             the image file itself.
         on_corrupt: treatment of an unreadable image: "raise" raises the error; "replace" takes the next readable image
             of the same class, so that a training batch keeps its size; "drop" gives None, which `collate` leaves out.
+            With the last two, a warning names each unreadable file once, whichever worker reads it and how often.
         cache: images of this table that ``transform.resize`` has resized; None reads the files, which gives the same
             items.
         limits: largest size of an image file.
@@ -71,6 +72,9 @@ class ImageDataset(BatchDataset):
         self.class_names = table.names[0] if table.names else ()
         self.transform = transform if isinstance(transform, Pipeline) else Pipeline([transform])
         self.on_corrupt = on_corrupt
+        self._is_reported: Tensor | None = None
+        if on_corrupt != "raise":  # in shared memory, so that each worker knows what others have reported
+            self._is_reported = torch.zeros(len(table), dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
         self.cache = cache
         self.limits = limits
 
@@ -84,9 +88,9 @@ class ImageDataset(BatchDataset):
                 with _seed_generator(seed):
                     return self._load(candidate), self.labels[candidate], candidate
             except UnreadableImageError as error:
-                if self.on_corrupt == "raise":
+                if self._is_reported is None:
                     raise
-                logger.warning("skipped: %s", error)
+                self._report(candidate, error, self._is_reported)
         if self.on_corrupt == "replace":
             raise make_unreadable_class_error(self.paths[row], int(self.labels[row, 0]), self.class_names)
         return None
@@ -98,6 +102,20 @@ class ImageDataset(BatchDataset):
             class_rows = torch.nonzero(self.labels[:, 0] == self.labels[row, 0]).flatten().tolist()
             position = class_rows.index(row)
             yield from class_rows[position + 1 :] + class_rows[:position]
+
+    def _report(self, row: int, error: UnreadableImageError, is_reported: Tensor) -> None:
+        """Log that the image of a row is skipped, unless that has been logged of the same file.
+
+        Two workers that read the file at the same moment may both log it: a lock would have to be shared too.
+
+        Args:
+            row: row of the image.
+            error: the reason why the image can't be read.
+            is_reported: (N,) bool, whether the file of each row has been reported; the rows of this file become true.
+        """
+        if not is_reported[row]:
+            is_reported[torch.from_numpy(self.paths == self.paths[row])] = True
+            logger.warning("skipped: %s", str(error).removesuffix(REMEDY))
 
     def _load(self, row: int) -> Tensor:
         """Read and transform the image of a row."""

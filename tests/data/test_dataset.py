@@ -1,5 +1,7 @@
+import logging
 import re
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.dataset import ImageDataset, collate
@@ -136,7 +139,7 @@ def test_replace_takes_the_next_of_the_class(
         item = dataset[index]
         assert item is not None
         assert (shade(item), item[1].tolist(), item[2]) == (stand_in, [CLASSES[row], 7], stand_in)
-    assert len(caplog.records) == 2 * len(damaged)
+    assert len(caplog.records) == len(damaged)
     assert all("skipped: image" in message and "cannot be decoded" in message for message in caplog.messages)
 
 
@@ -178,6 +181,39 @@ def test_drop(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
     assert dataset[2, (0, 1)] is None
     assert dataset[3] is not None
     assert table.paths[2] in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_skipped_file_is_reported_once_by_all_workers_in_all_epochs(table: ImageTable, tmp_path: Path) -> None:
+    table = table.take(np.array([0, 1, 2, 3, 4, 5, 2]))  # the image of row 2 is in two lists
+    damage(table, 1, 2)
+    dataset = ImageDataset(table, same, on_corrupt="drop")
+    handler = logging.FileHandler(tmp_path / "log")  # workers append to it too
+    logging.getLogger("dml.data.dataset").addHandler(handler)
+    try:
+        for batches in ([[1, 2], [0]], [[0], [6, 1]]):  # one worker reads the damaged files, then the other one
+            loader = DataLoader(
+                dataset,
+                batch_sampler=batches,
+                collate_fn=dataset.collate,
+                num_workers=2,
+                multiprocessing_context="fork",
+            )
+            assert [row for _, _, rows in loader for row in rows.tolist()] == [0]
+    finally:
+        logging.getLogger("dml.data.dataset").removeHandler(handler)
+        handler.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line.split(": ")[1] for line in lines] == [f"image {table.paths[row]}" for row in (1, 2)]
+    assert not any("on_corrupt" in line for line in lines)
+
+
+def test_a_spawned_worker_knows_which_files_are_reported(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
+    damage(table, 1, 2)
+    dataset = ImageDataset(table, same, on_corrupt="drop")
+    sent = ForkingPickler.loads(ForkingPickler.dumps(dataset))
+    assert [dataset[1], sent[1], sent[2], dataset[2]] == [None] * 4
+    assert [message.split(": ")[1] for message in caplog.messages] == [f"image {table.paths[row]}" for row in (1, 2)]
 
 
 @pytest.mark.parametrize("first", [Resize("warp", 8), RandomResizedCrop(8), same])
