@@ -17,13 +17,15 @@ class EncodingError(InputError):
     """An error for a list that isn't text in the expected encoding.
 
     Args:
-        message: the error line.
+        fault: the file, and what is wrong with it.
+        remedy: how the file has to be changed; an empty string if nothing is known.
         likely_encoding: Python's name of the encoding that the file seems to have; an empty string if it seems to be
             no text.
     """
 
-    def __init__(self, message: str, likely_encoding: str) -> None:
-        super().__init__(message)
+    def __init__(self, fault: str, remedy: str, likely_encoding: str) -> None:
+        super().__init__(f"{fault}; {remedy}" if remedy else fault)
+        self.fault = fault
         self.likely_encoding = likely_encoding
 
 
@@ -124,10 +126,11 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
         place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
         reason = getattr(error, "reason", str(error))
         likely_encoding = _guess_encoding(content)
-        fault = f"not a text file ({reason}{place})"
+        fault, remedy = f"not a text file ({reason}{place})", ""
         if likely_encoding:
-            fault = f"not in {encoding.upper()}, it seems to be in {likely_encoding}; store it in {encoding.upper()}"
-        raise EncodingError(f"{path}: {fault}", likely_encoding) from error
+            fault = f"not in {encoding.upper()}, it seems to be in {likely_encoding}"
+            remedy = f"store it in {encoding.upper()}"
+        raise EncodingError(f"{path}: {fault}", remedy, likely_encoding) from error
     except LookupError as error:
         raise InputError(f"{path}: {error}") from error
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dml.data.image_listing import list_images
+from dml.data.layout import name_similar
 from dml.data.names import check_paths
 from dml.data.readers import csv
 from dml.data.table import ImageTable
@@ -123,7 +124,7 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     The class of an image in a folder is the folder that holds it, relative to the whole folder.
 
     Args:
-        source: folder of images; .csv file as ``dataset=csv`` reads it; paths of images; or a table.
+        source: folder of images; .csv file as ``dataset=csv`` reads it without options; paths of images; or a table.
 
     Raises:
         InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
@@ -148,5 +149,8 @@ def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
         parents = (os.path.relpath(os.path.dirname(image), path) for image in paths)
         return paths, ["" if parent == "." else parent for parent in parents]
     if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+        if not os.path.exists(path):
+            similar = name_similar(path)
+            raise InputError(f"{printable(path)}: no such file{similar}; give a .csv file or a folder of images")
         return _list_images_and_classes(csv.read_listed(path))
     return [str(path)], [""]

@@ -68,7 +68,7 @@ def test_help_fits_a_terminal_and_has_examples(
         ),
         (["embed", "/nowhere", "/none.jpg", "--output", "a.npz"], "/nowhere: nothing is there"),
         (["index", "/nowhere", "/none.jpg"], "--output FOLDER: the folder of the index is missing"),
-        (["index", "/nowhere", "/none.csv", "--output", "a"], "dataset.root=/none.csv: no such file"),
+        (["index", "/nowhere", "/none.csv", "--output", "a"], "/none.csv: no such file; give a .csv file or"),
         (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),
         (["search", "/nowhere", "a.jpg", "-k", "0"], "-k: 0 is not a whole number above 0"),
         (["tables", "rll-0"], "rll-0: no table of this name; nearest: rll-"),

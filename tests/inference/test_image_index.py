@@ -23,7 +23,7 @@ from dml.data.table import ImageTable
 from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.index_folder import hold_folder
-from dml.inference.index_items import IndexItems
+from dml.inference.index_items import IndexItems, list_source
 from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
 from dml.ops.poincare import poincare_distances
@@ -85,6 +85,30 @@ def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Pa
     listed = photos / f"{split}.csv"
     listed.write_text("\n".join(["path,label,split", *lines]))
     assert len(dml.Index.build(model, listed)) == 12
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (
+            "image,class\n1.jpg,a\n",
+            "list.csv, line 1: no column 'path' among 'image', 'class'; rename image to path, class to label",
+        ),
+        (
+            "image,weight\n1.jpg,1\n",
+            "list.csv, line 1: no column 'path' among 'image', 'weight'; give a .csv file of your own, which holds the "
+            "columns path and label (or level0, level1... from fine to coarse), and perhaps split (docs/own_data.md)",
+        ),
+        ("path,label\n1.jpg,Zo\xeb\n", "list.csv: not in UTF-8, it seems to be in cp1252; store it in UTF-8"),
+        ("", "lists.csv: no such file, but there is {folder}/list.csv; give a .csv file or a folder of images"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_has_a_remedy_that_needs_no_option(tmp_path: Path, lines: str, line: str) -> None:
+    """A data set has options for such files; the commands, and the methods of an index, don't."""
+    (tmp_path / "list.csv").write_bytes(lines.encode("cp1252"))
+    with pytest.raises(InputError) as raised:
+        list_source(tmp_path / f"{line.partition('.csv')[0]}.csv")
+    assert str(raised.value) == f"{tmp_path}/{line.format(folder=tmp_path)}"
 
 
 def test_no_image_gets_the_number_of_one_that_was_removed(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:

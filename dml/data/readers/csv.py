@@ -36,6 +36,22 @@ MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
 """Limits of the usual file systems."""
 
 
+class UnknownColumnsError(InputError):
+    """An error for a file that lacks a column under the name that it should have.
+
+    Args:
+        fault: the file, and the column that it lacks.
+        remedy: how the file has to be changed.
+        option: option of ``dataset=csv`` that reads the file as it is, in words; the message has the remedy instead,
+            because not all readers of such files take options.
+    """
+
+    def __init__(self, fault: str, remedy: str, option: str) -> None:
+        super().__init__(f"{fault}; {remedy}")
+        self.fault = fault
+        self.option = option
+
+
 def read(
     root: str | Path | None,
     *,
@@ -67,14 +83,24 @@ def read(
         InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
             are incomplete; the message names the file, and the line if a line is at fault.
     """
-    table = read_listed(root, columns=columns, encoding=encoding)
+    try:
+        table = read_listed(root, columns=columns, encoding=encoding)
+    except UnknownColumnsError as error:
+        raise InputError(f"{error.fault}; {error.option}") from error
+    except EncodingError as error:
+        if not error.likely_encoding:
+            raise
+        raise InputError(f"{error.fault}; dataset.reader.encoding={error.likely_encoding} reads it") from error
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
 def read_listed(
     root: str | Path | None, *, columns: Mapping[str, str] | None = None, encoding: str = "utf-8"
 ) -> ImageTable:
-    """Read the images of a file with the splits that it gives, or "" where it has none. See `read`."""
+    """Read the images of a file with the splits that it gives, or "" where it has none.
+
+    The arguments are those of `read`, but error lines name no options: they say how the file has to be changed.
+    """
     file = _find_file(root)
     rows = _read_rows(file, encoding)
     _, header = next(rows)
@@ -126,15 +152,7 @@ def _read_rows(file: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
 
     The separator is the one that is most frequent in the header.
     """
-    try:
-        lines = read_list_lines(file, encoding)
-    except EncodingError as error:
-        if not error.likely_encoding:
-            raise
-        raise InputError(
-            f"{file}: not in {encoding.upper()}, it seems to be in {error.likely_encoding}; "
-            f"dataset.reader.encoding={error.likely_encoding} reads it"
-        ) from error
+    lines = read_list_lines(file, encoding)
     separator = max(SEPARATORS, key=lines[0].count)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
     try:
@@ -173,23 +191,30 @@ def _quote(header: list[str]) -> str:
     return ", ".join(map(repr, header))
 
 
-def _suggest_columns(header: list[str], missing: list[str]) -> str:
-    """Return the option that names the columns of other names, as the end of an error line.
+def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> InputError:
+    """Return the error for a header that lacks columns, with the columns of other names that may be meant.
 
-    >>> _suggest_columns(["image", "class"], ["path", "label", "split"])
+    >>> error = _missing_column_error(Path("mine.csv"), ["image", "class"], ["path", "label", "split"])
+    >>> str(error)
+    "mine.csv, line 1: no column 'path' among 'image', 'class'; rename image to path, class to label"
+    >>> error.option
     "'dataset.reader.columns={path: image, label: class}' would do"
     """
+    fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
     if len(header) == 1:
-        return "commas, semicolons or tabs stand between the cells of a line"
+        return InputError(f"{fault}; commas, semicolons or tabs stand between the cells of a line")
     likely = {
         name: next((cell for cell in header if re.sub(r"[ _-]", "", cell.lower()) in OTHER_NAMES[name]), "")
         for name in missing
         if name in OTHER_NAMES
     }
     if not all(likely.get(name) for name in missing if name != "split"):
-        return f"give {LAYOUT}, or the names of your columns in dataset.reader.columns"
-    pairs = ", ".join(f"{name}: {cell}" for name, cell in likely.items() if cell)
-    return f"'dataset.reader.columns={{{pairs}}}' would do"
+        layout = f"give {LAYOUT}"
+        return UnknownColumnsError(fault, layout, f"{layout}, or the names of your columns in dataset.reader.columns")
+    pairs = {name: cell for name, cell in likely.items() if cell}
+    columns = ", ".join(f"{name}: {cell}" for name, cell in pairs.items())
+    renamed = ", ".join(f"{cell} to {name}" for name, cell in pairs.items())
+    return UnknownColumnsError(fault, f"rename {renamed}", f"'dataset.reader.columns={{{columns}}}' would do")
 
 
 def _find_levels(file: Path, header: list[str]) -> list[str]:
@@ -207,9 +232,7 @@ def _find_levels(file: Path, header: list[str]) -> list[str]:
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
     if missing not in ([], ["split"]):
-        raise InputError(
-            f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}; {_suggest_columns(header, missing)}"
-        )
+        raise _missing_column_error(file, header, missing)
     if level_columns and "label" in header:
         raise InputError(
             f"{file}, line 1: the columns label and {level_columns[0]}; give one of the two for the finest level"
