@@ -2,9 +2,10 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
+from dml.data.readers.folder import UNREAD_SUFFIXES, describe_dangling, describe_unread, read_suffixes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -18,7 +19,8 @@ def list_images(folder: Path) -> list[str]:
     """List the image files in a folder and in the folders below it, sorted by path.
 
     Hidden files and folders, and the folders of saved models, are passed over; a warning counts the images of kinds
-    that aren't read. Links to folders are followed; a folder that several paths lead to is read once.
+    that aren't read, and another one counts the links that lead nowhere, such as to a disk that isn't mounted. Links to
+    folders are followed; a folder that several paths lead to is read once.
 
     Args:
         folder: path of the folder.
@@ -26,8 +28,25 @@ def list_images(folder: Path) -> list[str]:
     Raises:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
-    paths_read: list[str] = []
-    unread: list[str] = []
+    suffixes = read_suffixes()
+    files = sorted(_iterate_files(folder))
+    paths_read = [path for path in files if path.lower().endswith(suffixes)]
+    unread = [path for path in files if path.lower().endswith(UNREAD_SUFFIXES) and not path.lower().endswith(suffixes)]
+    # os.walk counts a link that leads nowhere as a file, even if a folder is meant
+    others = [path for path in files if not path.lower().endswith((*suffixes, *UNREAD_SUFFIXES))]
+    dangling = [path for path in others if os.path.islink(path) and not os.path.exists(path)]
+    left_out = [describe_unread(unread)] if unread else []
+    left_out += [_describe_links(dangling)] if dangling else []
+    if not paths_read:
+        reason = f"; it holds {'; '.join(left_out)}" if left_out else f" (by suffix: {' '.join(suffixes)})"
+        raise InputError(f"{printable(folder)}: no image in it that can be read{reason}")
+    for line in left_out:
+        logger.warning("left out: %s: %s", printable(folder), line)
+    return paths_read
+
+
+def _iterate_files(folder: Path) -> Iterator[str]:
+    """Yield the paths of all files in a folder and in the folders below it that aren't hidden."""
     visited: set[str] = set()
     for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         if (real_path := os.path.realpath(parent)) in visited:  # a link may lead back to a folder above it
@@ -39,19 +58,13 @@ def list_images(folder: Path) -> list[str]:
             continue
         visible = [name for name in folders if not name.startswith((".", "__MACOSX"))]
         folders[:] = sorted(visible, key=lambda name: (os.path.islink(os.path.join(parent, name)), name))
-        paths = [os.path.join(parent, name) for name in files if not name.startswith(".")]
-        paths_read += [path for path in paths if path.lower().endswith(read_suffixes())]
-        unread += [
-            path
-            for path in paths
-            if path.lower().endswith(UNREAD_SUFFIXES) and not path.lower().endswith(read_suffixes())
-        ]
-    if not paths_read:
-        kinds = f"; it holds {describe_unread(unread)}" if unread else f" (by suffix: {' '.join(read_suffixes())})"
-        raise InputError(f"{printable(folder)}: no image in it that can be read{kinds}")
-    if unread:
-        logger.warning("left out: %s: %s", printable(folder), describe_unread(sorted(unread)))
-    return sorted(paths_read)
+        yield from (os.path.join(parent, name) for name in files if not name.startswith("."))
+
+
+def _describe_links(dangling: list[str]) -> str:
+    """Return how many links lead nowhere, and the first of them."""
+    links = "1 link that leads" if len(dangling) == 1 else f"{len(dangling):,} links that lead"
+    return f"{links} nowhere, such as {describe_dangling(dangling[0])}"
 
 
 def _refuse(error: OSError) -> None:

@@ -111,6 +111,34 @@ def test_classes_may_be_links(tmp_path: Path) -> None:
         read(tmp_path / "mine")
 
 
+@pytest.mark.parametrize("link", ["train/c", "val", "train/a/b", "train/002.Sparrow"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, link: str) -> None:
+    """Left out, a disk that isn't mounted would take a class or a split away."""
+    write_images(tmp_path, [f"{split}/{name}/1.jpg" for split in ("train", "test") for name in "ab"])
+    (tmp_path / link).symlink_to("/not/mounted/c")
+    line = rf"{tmp_path}/{link}: a link to /not/mounted/c, which isn't there; mount the disk that it is on, or remove"
+    with pytest.raises(InputError, match=line):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train/a/2.jpg", "train/a/.lock"])
+def test_a_link_to_a_missing_file_is_as_a_missing_file(tmp_path: Path, name: str) -> None:
+    write_images(tmp_path, [f"{split}/{name}/1.jpg" for split in ("train", "test") for name in "ab"])
+    (tmp_path / name).symlink_to("/not/mounted/file")
+    assert len(read(tmp_path, test_fraction=0)) == 4 + name.endswith(".jpg")
+
+
+def test_a_listing_warns_of_links_that_lead_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, ["mine/a/1.jpg"])
+    (tmp_path / "mine" / "b").symlink_to("/not/mounted/b")
+    assert list_images(tmp_path / "mine") == [f"{tmp_path}/mine/a/1.jpg"]
+    links = f"1 link that leads nowhere, such as {tmp_path}/mine/b: a link to /not/mounted/b, which isn't there"
+    assert caplog.messages == [f"left out: {tmp_path}/mine: {links}"]
+    (tmp_path / "mine" / "a" / "1.jpg").unlink()
+    with pytest.raises(InputError, match=f"mine: no image in it that can be read; it holds {links}$"):
+        list_images(tmp_path / "mine")
+
+
 def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -> None:
     write_images(tmp_path, ["mine/b/1.jpg", "elsewhere/2.jpg"])
     (tmp_path / "mine" / "a").symlink_to(tmp_path / "elsewhere")

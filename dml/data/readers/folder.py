@@ -43,7 +43,8 @@ def read(
     Folders named ``train`` and ``test`` (or ``query`` and ``gallery``), with or without ``val``, are splits, which
     then hold the folders of the classes. Without splits, whole classes are drawn for testing. Labels follow the sorted
     names of the classes. Hidden files, and files that don't end like an image's, are passed over; a warning counts the
-    images of other kinds, such as .heic or .svg.
+    images of other kinds, such as .heic or .svg. A link that leads nowhere counts as one to a folder, unless its name
+    ends like an image's.
 
     Args:
         root: path of the folder.
@@ -54,7 +55,8 @@ def read(
         seed: seed of the draws.
 
     Raises:
-        InputError: if images are at different depths, a folder has no images, or the splits are incomplete.
+        InputError: if images are at different depths, a folder has no images, a link to a folder leads nowhere, or the
+            splits are incomplete.
     """
     if root is not None and os.path.isfile(expand_home(root)):
         reads_lists = f"{root}".lower().endswith((".csv", ".tsv", ".txt"))
@@ -120,7 +122,21 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
             visible = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
     except OSError as error:
         raise InputError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
+    for entry in visible:
+        if entry.is_symlink() and not _is_image(entry.name) and not os.path.exists(entry.path):
+            # without the error, the data set would lack a class, or a split, while a disk isn't mounted
+            raise InputError(f"{describe_dangling(entry.path)}; mount the disk that it is on, or remove the link")
     return sorted(visible, key=lambda entry: entry.name)
+
+
+def _is_image(name: str) -> bool:
+    """Tell whether a file's name ends like that of an image, of any kind."""
+    return name.lower().endswith((*SUFFIXES, *UNREAD_SUFFIXES))
+
+
+def describe_dangling(link: str) -> str:
+    """Return that a link leads to a place where nothing is, and to which."""
+    return f"{printable(link)}: a link to {printable(os.path.realpath(link))}, which isn't there"
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
