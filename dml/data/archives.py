@@ -87,6 +87,15 @@ def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes
     return content
 
 
+def describe_archive_damage(error: Exception) -> str:
+    """Return in a few words what one of the `DAMAGES` tells of an archive."""
+    if isinstance(error, NotImplementedError):
+        return "the archive has a compression that isn't read"
+    if isinstance(error, RuntimeError):
+        return "the archive is encrypted"
+    return "the archive is damaged"
+
+
 def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
     """Read a member of an open zip file; see `read_member`."""
     entry = archive.getinfo(member)

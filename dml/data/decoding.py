@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile as OpenedImage
 
 Pixels = npt.NDArray[np.uint8]
@@ -50,6 +50,9 @@ while it decodes it (ICO).
 """
 _OUT_OF_MEMORY = ("insufficient memory", "out of memory", "cannot allocate memory")
 """Parts of the messages of libjpeg and of Pillow's decoders that run out of memory without raising MemoryError."""
+
+DAMAGED = "damaged, or stored in a way that isn't read"
+"""The reason for an error of a decoder that has no words for the file."""
 
 _header_lock = Lock()
 
@@ -223,3 +226,17 @@ def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
 def is_out_of_memory(error: Exception) -> bool:
     """Tell whether a decoder ran out of memory, by the type or the message of its error."""
     return isinstance(error, MemoryError) or any(message in str(error).lower() for message in _OUT_OF_MEMORY)
+
+
+def describe_damage(error: Exception, content: bytes) -> str:
+    """Return in a few words why the content of an image file can't be decoded.
+
+    Args:
+        error: error of a decoder. Only the message of an `OSError` speaks of the file; others speak of Pillow's code.
+        content: the bytes of the file.
+    """
+    if not content:
+        return "empty file"
+    if isinstance(error, UnidentifiedImageError):  # its message is the address of the content in memory
+        return "not an image that Pillow can read"
+    return " ".join(str(error).split()) if isinstance(error, OSError) and str(error) else DAMAGED

@@ -11,6 +11,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
+from dml.data.archives import DAMAGES, describe_archive_damage
 from dml.data.contents import read_content
 from dml.data.decoding import (
     MAKE_UPRIGHT,
@@ -18,6 +19,7 @@ from dml.data.decoding import (
     Pixels,
     PixelValueError,
     decode_with_pillow,
+    describe_damage,
     is_heif,
     is_out_of_memory,
     read_jpeg_size,
@@ -39,7 +41,16 @@ REMEDY = " (data.on_corrupt=skip leaves it out)"
 
 
 class UnreadableImageError(InputError):
-    """An error for an image file that is missing, is refused, or can't be decoded."""
+    """An error for an image file that is missing, is refused, or can't be decoded.
+
+    Args:
+        message: the error line.
+        reason: the reason alone, without the path of the file; empty if it stands in no other place than the line.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def without_remedy(error: InputError) -> str:
@@ -163,9 +174,9 @@ class ImageFile:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise MissingImageError(self._error_line("no such file")) from error
+            raise MissingImageError(self._error_line("no such file"), "no such file") from error
         except (RefusedFileError, PixelValueError) as error:
-            raise UnreadableImageError(self._error_line(str(error))) from error
+            raise UnreadableImageError(self._error_line(str(error)), str(error)) from error
         except Exception as error:  # decoders don't document which exceptions a broken file raises
             if is_out_of_memory(error):
                 height, width = self._stored
@@ -174,12 +185,20 @@ class ImageFile:
                     f"image {printable(self.path)}: the memory ran out while it was read ({size}); free memory, give "
                     "fewer data.num_workers, or refuse such files with a lower data.max_pixels"
                 ) from error
-            # Only the operating system sets errno; decoders raise OSError without it.
-            if isinstance(error, OSError) and error.errno is not None:
-                raise UnreadableImageError(self._error_line(f"cannot be read ({error.strerror})")) from error
-            if is_heif(self.content) and not reads_heif():
-                raise UnreadableImageError(self._error_line(f"a HEIF image; {INSTALL_HEIF} reads it")) from error
-            raise UnreadableImageError(self._error_line(f"cannot be decoded ({type(error).__name__})")) from error
+            fault, reason = self._describe_fault(error)
+            raise UnreadableImageError(self._error_line(fault), reason) from error
+
+    def _describe_fault(self, error: Exception) -> tuple[str, str]:
+        """Return the fault of a file that raised an error, for the error line, and the reason alone."""
+        # Only the operating system sets errno; decoders raise OSError without it.
+        if isinstance(error, OSError) and error.errno is not None:
+            return f"cannot be read ({error.strerror})", f"{error.strerror}"
+        if is_heif(self.content) and not reads_heif():
+            fault = f"a HEIF image; {INSTALL_HEIF} reads it"
+            return fault, fault
+        is_unpacked = bool(self.content) or not isinstance(error, DAMAGES)
+        reason = describe_damage(error, self.content) if is_unpacked else describe_archive_damage(error)
+        return f"cannot be decoded ({reason})", reason
 
     def _warn(self, damage: str) -> None:
         _warn_once(self.path, damage)

@@ -35,7 +35,6 @@ from dml.data.prepared_files import (
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable, find_faults
 from dml.data.worker_processes import run_in_processes
 from dml.ops.escaping import printable
-from dml.ops.regular_files import RefusedFileError
 
 CHUNK = 64
 """Number of images that are read between two lines of the journal."""
@@ -158,9 +157,7 @@ def _check_image(path: str, stamp: Stamp, limits: ImageLimits) -> CheckedImage:
     except MissingImageError:
         return CheckedImage(*stamp, 0, 0, "", NO_FILE)
     except UnreadableImageError as error:
-        kind = "" if isinstance(error.__cause__, RefusedFileError) else f"{type(error.__cause__).__name__}: "
-        reason = printable(" ".join(f"{kind}{error.__cause__}".split()))
-        return CheckedImage(*stamp, 0, 0, "", reason[:120])
+        return CheckedImage(*stamp, 0, 0, "", printable(error.reason)[:120])
     return CheckedImage(*stamp, file.height, file.width, hashlib.sha256(file.content).hexdigest(), "")
 
 
@@ -254,17 +251,20 @@ def list_faults(
         disjoint: whether a class that is in training and in test is a fault.
 
     Returns:
-        Lines that describe one fault each, by the kind of fault.
+        Lines that describe one fault each, by the kind of fault, in words that stand behind the number of the lines.
     """
+    unreadable = {path: image.error for path, image in images.items() if image.error not in ("", NO_FILE)}
     kinds = {
-        "in the lists": [*find_faults(table, counts, disjoint=disjoint)],
-        "missing files": [printable(path) for path, image in images.items() if image.error == NO_FILE],
-        "images that can't be decoded": [
-            f"{printable(path)} ({image.error})" for path, image in images.items() if image.error not in ("", NO_FILE)
+        ("in the lists", "in the lists"): [*find_faults(table, counts, disjoint=disjoint)],
+        ("missing file", "missing files"): [
+            printable(path) for path, image in images.items() if image.error == NO_FILE
         ],
-        "images in training and in test": [*_find_shared_contents(table, images)],
+        ("image that can't be decoded", "images that can't be decoded"): [
+            f"{printable(path)} ({error})" for path, error in unreadable.items()
+        ],
+        ("image in training and in test", "images in training and in test"): [*_find_shared_contents(table, images)],
     }
-    return {kind: lines for kind, lines in kinds.items() if lines}
+    return {singular if len(lines) == 1 else plural: lines for (singular, plural), lines in kinds.items() if lines}
 
 
 def _find_shared_contents(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:

@@ -221,7 +221,7 @@ def test_a_member_that_says_less_than_it_has(tmp_path: Path) -> None:
     path = archive(tmp_path / "set.zip", 128 << 20)
     content = path.read_bytes()
     path.write_bytes(content.replace(struct.pack("<I", 128 << 20), struct.pack("<I", 100)))
-    with pytest.raises(UnreadableImageError, match=r"1\.png: cannot be decoded \(BadZipFile"):
+    with pytest.raises(UnreadableImageError, match=r"1\.png: cannot be decoded \(the archive is damaged\)"):
         ImageFile(f"{path}/1.png")
 
 
@@ -294,7 +294,7 @@ def test_a_regular_file_that_has_no_size(tmp_path: Path) -> None:
     with pytest.raises(RefusedFileError, match=r"^more than 5 bytes; option with a larger number reads it$"):
         read_regular("/proc/version", 5, "option")
     (tmp_path / "x.jpg").symlink_to("/proc/version")
-    refused(tmp_path / "x.jpg", "cannot be decoded (UnidentifiedImageError)")
+    refused(tmp_path / "x.jpg", "cannot be decoded (not an image that Pillow can read)")
 
 
 def test_names_that_no_file_has(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_compressed_text_that_is_much_larger(tmp_path: Path, kind: bytes) -> Non
     content = encoded("PNG")
     path = tmp_path / "image.png"
     path.write_bytes(content[:33] + chunk(kind, b"key\0" + flags + text) + content[33:])
-    refused(path, "cannot be decoded (ValueError)")
+    refused(path, "cannot be decoded (damaged, or stored in a way that isn't read)")
 
 
 def test_exif_with_a_directory_within_itself(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_a_program_for_another_program_is_not_run(tmp_path: Path) -> None:
     """Pillow hands PostScript over to Ghostscript."""
     path = tmp_path / "image.jpg"
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
-    refused(path, "cannot be decoded (UnidentifiedImageError)")
+    refused(path, "cannot be decoded (not an image that Pillow can read)")
 
 
 # memory

@@ -1,3 +1,4 @@
+import pickle
 import struct
 import zipfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from dml.data.decoding import PixelValueError, decode_opened
-from dml.data.images import Box, ImageFile, MissingImageError, read_image
+from dml.data.images import Box, ImageFile, MissingImageError, UnreadableImageError, read_image
 from dml.ops.errors import InputError
 
 COLOURS = np.array(
@@ -452,14 +453,53 @@ def test_any_damage_to_the_file_is_an_input_error(tmp_path: Path) -> None:
                 assert read_image(str(path)).shape[0] == 3
 
 
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty file"),
+        (b"<html>404 Not Found</html>", "not an image that Pillow can read"),
+        *((saved(NOISE, kind)[:1000], "image file is truncated") for kind in ("JPEG", "BMP", "PPM", "PNG")),
+        (b"P6 40 1x 255 ", "damaged, or stored in a way that isn't read"),
+    ],
+)
+def test_the_reason_is_in_words(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Neither names of Python's classes nor addresses in memory."""
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableImageError) as raised:
+        read_image(str(path))
+    told = raised.value.reason
+    assert told.partition(" (")[0] == reason  # in brackets stands how many bytes were left
+    assert str(raised.value) == f"image {path}: cannot be decoded ({told}) (data.on_corrupt=skip leaves it out)"
+    assert pickle.loads(pickle.dumps(raised.value)).reason == told  # as from a worker
+
+
+@pytest.mark.parametrize(
+    ("value", "offset", "reason"),
+    [(1, 8, "the archive is encrypted"), (77, 10, "the archive has a compression that isn't read")],
+)
+def test_archives_that_cannot_be_unpacked(tmp_path: Path, value: int, offset: int, reason: str) -> None:
+    path = tmp_path / "set.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("1.png", saved(NOISE, "PNG"))
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\1\2")
+    content[entry + offset] = content[offset - 2] = value  # in the directory, and in front of the member
+    path.write_bytes(content)
+    fails(f"{path}/1.png", f"cannot be decoded ({reason})")
+
+
 def test_text(tmp_path: Path) -> None:
     (tmp_path / "image.jpg").write_text("<html>404 Not Found</html>")
-    fails(f"{tmp_path}/image.jpg", "cannot be decoded (UnidentifiedImageError")
+    fails(f"{tmp_path}/image.jpg", "cannot be decoded (not an image that Pillow can read)")
 
 
 def test_an_archive_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "broken.zip").write_text("404")
-    fails(f"{tmp_path}/broken.zip/1.png", "cannot be decoded (BadZipFile")
+    fails(f"{tmp_path}/broken.zip/1.png", "cannot be decoded (the archive is damaged)")
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

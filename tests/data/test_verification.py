@@ -15,6 +15,8 @@ from PIL import Image
 
 from dml.data import verification
 from dml.data.cache import CacheFolder
+from dml.data.images import UnreadableImageError, read_image
+from dml.data.limits import ImageLimits
 from dml.data.table import ImageTable
 from dml.data.verification import CheckedImage, check_images, list_faults, write_table
 
@@ -82,10 +84,27 @@ def test_images_that_cannot_be_read(table: ImageTable, folder: CacheFolder) -> N
     Path(table.paths[3]).write_bytes(Path(table.paths[3]).read_bytes()[:50])
     results = [*check(table, folder).values()]
     assert results[1] == CheckedImage(-1, -1, 0, 0, "", "no such file")
-    assert results[2].error.startswith("UnidentifiedImageError: cannot identify image file")
+    assert results[2].error == "not an image that Pillow can read"
     assert results[3].error
     assert all("\n" not in image.error and len(image.error) <= 120 for image in results)
     assert [bool(image.height) for image in results] == [True, False, False, False, True, True, True]
+
+
+def test_the_reasons_are_those_of_a_training(table: ImageTable, folder: CacheFolder) -> None:
+    for row, content in enumerate((b"", b"text", b"P6 40 1x 255 ", b"P5 9 9 255\n")):
+        Path(table.paths[row]).write_bytes(content)
+    Path(table.paths[4]).unlink()
+    Path(table.paths[4]).symlink_to(table.paths[4])
+    limits = ImageLimits(max_pixels=15 * 20)  # the last image is larger
+    images = check_images(table, folder, processes=1, advance=lambda _: None, limits=limits)
+    lines = list_faults(table, images)["images that can't be decoded"]
+    for path, line in zip(table.paths[[0, 1, 2, 3, 4, 6]].tolist(), lines, strict=True):
+        with pytest.raises(UnreadableImageError) as raised:
+            read_image(path, limits)
+        assert line == f"{path} ({raised.value.reason})"
+        assert raised.value.reason in str(raised.value)
+        assert "Error" not in line
+        assert "0x" not in line
 
 
 def test_an_image_of_several_rows_is_read_once(table: ImageTable, folder: CacheFolder, read: list[str]) -> None:
@@ -234,10 +253,9 @@ def test_faults_of_files(table: ImageTable, folder: CacheFolder) -> None:
     Path(table.paths[1]).unlink()
     Path(table.paths[6]).write_text("damaged")
     lines_by_kind = faults(table, folder)
-    assert lines_by_kind["missing files"] == [table.paths[1]]
-    assert len(lines_by_kind["images that can't be decoded"]) == 1
-    assert lines_by_kind["images that can't be decoded"][0].startswith(f"{table.paths[6]} (UnidentifiedImageError")
-    assert set(lines_by_kind) == {"missing files", "images that can't be decoded"}
+    assert lines_by_kind["missing file"] == [table.paths[1]]
+    assert lines_by_kind["image that can't be decoded"] == [f"{table.paths[6]} (not an image that Pillow can read)"]
+    assert set(lines_by_kind) == {"missing file", "image that can't be decoded"}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +273,7 @@ def test_the_same_content_in_training_and_test(
     table: ImageTable, folder: CacheFolder, first: int, second: int, fault: bool
 ) -> None:
     Path(table.paths[second]).write_bytes(Path(table.paths[first]).read_bytes())
-    expected = {"images in training and in test": [f"{table.paths[second]} is {table.paths[first]}"]} if fault else {}
+    expected = {"image in training and in test": [f"{table.paths[second]} is {table.paths[first]}"]} if fault else {}
     assert faults(table, folder) == expected
 
 
