@@ -5,7 +5,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set, Sized
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError
 from dml.data.limits import ImageLimits
 from dml.data.table import SPLITS, ImageTable
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -49,8 +50,8 @@ def check_readability(
         warn: function that is called with the line of the warning.
 
     Raises:
-        InputError: if files are missing or drawn images can't be decoded; the message says how many of how many, and
-            names the first and the remedy. Also if ``images_per_split`` isn't a whole number, 0 or more.
+        InputError: if files are missing, or images that were tried can't be decoded; the message says how many of how
+            many, and names the first and the remedy. Also if ``images_per_split`` isn't a whole number, 0 or more.
         ImageMemoryError: if the memory runs out.
     """
     if not isinstance(images_per_split, int) or isinstance(images_per_split, bool) or images_per_split < 0:
@@ -60,22 +61,10 @@ def check_readability(
     table = table.subset(*SPLITS)
     paths = [*dict.fromkeys(table.paths.tolist())]
     missing = set(find_missing(paths))
-    heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
-    chosen = dict.fromkeys([*_draw_paths(table, images_per_split, seed), *heif[:1]])
-    drawn = [path for path in chosen if path not in missing]
-    unreadable = {path: fault for path in drawn if (fault := _describe_fault(path, limits))}
-    if not missing and not unreadable:
+    drawn = _draw_paths(table, images_per_split, seed)
+    faults = [*_describe_missing(missing, paths), *_describe_unreadable(missing, paths, drawn, limits)]
+    if not faults:
         return
-    faults = []
-    if missing:
-        first = next(path for path in paths if path in missing)
-        faults.append(_count(missing, paths, "image file") + f" missing{_name_first(len(missing), printable(first))}")
-    if unreadable:
-        described = _count(unreadable, drawn, "image").rsplit(" ", 1)[0]
-        fault = next(iter(unreadable.values()))
-        faults.append(f"{described} drawn at random can't be read{_name_first(len(unreadable), fault)}")
-    if not unreadable.keys().isdisjoint(heif):
-        faults.append(f"{len(heif):,} of {len(paths):,} files are named as HEIF images, which {INSTALL_HEIF} reads")
     line = "; ".join(faults)
     lists_all = f"; dml prepare {prepare_arguments} lists all" if prepare_arguments else ""
     if len(missing) == len(paths):
@@ -84,6 +73,37 @@ def check_readability(
         warn(f"{line}; data.on_corrupt=skip leaves them out{lists_all}")
         return
     raise InputError(f"{line} (data.on_corrupt=skip leaves them out{lists_all})")
+
+
+def _describe_missing(missing: Set[str], paths: Sequence[str]) -> Iterator[str]:
+    """Yield a line that says how many of the paths lead to no file, and names the first of them; none if all do."""
+    if missing:
+        first = next(path for path in paths if path in missing)
+        verb = "is" if len(missing) == 1 else "are"
+        counted = f"{_count(missing, paths, 'image file')} {verb} missing"
+        yield f"{counted}{_name_first(missing, printable(first))}"
+
+
+def _describe_unreadable(
+    missing: Set[str], paths: Sequence[str], drawn: Sequence[str], limits: ImageLimits
+) -> Iterator[str]:
+    """Decode the drawn images, and the first HEIF image if nothing reads these, and yield lines about the unreadable.
+
+    Args:
+        missing: the paths at which there is no file.
+        paths: the paths of all images, each once.
+        drawn: the paths of the drawn images.
+        limits: largest size of an image file.
+    """
+    heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
+    tried = [path for path in dict.fromkeys([*drawn, *heif[:1]]) if path not in missing]
+    unreadable = {path: fault for path in tried if (fault := _describe_fault(path, limits))}
+    if unreadable:
+        first = next(iter(unreadable.values()))
+        verb = "was" if len(tried) == 1 else "were"
+        yield f"{_count(unreadable, tried, 'image')} that {verb} tried can't be read{_name_first(unreadable, first)}"
+    if not unreadable.keys().isdisjoint(heif):
+        yield f"{len(heif):,} of {len(paths):,} files are named as HEIF images, which {INSTALL_HEIF} reads"
 
 
 def find_missing(paths: Iterable[str]) -> list[str]:
@@ -153,12 +173,10 @@ def _describe_fault(path: str, limits: ImageLimits) -> str:
     return ""
 
 
-def _count(faulty: Iterable[str], checked: Sequence[str], noun: str) -> str:
-    """Return how many are faulty of how many, such as "2 of 48 images are"."""
-    number = len([*faulty])
-    nouns = noun if len(checked) == 1 else f"{noun}s"
-    return f"{number:,} of {len(checked):,} {nouns} {'is' if number == 1 else 'are'}"
+def _count(faulty: Sized, checked: Sized, noun: str) -> str:
+    """Return how many are faulty of how many, such as "2 of 48 images"."""
+    return f"{len(faulty):,} of {format_count(len(checked), noun)}"
 
 
-def _name_first(number: int, first: str) -> str:
-    return f": {first}" if number == 1 else f", the first: {first}"
+def _name_first(faulty: Sized, first: str) -> str:
+    return f": {first}" if len(faulty) == 1 else f", the first: {first}"

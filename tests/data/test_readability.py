@@ -88,14 +88,14 @@ def test_images_that_cannot_be_decoded_are_counted(paths: list[str]) -> None:
         Path(path).write_bytes(b"not an image")
     folder = re.escape(os.path.dirname(paths[0]))
     numbers = re.match(
-        rf"(\d+) of 32 images drawn at random can't be read, the first: {folder}/\d+\.png: "
+        rf"(\d+) of 32 images that were tried can't be read, the first: {folder}/\d+\.png: "
         r"cannot be decoded \(not an image that Pillow can read\) \(data",
         refused(paths),
     )
     assert numbers
     assert 22 <= int(numbers[1]) <= 30
     line = refused(paths[:10], limits=ImageLimits(max_pixels=1))
-    assert "10 of 10 images drawn at random can't be read, the first" in line
+    assert "10 of 10 images that were tried can't be read, the first" in line
     assert "data.max_pixels=" in line
 
 
@@ -108,7 +108,7 @@ def test_the_draw_follows_the_seed_and_rows_in_no_split_are_passed_over(paths: l
         check_readability(table(paths, split), 4, seed=seed, on_corrupt="skip", warn=lines.append)
     assert 0 < len(lines) < 10
     assert {*lines} == {
-        f"1 of 4 images drawn at random can't be read: {paths[0]}: "
+        f"1 of 4 images that were tried can't be read: {paths[0]}: "
         "cannot be decoded (not an image that Pillow can read); data.on_corrupt=skip leaves them out"
     }
 
@@ -171,7 +171,7 @@ def test_a_damaged_archive_is_named_when_it_is_read(tmp_path: Path) -> None:
     Path(tmp_path / "damaged.zip").write_bytes(b"no archive")
     paths = [f"{tmp_path}/damaged.zip/{i}.png" for i in range(20)]
     assert find_missing(paths) == []
-    assert refused(paths).startswith(f"20 of 20 images drawn at random can't be read, the first: {paths[0]}: ")
+    assert refused(paths).startswith(f"20 of 20 images that were tried can't be read, the first: {paths[0]}: ")
 
 
 def test_paths_relative_to_the_current_folder(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
