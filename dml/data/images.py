@@ -1,6 +1,7 @@
 """Image files, decoded to upright RGB pixels no sooner and no larger than a transform needs them."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -58,6 +59,14 @@ def without_remedy(error: InputError) -> str:
     line = str(error).removesuffix(REMEDY)
     cause = error.__cause__
     return line.removesuffix(f"; {cause.remedy}") if isinstance(cause, RefusedFileError) and cause.remedy else line
+
+
+def suggest_slashes(path: str) -> str:
+    """Return the end of an error line about a missing file whose path is one of Windows; empty for any other path."""
+    path_with_slashes = path.replace("\\", "/")
+    if path_with_slashes == path or not os.path.exists(path_with_slashes):
+        return ""
+    return f", but there is {printable(path_with_slashes)}: paths take / instead of \\"
 
 
 class MissingImageError(UnreadableImageError):
@@ -174,7 +183,8 @@ class ImageFile:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise MissingImageError(self._error_line("no such file"), "no such file") from error
+            fault = f"no such file{suggest_slashes(self.path)}"
+            raise MissingImageError(self._error_line(fault), "no such file") from error
         except (RefusedFileError, PixelValueError) as error:
             raise UnreadableImageError(self._error_line(str(error)), str(error)) from error
         except Exception as error:  # decoders don't document which exceptions a broken file raises

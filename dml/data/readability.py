@@ -12,7 +12,7 @@ import numpy as np
 from dml.data.archives import list_members, split_member
 from dml.data.contents import UNREADABLE
 from dml.data.decoding import HEIF_SUFFIXES, reads_heif
-from dml.data.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError
+from dml.data.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.limits import ImageLimits
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.counts import format_count
@@ -81,7 +81,7 @@ def _describe_missing(missing: Set[str], paths: Sequence[str]) -> Iterator[str]:
         first = next(path for path in paths if path in missing)
         verb = "is" if len(missing) == 1 else "are"
         counted = f"{_count(missing, paths, 'image file')} {verb} missing"
-        yield f"{counted}{_name_first(missing, printable(first))}"
+        yield f"{counted}{_name_first(missing, printable(first))}{suggest_slashes(first)}"
 
 
 def _describe_unreadable(

@@ -143,6 +143,11 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
         (["path,label", "1.jpg,a,b"], "line 2: 3 cells, the header has 2"),
         (["path,label", "", "1.jpg, "], "line 3: an empty cell in the column label"),
         (["path,label", ",a"], "line 2: an empty cell in the column path"),
+        (
+            ["path,label", "https://a.org/1.jpg?size=9,a"],
+            r"line 2: 'https://a\.org/1\.jpg\?size=9' is a URL; images have",
+        ),
+        (["path,label", "S3://photos/1.jpg,a"], "line 2: 'S3://photos/1.jpg' is a URL; .* so download them first$"),
         (["path,label,split", "1.jpg,a,tset"], "line 2: unknown split 'tset'; the splits are train, val, test, query"),
         (["path,label,split", "1.jpg,a,train", "2.jpg,b,"], "line 3: an empty cell in the column split"),
         (["path,label", "1.jpg,a", "2.jpg,b", "x/../1.jpg,b"], r"line 4: x/\.\./1\.jpg stands in line 2 already"),

@@ -10,6 +10,7 @@ from trees.tree import write_images
 
 from dml.data import readability
 from dml.data.contents import read_content
+from dml.data.images import MissingImageError, read_image
 from dml.data.limits import ImageLimits
 from dml.data.readability import check_readability, find_missing
 from dml.data.readers import emoji
@@ -81,6 +82,18 @@ def test_jpegs_that_are_named_as_heif_are_read(paths: list[str]) -> None:
     renamed = Path(paths[0]).with_suffix(".heic")
     Path(paths[0]).rename(renamed)
     check_readability(table([str(renamed), *paths[1:]]), 16)
+
+
+def test_paths_of_windows_are_named_as_they_have_to_be(paths: list[str]) -> None:
+    windows = [path.replace("/", "\\") for path in paths]
+    remedy = f"but there is {paths[0]}: paths take / instead of \\"
+    assert refused(windows) == f"40 of 40 image files are missing, the first: {windows[0]}, {remedy}"
+    with pytest.raises(MissingImageError) as raised:
+        read_image(windows[1])
+    remedy = f"no such file, but there is {paths[1]}: paths take / instead of \\ (data.on_corrupt=skip leaves it out)"
+    assert str(raised.value) == f"image {windows[1]}: {remedy}"
+    Path(paths[0]).unlink()
+    assert refused(windows).endswith(windows[0])  # which isn't there in any case
 
 
 def test_images_that_cannot_be_decoded_are_counted(paths: list[str]) -> None:

@@ -32,6 +32,7 @@ OTHER_NAMES = {
     "split": ("partition", "set", "subset"),
 }
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
 """Limits of the usual file systems."""
 
@@ -246,6 +247,8 @@ def _check_cell(cell: str, column: str, file_and_line: str) -> str:
     if not cell:
         raise InputError(f"{file_and_line}: an empty cell in the column {column}")
     if column == "path":
+        if URL.match(cell):
+            raise InputError(f"{file_and_line}: {cell!r} is a URL; images have to be files, so download them first")
         _check_lengths(cell, file_and_line)
     if column == "split" and cell not in SPLITS:
         raise InputError(f"{file_and_line}: unknown split {cell!r}; the splits are {', '.join(SPLITS)}")
