@@ -192,8 +192,10 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
         seed: seed of the division.
 
     Raises:
-        InputError: if there is no such fold, or there are fewer training classes than folds.
+        InputError: if ``folds`` is below 2, there is no such fold, or there are fewer training classes than folds.
     """
+    if folds < 2:  # the only fold would leave nothing to train on
+        raise InputError(f"dataset.folds={folds}: must be 2 or more, or null")
     rows, classes = table.rows(*TRAINING_SPLITS), list_training_classes(table)
     if not 0 <= fold < folds:
         raise InputError(f"dataset.fold={fold}: with {folds} folds it is one of 0 to {folds - 1}")

@@ -41,7 +41,7 @@ def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = T
             verify=dataset.verify,
         )
         images = _divide(dataset, images) if has_class_splits else images
-        if dataset.folds and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
+        if dataset.folds is not None and (needs_fold or len(list_training_classes(images)) >= dataset.folds):
             images = hold_out_classes(images, folds=dataset.folds, fold=dataset.fold)
         images = _correct(dataset, images) if has_corrections else images
         return _plant(dataset, images) if dataset.get("planted") is not None else images

@@ -111,7 +111,7 @@ def test_counts() -> None:
 @st.composite
 def folded(draw: Any) -> tuple[ImageTable, int, int]:
     sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=12))
-    return training_table(sizes), draw(st.integers(1, len(sizes))), draw(st.integers(0, 3))
+    return training_table(sizes), draw(st.integers(2, len(sizes))), draw(st.integers(0, 3))
 
 
 @given(folded())
@@ -165,6 +165,9 @@ def test_rows_outside_of_the_training_classes_stay() -> None:
 @pytest.mark.parametrize(
     ("folds", "fold", "message"),
     [
+        (1, 0, r"dataset\.folds=1: must be 2 or more, or null$"),
+        (0, 0, r"dataset\.folds=0: must be 2 or more"),
+        (-2, 0, r"dataset\.folds=-2: must be 2 or more"),
         (5, 5, r"dataset\.fold=5: with 5 folds it is one of 0 to 4"),
         (5, -1, r"dataset\.fold=-1: with 5 folds"),
         (7, 0, r"dataset\.folds=7: there are only 6 training classes to divide"),
