@@ -54,7 +54,8 @@ class Layout:
         folder = expand_home(root)
         # unlike Path.is_dir, os.path.isdir doesn't fail for names that are too long and folders that may not be read
         if not os.path.isdir(folder):
-            raise InputError(f"dataset.root={root}: no such folder{name_similar(folder)}; give the folder of {self}")
+            fault = f"no such folder{_name_start(folder)}{name_similar(folder)}"
+            raise InputError(f"dataset.root={root}: {fault}; give the folder of {self}")
         return folder
 
     def locate(self, root: str | Path | None, placeholder: str, kind: str) -> Path:
@@ -72,7 +73,8 @@ class Layout:
             raise InputError(f"dataset.root: no value; give dataset.root={placeholder}, the path of {self}")
         path = expand_home(root)
         if not os.path.exists(path):
-            raise InputError(f"dataset.root={root}: no such {kind}{name_similar(path)}; give the path of {self}")
+            fault = f"no such {kind}{_name_start(path)}{name_similar(path)}"
+            raise InputError(f"dataset.root={root}: {fault}; give the path of {self}")
         return path
 
     def find(self, root: Path, *candidates: str) -> Path:
@@ -92,6 +94,11 @@ class Layout:
 
     def __str__(self) -> str:
         return f"{self.name}, which holds {self.tree} ({self.page})"
+
+
+def _name_start(path: Path) -> str:
+    """Return where a relative path begins, for an error line: a run stores the path as it was given."""
+    return "" if path.is_absolute() else f" in {printable(os.getcwd())}"
 
 
 def name_similar(path: Path) -> str:

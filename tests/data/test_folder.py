@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,12 @@ def test_heif_files_are_read_where_pillow_heif_is_installed(tmp_path: Path, monk
     monkeypatch.setattr("dml.data.readers.folder.reads_heif", lambda: True)
     write_images(tmp_path, ["a/1.jpg", "b/2.HEIC"])
     assert f"{tmp_path}/b/2.HEIC" in read(tmp_path).paths.tolist()
+
+
+def test_a_relative_root_that_is_missing_says_where_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run stores its root as it was given, and may be evaluated in another folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=rf"dataset\.root=mine: no such folder in {re.escape(str(tmp_path))}; give the"
+    ):
+        read("mine")
