@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
+from dml.ops.nested import flat, is_below
 from dml.run.stages import TRAINING_ONLY
 from dml.training.run_length import AUTO, COUNTED
 
@@ -44,6 +44,7 @@ OWN_KEYS: dict[str, Any] = {
     "dataset.folds": int | None,
     "dataset.fold": int,
     "transform.size": int,
+    "checkpoints.beginning": bool,
     "checkpoints.every_n_steps": int,
     "checkpoints.every_n_seconds": float | None,
     "checkpoints.patience": int | None,
@@ -83,6 +84,7 @@ MAPPINGS = {
     "evaluation.other_labels": False,
     "evaluation.report": True,
     "evaluation.sheet": True,
+    "scheduler.loss": True,
     "sheet": True,
 }
 """Keys whose value is a mapping, and whether it may be null."""
@@ -93,6 +95,10 @@ OTHER_VALUES = {
 }
 """Values that have other names elsewhere, and the choices here."""
 Scalar = bool | int | float | str | None
+
+
+class Container:
+    """The kind of a parameter that may take a list or a mapping, however its values are annotated."""
 
 
 def select_used_parts(command: str, config: DictConfig) -> DictConfig:
@@ -115,8 +121,9 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
 def check_types(config: DictConfig) -> None:
     """Refuse the first value whose type doesn't suit the parameter that it is for.
 
-    A ``_target_``'s parameters state their types by annotations; where there is none, by their default value. Only
-    numbers, texts, true, false and null are looked at: what else a parameter may take is for its function to check.
+    A ``_target_``'s parameters state their types by annotations; where there is none, by their default value. Numbers,
+    texts, true, false and null are looked at, and lists and mappings where a parameter takes none. What is in a list
+    is for the function to check.
 
     Args:
         config: a composed configuration.
@@ -145,8 +152,12 @@ def _is_container(value: Any, may_be_null: bool) -> bool:
     return not isinstance(value, Scalar) or _is_reference(value) or (value is None and may_be_null)
 
 
-def _show(value: Scalar) -> str:
-    """Return a value as it is written in a configuration."""
+def _show(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_show, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_show(inner)}' for key, inner in value.items())}}}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -167,9 +178,18 @@ def _check_node(path: str, node: dict[str, Any]) -> None:
     for name, value in node.items():
         is_default = path == "trainer" and value is None  # null is Lightning's default there
         is_counted = path == "trainer" and name in COUNTED and value == AUTO
-        is_checked = name in parameters and not (_is_reference(value) or is_default or is_counted)
-        if is_checked and not isinstance(value, dict | list):
+        is_object = isinstance(value, dict) and "_target_" in value  # which may become whatever is needed
+        is_checked = name in parameters and not (_is_reference(value) or is_default or is_counted or is_object)
+        if is_checked and not (isinstance(value, dict | list) and _may_be_container(path, parameters[name])):
             _check(f"{path}.{name}", value, parameters[name])
+
+
+def _may_be_container(path: str, kinds: tuple[Any, ...]) -> bool:
+    """Return whether a parameter of these kinds may take a list or a mapping.
+
+    Transforms of torchvision take lists without an annotation that says so, such as the colour ``fill=0``.
+    """
+    return Container in kinds or is_below(path, ["transform"])
 
 
 def _is_reference(value: Any) -> bool:
@@ -178,7 +198,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def _parameters(target: str) -> Mapping[str, tuple[Any, ...]]:
-    """Return for each parameter of a function or class the kinds of scalars that it takes, where they are known."""
+    """Return for each parameter of a function or class the kinds of values that it takes, where they are known."""
     try:
         function: Any = resolve_name(target)
     except (ImportError, AttributeError, ValueError):  # building the object tells what is wrong
@@ -194,8 +214,10 @@ def _parameters(target: str) -> Mapping[str, tuple[Any, ...]]:
         default = parameter.default
         if name in hints:
             allowed = _kinds(hints[name]) + ((type(None),) if default is None else ())
-        elif isinstance(default, bool | int | float | str):
-            allowed = (type(default), *((float,) if isinstance(default, int) and not isinstance(default, bool) else ()))
+        elif isinstance(default, str):
+            allowed = (str, Container)
+        elif isinstance(default, bool | int | float):
+            allowed = (bool,) if isinstance(default, bool) else (type(default), float)
         else:
             continue
         kinds[name] = allowed
@@ -203,7 +225,7 @@ def _parameters(target: str) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """Return the scalar types and `Literal` choices that an annotation admits; `Any` if it admits more than these."""
+    """Return what an annotation admits: types of scalars, `Literal` choices, `Container`, and `Any` for the rest."""
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
@@ -215,15 +237,15 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
         return (annotation,)
     # a class, a function or a container is made of a node; a text may stand for one (a path, a dtype, an enum)
     is_container = origin is not None or (inspect.isclass(annotation) and annotation.__module__ == "builtins")
-    return () if is_container else (Any,)
+    return (Container,) if is_container else (Any,)
 
 
-def _check(key: str, value: Scalar, kinds: tuple[Any, ...]) -> None:
-    if not kinds or Any in kinds or any(_is_of(value, kind) for kind in kinds):
+def _check(key: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    if {*kinds} <= {Container} or Any in kinds or any(_is_of(value, kind) for kind in kinds):
         return
     choices = [str(kind[1]) for kind in kinds if isinstance(kind, tuple)]
     expected_types = [word for kind, word in WORDS.items() if kind in kinds and not (kind is int and float in kinds)]
-    if {*kinds} == {type(None)}:  # it takes no other scalar, and so something that is none
+    if {*kinds} <= {Container, type(None)}:
         expected_types = ["a list or a mapping", *expected_types]
     shown = _show(value)
     if not choices:

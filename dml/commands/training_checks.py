@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import StrategyRegistry
 from torch import nn
 
+from dml.commands.config_types import check_types
 from dml.commands.crop_sizes import check_crops
 from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_whole, nearest
@@ -43,6 +44,8 @@ def check_job(command: str, config: DictConfig) -> None:
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage in stages:
+        if config.stages:
+            check_types(stage.config)
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
             check_arguments(stage.config.trainer)

@@ -24,6 +24,12 @@ WRONG = {
     "dataset.root=2025": "dataset.root=2025: must be a text or null",
     "scheduler.warmup_steps=null": "scheduler.warmup_steps=null: must be a whole number",
     "scheduler.warmup_epochs=abc": "scheduler.warmup_epochs=abc: must be a number or null",
+    "loss.margin=[1,2]": r"loss.margin=\[1,2\]: must be a number",
+    "loss.margin={a:1}": r"loss.margin=\{a:1\}: must be a number",
+    "optimizer.lr=[null,true]": r"optimizer.lr=\[null,true\]: must be a number",
+    "seed=[1]": r"seed=\[1\]: must be a whole number",
+    "checkpoints.beginning=abc": "checkpoints.beginning=abc: must be true or false",
+    "scheduler.loss=abc": "scheduler.loss=abc: must be a mapping or null",
 }
 
 
@@ -60,6 +66,8 @@ def test_unannotated_parameters_take_the_type_of_their_default():
     config = OmegaConf.create({"loss": {"_target_": "pytorch_metric_learning.losses.TripletMarginLoss", "margin": "x"}})
     with pytest.raises(InputError, match=r"loss.margin=x: must be a number"):
         check_types(config)
+    with pytest.raises(InputError, match=r"loss.margin=\[1\]: must be a number"):
+        check_types(OmegaConf.create({"loss": {**config.loss, "margin": [1]}}))
     check_types(OmegaConf.create(OmegaConf.to_container(config) | {"loss": {**config.loss, "margin": 1}}))
 
 
@@ -67,6 +75,17 @@ def test_a_number_in_the_place_of_a_list_is_told():
     config = OmegaConf.create({"loss": {"_target_": "dml.losses.csl.CSLLoss", "margins": 0.3}})
     with pytest.raises(InputError, match=r"loss\.margins=0\.3: must be a list or a mapping or null"):
         check_types(config)
+
+
+def test_lists_pass_where_a_parameter_may_take_them():
+    transform = {"_target_": "torchvision.transforms.v2.RandomErasing", "value": [0, 0, 0]}
+    angles = {"_target_": "torchvision.transforms.v2.ColorJitter", "brightness": [0.5, 1.5]}
+    relevance = {"_target_": "dml.losses.csl.CSLLoss", "margins": [0.3]}
+    distance = {
+        "_target_": "pytorch_metric_learning.losses.TripletMarginLoss",
+        "margin": {"_target_": "builtins.float"},
+    }
+    check_types(OmegaConf.create({"transform": {"train": [transform, angles]}, "loss": relevance, "other": distance}))
 
 
 def test_nodes_in_lists_are_checked():

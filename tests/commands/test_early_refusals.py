@@ -59,6 +59,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "stages.b.optimizer=sgd: a stage takes the values of a part; in an experiment",
         ),
         (["+stages={a:{},b:{sampler:n_pair}}"], "/sampler@stages.b.sampler: n_pair chooses another"),
+        (["+stages={a:{trainer:{precision:foo}}}"], "trainer.precision=foo: must be one of 64, 32, 16"),
         (["trainer.devices=-2"], "trainer.devices=-2: at least 1, or auto for all GPUs"),
         (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1: 0 or more, or null for no limit"),
         (["+trainer.min_steps=-1"], "trainer.min_steps=-1: 0 or more, or null"),
