@@ -13,8 +13,9 @@ from torch import nn
 
 from dml.commands.config_types import check_types
 from dml.commands.crop_sizes import check_crops
+from dml.commands.finite_numbers import check_finite
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError, check_whole, nearest
+from dml.ops.errors import InputError, check_number, check_whole, nearest
 from dml.run.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
 from dml.training.optimizers import optimizer_by_role
@@ -56,6 +57,7 @@ def check_job(command: str, config: DictConfig) -> None:
             check_frozen(stage.config)
             check_optimizer(stage.config)
             instantiate(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
+        check_finite(stage.config)
     if command == "train":
         check_stages(config, stages[0])
 
@@ -137,15 +139,14 @@ def check_graphs(config: DictConfig) -> None:
 
 
 def check_warmup(scheduler: DictConfig) -> None:
-    """Make sure that the warm-up isn't shorter than nothing.
+    """Make sure that the warm-up has a length, and isn't shorter than nothing.
 
     Raises:
-        InputError: if it is.
+        InputError: if it has none, or is.
     """
     for key in ("warmup_steps", "warmup_epochs"):
-        length = scheduler.get(key)
-        if isinstance(length, int | float) and length < 0:
-            raise InputError(f"scheduler.{key}={length}: expected 0 or more")
+        if (length := scheduler.get(key)) is not None:
+            check_number(f"scheduler.{key}", length, least=0)
 
 
 def check_optimizer(config: DictConfig) -> None:

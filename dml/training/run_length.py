@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_number
 
 if TYPE_CHECKING:  # it imports torch, and the command line needs this module before its first line
     from dml.training.schedules import SchedulePace
@@ -45,8 +45,8 @@ def count_steps(trainer: Mapping[str, Any], scheduler: Mapping[str, Any], batche
         batches_per_epoch: number of batches in an epoch of the sampler.
 
     Raises:
-        InputError: if the run has no length, if the run or the warm-up has two lengths, or if the interval between
-            validations is no whole number of steps.
+        InputError: if the run or the warm-up has no length or two, or if the interval between validations is no whole
+            number of steps.
     """
     epochs, steps, batches_per_step = trainer["max_epochs"], trainer["max_steps"], trainer["accumulate_grad_batches"]
     if epochs is not None and steps is not None:
@@ -84,6 +84,7 @@ def _count_warmup_steps(scheduler: Mapping[str, Any], batches_per_epoch: int, ba
             f"scheduler.warmup_epochs={warmup_epochs} and scheduler.warmup_steps={warmup_steps}: "
             "only one of them may be given"
         )
+    check_number("scheduler.warmup_epochs", warmup_epochs, least=0)
     return int(warmup_epochs * batches_per_epoch // batches_per_step)
 
 

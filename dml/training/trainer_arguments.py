@@ -25,6 +25,10 @@ REFUSED_ARGUMENTS = {
 """For each argument that dml sets itself, what to use instead of it."""
 
 
+DURATION = r"\d+:\d\d:\d\d:\d\d"
+"""Pattern of a time, as Lightning reads it: days, hours, minutes and seconds."""
+
+
 def explain_refusal(argument: str) -> str | None:
     """Return the error line of an argument that dml sets itself; None for any other argument."""
     if argument not in REFUSED_ARGUMENTS:
@@ -55,11 +59,18 @@ def check_arguments(arguments: Mapping[Any, Any]) -> None:
     if isinstance(devices, int) and devices < 1 and devices != -1:
         raise InputError(f"trainer.devices={devices}: at least 1, or auto for all GPUs")
     clip = arguments.get("gradient_clip_val")
-    if isinstance(clip, int | float) and clip < 0:
+    if isinstance(clip, int | float) and not clip >= 0:
         raise InputError(f"trainer.gradient_clip_val={clip}: 0 or more, or null for no limit")
     steps = arguments.get("min_steps")
     if isinstance(steps, int) and steps < 0:
         raise InputError(f"trainer.min_steps={steps}: 0 or more, or null")
-    time = arguments.get("max_time")
-    if isinstance(time, str) and re.fullmatch("[0:]+", time):
-        raise InputError(f"trainer.max_time={time}: longer than nothing, such as 00:08:00:00 for 8 hours, or null")
+    _check_time(arguments.get("max_time"))
+
+
+def _check_time(time: Any) -> None:
+    """Refuse a ``max_time`` that Lightning can't read, or at which a training ends at once."""
+    example = "such as 00:08:00:00 for 8 hours, or null"
+    if isinstance(time, int | float) or (isinstance(time, str) and not re.fullmatch(DURATION, time.strip())):
+        raise InputError(f"trainer.max_time={time}: must be days:hours:minutes:seconds, {example}")
+    if isinstance(time, str) and not set(time.strip()) - {*"0:"}:
+        raise InputError(f"trainer.max_time={time}: longer than nothing, {example}")
