@@ -92,6 +92,25 @@ def test_bad_values_are_refused(
     assert expected in refused(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["sampler.classes_per_batch=1"], "sampler.classes_per_batch=1: RankedListLoss compares images of different"),
+        (["scheduler.loss={attribute:marge,start:0,end:2}"], "scheduler.loss.attribute=marge: RankedListLoss has none"),
+    ],
+)
+def test_what_a_loss_cannot_take_is_told_before_the_raw_test(
+    refused: Refused,
+    small_emoji: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.setattr("dml.run.jobs.evaluate_raw_features", lambda *_: pytest.fail("it was told too late"))
+    assert expected in refused(f"dataset.root={small_emoji}", *SMALL, f"hydra.run.dir={tmp_path}", *overrides)
+
+
 def test_counts_that_differ_are_named(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     line = refused(f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")
     assert "published 2419" in line

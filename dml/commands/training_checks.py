@@ -18,6 +18,8 @@ from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_number, check_whole, nearest
 from dml.run.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
+from dml.training.callbacks.last_checkpoint import check_intervals
+from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.optimizers import optimizer_by_role
 from dml.training.trainer_arguments import check_arguments
 
@@ -54,6 +56,8 @@ def check_job(command: str, config: DictConfig) -> None:
             check_folding(stage.config)
             check_graphs(stage.config)
             check_warmup(stage.config.scheduler)
+            check_intervals(stage.config.checkpoints.every_n_steps, stage.config.checkpoints.every_n_seconds)
+            make_loss_schedule(stage.config.scheduler.loss)  # it checks its arguments
             check_frozen(stage.config)
             check_optimizer(stage.config)
             instantiate(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
@@ -74,14 +78,14 @@ def check_loggers(config: DictConfig) -> None:
 
 
 def check_numbers(config: DictConfig) -> None:
-    """Make sure that the seed and the size of batches can be used.
+    """Make sure that the seed, the size of batches and the number of neighbours can be used.
 
     Raises:
         InputError: if one is too small, or the seed too large for NumPy and Lightning.
     """
     if isinstance(config.get("seed"), int) and config.seed >= 2**32:
         raise InputError(f"seed={config.seed}: must be below 2**32 = {2**32}")
-    for key, least in {"seed": 0, "data.eval_batch_size": 1}.items():
+    for key, least in {"seed": 0, "data.eval_batch_size": 1, "evaluation.fixed_neighbors": 1}.items():
         if (value := OmegaConf.select(config, key)) is not None:
             check_whole(key, value, least)
 

@@ -32,6 +32,7 @@ from dml.run.evaluators import build_metric_config, choose_selection, find_ball
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
 from dml.run.table_reading import read_table
+from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import ModelEmbedder
 from dml.training.frozen_data import FrozenDataModule
@@ -211,7 +212,10 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     if config.get("frozen"):
         embedding_model.backbone.requires_grad_(False).eval()
     head_losses = build_losses(config, embedding_model.embed_dims, images.train_table.labels)
-    check_pairs(next(iter(head_losses.values())), getattr(images.sampler, "images_per_class", 2))
+    sampler, first_loss = images.sampler, next(iter(head_losses.values()))
+    check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
+    if loss_schedule := make_loss_schedule(config.scheduler.loss):
+        loss_schedule.check_losses(head_losses.values())
     check_beginning(config.proxies, head_losses.values())
     check_chunk_size(embedding_model, config.gradient_cache)
     if config.trainer.sync_batchnorm:

@@ -93,6 +93,10 @@ def test_each_reranking_is_a_row_below_the_model() -> None:
         ({"rerankings": ["dba"], "exclude": "nearest"}, r"evaluation\.exclude=null"),
         ({"rerankings": ["dba"], "reranking_steps": {"dba": {"k": 3}}}, r"reranking_steps\.dba\.k: no such number; n"),
         ({"rerankings": ["dba"], "reranking_steps": {"dba": {"n": 2.5}}}, r"dba\.n=2\.5: must be a whole number"),
+        (
+            {"rerankings": ["alpha_qe"], "reranking_steps": {"alpha_qe": {"alpha": float("nan")}}},
+            "alpha_qe: n=10 must be at least 1, alpha=nan a finite number, 0 or more",
+        ),
         ({"rerankings": ["dba"], "reranking_steps": {"dba": 3}}, r"such as \{n:10\}"),
         ({"rerankings": ["dba"], "reranking_steps": {"qe": {}}}, r"reranking_steps\.qe: no such step"),
     ],

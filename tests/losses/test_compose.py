@@ -5,10 +5,13 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
+from dml.losses.baselines import PairLoss
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.csl import CSLLoss
+from dml.losses.memory import CrossBatchMemory
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
 from dml.losses.rll import RankedListLoss
@@ -61,6 +64,15 @@ def test_only_the_finest_level_needs_two_images_of_a_class() -> None:
     check_pairs(WeightedSum({"super-class": AtLevel(LabelSum(), 1), "norm": norm}, {"super-class": 1, "norm": 1}), 1)
     with pytest.raises(InputError, match=r"images_per_class=1: WeightedSum compares images of one class"):
         check_pairs(WeightedSum({"class": AtLevel(LabelSum(), 0), "norm": norm}, {"class": 1, "norm": 1}), 1)
+
+
+def test_a_loss_that_compares_images_needs_two_classes() -> None:
+    line = r"sampler\.classes_per_batch=1: TupletLoss compares images of different classes too and needs at least 2"
+    with pytest.raises(InputError, match=line):
+        check_pairs(TupletLoss(), images_per_class=2, classes_per_batch=1)
+    memory = CrossBatchMemory(PairLoss(ContrastiveLoss(), None, normalize=True), embedding_dim=4)
+    for loss in (memory, EmbeddingNorm()):  # the classes of earlier batches are in the memory
+        check_pairs(loss, images_per_class=2, classes_per_batch=1)
 
 
 def test_a_sum_is_weighted_with_its_gradient() -> None:

@@ -294,7 +294,7 @@ def test_numbers_of_the_parts_of_a_loss_are_named() -> None:
 def test_a_schedule_of_what_is_no_number_is_refused(attribute: str, expected: str) -> None:
     with pytest.raises(InputError, match=rf"scheduler\.loss\.attribute={attribute}: .*{expected}"):
         fit(learner(), 1, LossSchedule(attribute, start=20.0, end=0.0))
-    with pytest.raises(InputError, match=r"scheduler\.loss\.end=high: must be a number"):
+    with pytest.raises(InputError, match=r"scheduler\.loss\.end=high: must be a finite number"):
         LossSchedule(attribute, start=20.0, end="high")  # type: ignore[arg-type]
 
 

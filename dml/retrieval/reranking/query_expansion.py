@@ -1,6 +1,7 @@
 """Alpha query expansion: each query becomes a weighted mean of itself and its nearest neighbours."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -28,15 +29,15 @@ class AlphaQueryExpansion:
         alpha: exponent of the similarity, which is the weight of a neighbour; 0 is the plain mean.
 
     Raises:
-        InputError: if ``n`` is below 1 or ``alpha`` below 0.
+        InputError: if ``n`` is below 1, or ``alpha`` below 0 or no finite number.
     """
 
     n: int = 10
     alpha: float = 3.0
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.alpha < 0:
-            raise InputError(f"alpha_qe: n={self.n} must be at least 1, alpha={self.alpha} at least 0")
+        if self.n < 1 or not 0 <= self.alpha < inf:
+            raise InputError(f"alpha_qe: n={self.n} must be at least 1, alpha={self.alpha} a finite number, 0 or more")
 
     def __call__(self, comparison: Comparison) -> Comparison:
         """Expand the queries by the gallery as it is."""

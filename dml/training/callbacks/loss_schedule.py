@@ -1,11 +1,14 @@
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from dml.ops.errors import InputError
+from dml.ops.errors import InputError, check_number
+
+ARGUMENTS = ("attribute", "start", "end")
+"""The arguments of `LossSchedule`."""
 
 
 def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | None":
@@ -13,8 +16,15 @@ def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | No
 
     Args:
         schedule: arguments of `LossSchedule`.
+
+    Raises:
+        InputError: if an argument is missing or there is no such one, or `LossSchedule` refuses one.
     """
-    return LossSchedule(**schedule) if schedule else None
+    if not schedule:
+        return None
+    if {*schedule} != {*ARGUMENTS}:
+        raise InputError(f"scheduler.loss={{{', '.join(map(str, schedule))}}}: takes {', '.join(ARGUMENTS)}")
+    return LossSchedule(**schedule)
 
 
 class LossSchedule(Callback):
@@ -30,13 +40,14 @@ class LossSchedule(Callback):
         end: value that the step after the last would have.
 
     Raises:
-        InputError: if a value is no number.
+        InputError: if a value is no finite number, or the attribute no text.
     """
 
     def __init__(self, attribute: str, start: float, end: float) -> None:
         for name, value in (("start", start), ("end", end)):
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise InputError(f"scheduler.loss.{name}={value}: must be a number")
+            check_number(f"scheduler.loss.{name}", value)
+        if not isinstance(attribute, str):
+            raise InputError(f"scheduler.loss.attribute={attribute}: must be the name of a number of the loss")
         self.attribute = attribute
         self.start = start
         self.end = end
@@ -47,7 +58,18 @@ class LossSchedule(Callback):
         Raises:
             InputError: if the attribute of a loss doesn't exist or is no number.
         """
-        for loss in self._losses(pl_module):
+        self.check_losses(self._losses(pl_module))
+
+    def check_losses(self, losses: Iterable[nn.Module]) -> None:
+        """Check that losses have the attribute.
+
+        Args:
+            losses: losses of a run.
+
+        Raises:
+            InputError: if the attribute of a loss doesn't exist or is no number.
+        """
+        for loss in losses:
             try:
                 value = attrgetter(self.attribute)(loss)
             except AttributeError as error:
@@ -72,7 +94,7 @@ class LossSchedule(Callback):
             setattr(attrgetter(owner)(loss) if owner else loss, name, value)
 
     @staticmethod
-    def _losses(pl_module: LightningModule) -> list[Any]:
+    def _losses(pl_module: LightningModule) -> list[nn.Module]:
         losses: Any = pl_module.losses
         return list(losses.values())
 
