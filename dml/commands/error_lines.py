@@ -150,6 +150,9 @@ def _explain_instantiation(error: InstantiationException) -> str | None:
     head, _, key = str(error).rpartition("full_key: ")
     if isinstance(cause, TypeError) and "argument" in str(cause):
         return f"{key}: {cause}"
+    if isinstance(cause, AttributeError) and "before Module.__init__() call" in str(cause):
+        called = CALLED_TARGET.search(head)
+        return f"{key}: {called[1] if called else 'its class'}.__init__ has to begin with super().__init__()"
     if head.startswith("Error locating target"):
         return f"{key}._target_: {' '.join(str(cause).split())}"
     if isinstance(cause, ModuleNotFoundError):  # such as the library of trainer.precision=transformer-engine

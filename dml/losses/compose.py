@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dml.losses.loss_contract import check_module, check_value
 from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 
@@ -66,7 +67,7 @@ class WeightedSum(nn.Module):
         weights: weight of each loss, by the same names.
 
     Raises:
-        InputError: if there are no terms, or the names of terms and weights differ.
+        InputError: if there are no terms, one is no module, or the names of terms and weights differ.
     """
 
     def __init__(self, terms: Mapping[str, nn.Module], weights: Mapping[str, float]) -> None:
@@ -79,6 +80,7 @@ class WeightedSum(nn.Module):
             )
         for name in terms:
             check_number(f"loss.weights.{name}", weights[name])
+            check_module(terms[name], f"loss.terms.{name}")
         self.terms = nn.ModuleDict(dict(terms))
         self.weights = {name: float(weights[name]) for name in terms}
         self.needs_positives = all(has_trait(term, "needs_positives") for term in terms.values())
@@ -135,6 +137,9 @@ def loss_value(
         labels: (B,) or (B, L) labels of the batch.
         indices: (B,) row indices of the batch in the training table.
         queries: rows of the batch that the mean is over.
+
+    Raises:
+        InputError: if the loss returned anything but a scalar tensor.
     """
     arguments: dict[str, Any] = {}
     if has_trait(loss, "needs_indices"):
@@ -142,4 +147,5 @@ def loss_value(
     if takes_queries(loss):
         arguments["queries"] = queries
     value: Tensor = loss(embeddings, labels, **arguments)
+    check_value(loss, value)
     return value

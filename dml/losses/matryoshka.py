@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.compose import has_trait, loss_value, takes_queries
+from dml.losses.loss_contract import check_module
 from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 from dml.ops.training_protocols import UsesEmbeddingBank
@@ -35,7 +36,7 @@ class MatryoshkaLoss(nn.Module):
 
     Raises:
         InputError: if sizes don't ascend from at least 1; the numbers of losses, sizes and weights differ; or a loss
-            uses the embedding bank, which has whole embeddings.
+            is no module, or uses the embedding bank, which has whole embeddings.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class MatryoshkaLoss(nn.Module):
             raise InputError(f"loss.weights={self.weights}: one weight for each of the sizes {self.sizes}, or null")
         if len(inner) != len(self.sizes):
             raise InputError(f"loss.inner: {len(inner)} losses for the sizes {self.sizes}; one for each is needed")
+        for loss in inner:
+            check_module(loss, "loss.inner")
         self.inner = nn.ModuleList(inner)
         for part in self.inner.modules():
             if isinstance(part, UsesEmbeddingBank):

@@ -21,6 +21,7 @@ from dml.evaluation.head_sets import list_evaluated_heads, select_joint
 from dml.evaluation.metric_names import MetricName
 from dml.evaluation.monitor import make_validation_config
 from dml.losses.compose import AtLevel
+from dml.losses.loss_contract import check_forward, check_module
 from dml.losses.matryoshka import choose_sizes
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning
@@ -165,6 +166,9 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
         embed_dims: sizes of the embeddings by head.
         labels: labels (N, L) of the training images; ``num_classes`` is counted at level 0, or at the level of the
             `AtLevel` that the loss is inside of.
+
+    Raises:
+        InputError: if the configuration makes no loss of embeddings and labels.
     """
     num_classes = (labels.max(axis=0) + 1).tolist()
     built = {}
@@ -173,11 +177,17 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
         _fill_in(loss_config, num_classes, size)
         built[head] = instantiate(loss_config)
         _set_hierarchies(built[head], torch.from_numpy(labels))
+        check_forward(built[head])
     return built
 
 
 def _set_hierarchies(loss: nn.Module, labels: Tensor) -> None:
-    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone."""
+    """Give the hierarchy of the classes to the parts of a loss that use it; inside `AtLevel` it is that level alone.
+
+    Raises:
+        InputError: if a part isn't the module that it should be.
+    """
+    check_module(loss)
     if isinstance(loss, UsesHierarchy):
         loss.set_hierarchy(labels)
     for part in loss.children():

@@ -1,9 +1,11 @@
 """A library's refusal of an argument is one line; a failure deeper inside keeps its trace."""
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from torch import nn
 
 from dml.commands.error_lines import explain
 from dml.commands.remedies import explain_grammar, suggest_keys
@@ -19,6 +21,19 @@ def explain_building(**node: object) -> str | None:
 def test_a_value_that_a_library_refuses_is_one_line() -> None:
     line = explain_building(_target_="fractions.Fraction", numerator="a")
     assert line == "part: fractions.Fraction: Invalid literal for Fraction: 'a'"
+
+
+class WithoutSuper(nn.Module):
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.ones(1))
+
+
+def test_a_module_whose_base_class_was_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("textwrap.WithoutSuper", WithoutSuper, raising=False)
+    line = explain_building(_target_="textwrap.WithoutSuper")
+    assert line is not None
+    assert line.startswith("part: ")
+    assert line.endswith("WithoutSuper.__init__ has to begin with super().__init__()")
 
 
 @pytest.mark.parametrize(

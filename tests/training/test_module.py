@@ -256,6 +256,38 @@ def test_a_loss_that_asks_for_the_rows_gets_them() -> None:
     assert torch.equal(module.losses["H"].seen, torch.arange(6))
 
 
+class Returning(nn.Module):
+    """Returns what a function makes of the embeddings."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Any:
+        return self.function(embeddings)
+
+
+@pytest.mark.parametrize(
+    ("function", "returned"),
+    [
+        (lambda embeddings: embeddings.sum(dim=1), r"a tensor of shape \(6,\)"),
+        (lambda embeddings: embeddings.sum()[None], r"a tensor of shape \(1,\)"),
+        (lambda embeddings: embeddings.detach().sum(), "a tensor without a gradient"),
+        (lambda embeddings: embeddings.detach().sum().long(), r"a tensor of whole numbers \(torch\.int64\)"),
+        (lambda _: None, "None"),
+        (lambda _: 1.0, "a float"),
+        (lambda embeddings: {"loss": embeddings.sum()}, "a dict"),
+    ],
+)
+def test_what_is_no_loss_is_told_at_the_first_step(function: Callable[[Tensor], Any], returned: str) -> None:
+    module = learner()
+    for head in module.losses:
+        module.losses[head] = Returning(function)
+    line = rf"^loss: test_module\.Returning\.forward returned {returned}, expected a scalar tensor with a gradient$"
+    with pytest.raises(InputError, match=line):
+        fit(module, 1)
+
+
 class Watched(RankedListLoss):
     def __init__(self) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from dml.losses.compose import loss_value, takes_queries
+from dml.losses.loss_contract import check_gradient
 from dml.ops.pairs import ALL
 from dml.training.distributed.collectives import gather_batch, gather_values
 
@@ -36,6 +37,9 @@ def compute_losses(
         labels: labels (B / W,) or (B / W, L) of this process.
         rows: (B / W,) rows of the images of this process in the training table.
         shard: whether losses that take queries compute the terms of this process's rows alone.
+
+    Raises:
+        InputError: if a loss returned anything but a scalar tensor, or no loss has a gradient.
     """
     is_sharded = shard and module.trainer.world_size > 1 and any(takes_queries(losses[head]) for head in embeddings)
     queries = ALL
@@ -47,6 +51,8 @@ def compute_losses(
         loss_value(losses[head], gather_batch(module, part), all_labels, all_rows, queries)
         for head, part in embeddings.items()
     ]
+    if torch.is_grad_enabled() and not any(term.requires_grad for term in terms):
+        check_gradient(losses[next(iter(embeddings))], terms[0])
     if is_sharded:
         own_values = torch.stack(terms)
         mean_values = gather_values(module, own_values.detach()).mean(dim=0)

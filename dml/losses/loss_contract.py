@@ -1,0 +1,90 @@
+"""What a loss has to be, and what it has to return: a mistake in a loss of the user's own is one line."""
+
+from functools import partial
+from inspect import isroutine, signature
+from typing import Any
+
+from torch import Tensor, nn
+
+from dml.ops.errors import InputError
+
+VALUE = "expected a scalar tensor with a gradient"
+
+
+def check_module(loss: object, key: str = "loss") -> None:
+    """Check that a loss is a module whose ``__init__`` has called that of its base class.
+
+    Args:
+        loss: what a configuration made.
+        key: key of the loss in the configuration.
+
+    Raises:
+        InputError: if it isn't.
+    """
+    if isinstance(loss, nn.Module):
+        if "_modules" not in vars(loss):
+            raise InputError(f"{key}: {_name(type(loss))}.__init__ has to begin with super().__init__()")
+        return
+    made = loss.func if isinstance(loss, partial) else loss
+    if isroutine(made):
+        raise InputError(f"{key}: {_name(made)} is a function, expected an nn.Module")
+    if isinstance(loss, partial):
+        raise InputError(f"{key}: {_name(made)} isn't built with _partial_=true, expected an nn.Module; leave it out")
+    raise InputError(f"{key}: {_name(type(loss))} isn't a subclass of nn.Module")
+
+
+def check_forward(loss: nn.Module) -> None:
+    """Check that the ``forward`` of a loss takes embeddings and labels.
+
+    Args:
+        loss: loss of a head.
+
+    Raises:
+        InputError: if there is none, or it takes something else.
+    """
+    if type(loss).forward is nn.Module.forward:
+        raise InputError(f"loss: {_name(type(loss))} has no forward, expected forward(embeddings, labels)")
+    arguments = {"indices": None} if getattr(loss, "needs_indices", False) else {}
+    parameters = signature(loss.forward)
+    try:
+        parameters.bind(None, None, **arguments)
+    except TypeError as error:
+        expected = ", ".join(("embeddings", "labels", *arguments))
+        raise InputError(f"loss: {_name(type(loss))}.forward takes {parameters}, expected ({expected})") from error
+
+
+def check_value(loss: nn.Module, value: Any) -> None:
+    """Check, without waiting for a GPU, that a loss returned a scalar tensor.
+
+    Args:
+        loss: loss of a head, or a part of one.
+        value: what it returned.
+
+    Raises:
+        InputError: if it is something else.
+    """
+    if not isinstance(value, Tensor):
+        described = "None" if value is None else f"a {type(value).__name__}"
+        raise InputError(f"loss: {_name(type(loss))}.forward returned {described}, {VALUE}")
+    if value.ndim:
+        raise InputError(f"loss: {_name(type(loss))}.forward returned a tensor of shape {(*value.shape,)}, {VALUE}")
+
+
+def check_gradient(loss: nn.Module, value: Tensor) -> None:
+    """Check, without waiting for a GPU, that the value of a loss has a gradient.
+
+    Args:
+        loss: loss of a head.
+        value: scalar that it returned.
+
+    Raises:
+        InputError: if it has none.
+    """
+    if not value.requires_grad:
+        described = "without a gradient" if value.is_floating_point() else f"of whole numbers ({value.dtype})"
+        raise InputError(f"loss: {_name(type(loss))}.forward returned a tensor {described}, {VALUE}")
+
+
+def _name(target: Any) -> str:
+    """Return the dotted name of a class or function, as a configuration gives it."""
+    return f"{target.__module__}.{target.__qualname__}"
