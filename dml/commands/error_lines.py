@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from dml.commands.closed_output import CODE, end_silently, is_output_closed
 from dml.commands.faults import explain_fault
@@ -99,6 +100,8 @@ def explain(error: BaseException) -> str | None:
         return f"{group}={name}: no such choice{nearest(name, list(error.options or ()))}"
     if isinstance(error, OverrideParseException):
         return explain_grammar(error.override, error.message)
+    if isinstance(error, YAMLError):
+        return _explain_yaml(error)
     if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
         return explain_missing(str(error.full_key), str(error))
     if isinstance(error, HydraException | OmegaConfBaseException):
@@ -109,6 +112,14 @@ def explain(error: BaseException) -> str | None:
         is_stopped = signals.state.signum is not None  # then that is why, and no mistake of the user's
         return None if is_stopped else "sweep=optuna: no run has finished; the lines above say why"
     return explain_fault(error)
+
+
+def _explain_yaml(error: YAMLError) -> str:
+    """Return the line about a YAML file that can't be read: the file, the line and the column, counted from 1."""
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    if mark is None:
+        return " ".join(str(error).split())
+    return f"{mark.name}:{mark.line + 1}:{mark.column + 1}: {error.problem or error.context}"
 
 
 def is_users_mistake(error: BaseException) -> bool:

@@ -139,7 +139,7 @@ class Task:
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
         lock = _hold(folder, wait=in_sweep) if is_first else follower_processes.announcing_end()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
-            check_parts(self.command, config)
+            check_parts(self.command, config, hydra_config.runtime)
             check_values(self.command, config)
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)

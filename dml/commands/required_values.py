@@ -1,7 +1,9 @@
 """The checks that a configuration has all groups and values that a command needs, before anything is read."""
 
+from pathlib import Path
 from typing import Any
 
+from hydra.conf import RuntimeConf
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.config_types import select_used_parts
@@ -15,19 +17,22 @@ FILLED_IN = ("num_classes", "embedding_dim")
 """The values of a loss that the run fills in."""
 LEAVE = "leave it in"
 """What to do about a top-level key that holds several values."""
+BUILT = ("model", "loss", "sampler", "optimizer", "trainer")
+"""The groups of which a run builds one object."""
 PREPARED = ("dataset", "data")
 """The parts of train.yaml that ``dml prepare`` needs."""
 
 
-def check_parts(command: str, config: DictConfig) -> None:
+def check_parts(command: str, config: DictConfig, runtime: RuntimeConf) -> None:
     """Make sure that nothing is missing which a command reads, such as the group that ``~loss`` takes out.
 
     Args:
         command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
         config: the composed configuration.
+        runtime: the values of ``hydra.runtime``: the choice of each group, and the folders that it was looked for in.
 
     Raises:
-        InputError: naming the first group or key that is missing, and its default.
+        InputError: naming the first group or key that is missing, and its default, or a file without a ``_target_``.
     """
     for key, remedy in _list_defaults().items():
         is_needed = key in PREPARED if command == "prepare" else command == "train" or key not in TRAINING_ONLY
@@ -35,6 +40,18 @@ def check_parts(command: str, config: DictConfig) -> None:
             raise InputError(f"~{key}: {command} needs {key}; {remedy}")
         if is_needed and remedy == LEAVE and not OmegaConf.is_dict(config[key]):
             raise InputError(f"{key}={'null' if config[key] is None else config[key]}: must be a mapping; {remedy}")
+        if is_needed and key in BUILT and not (OmegaConf.is_dict(config[key]) and "_target_" in config[key]):
+            raise InputError(f"{_describe_choice(key, runtime)} has no _target_, which names the class to build")
+
+
+def _describe_choice(group: str, runtime: RuntimeConf) -> str:
+    """Return a group with its choice and the file of that, such as "loss=mine: /home/me/my_conf/loss/mine.yaml"."""
+    choice = runtime.choices.get(group)
+    paths = [Path(source.path, group, f"{choice}.yaml") for source in runtime.config_sources if source.schema == "file"]
+    file = next((path for path in paths if path.is_file()), None)
+    if file is None or CONF in file.parents:  # the command line has replaced what a file of the project gives
+        return f"{group}:"
+    return f"{group}={choice}: {file}"
 
 
 def _list_defaults() -> dict[str, str]:

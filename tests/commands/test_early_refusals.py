@@ -133,6 +133,27 @@ def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: li
 
 
 @pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize(
+    ("overrides", "text", "expected"),
+    [
+        (["loss=mine"], "", "error: loss=mine: my_conf/loss/mine.yaml has no _target_, which names the class to build"),
+        (["loss=mine"], "margin: 1", "error: loss=mine: my_conf/loss/mine.yaml has no _target_, which names the class"),
+        (["~loss._target_"], "", "error: loss: has no _target_, which names the class to build"),
+        (["loss=mine"], "margin: [1, 2\nscale: 3\n", "my_conf/loss/mine.yaml:2:6: expected ',' or ']', but got ':'"),
+        (["loss=mine"], "margin: \x01", "my_conf/loss/mine.yaml"),
+    ],
+)
+def test_a_file_of_the_users_own_that_makes_no_loss(
+    refused: Refused, tmp_path: Path, overrides: list[str], text: str, expected: str
+) -> None:
+    path = tmp_path / "my_conf" / "loss" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert expected in refused("hydra.searchpath=[my_conf]", *overrides)
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.usefixtures("without_data")
 @pytest.mark.parametrize("logger", ["tensorboard", "wandb"])
 def test_a_logger_that_is_not_installed(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logger: str
