@@ -71,7 +71,7 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["trainer.max_epochs=2"], "trainer.max_steps=6 and trainer.max_epochs=2: a run has one length"),
         (["+trainer.fast_dev_run=true"], "trainer.fast_dev_run: dml sets it itself; trainer.max_steps=2"),
         (["+trainer.foo=1"], "unexpected keyword argument 'foo'"),
-        (["evaluation.recall_at=[0]"], "recall_at"),
+        (["evaluation.recall_at=[0]"], "error: evaluation.recall_at=0: must be a whole number, 1 or more"),
         (["evaluation.recall_at=[1,2.5]"], "recall_at=2.5: must be a whole number, 1 or more"),
         (["evaluation.recall_at=[1,null]"], "recall_at=None: must be a whole number, 1 or more"),
         (["evaluation.threshold.seed=-1"], "evaluation.threshold.seed=-1: must be a whole number, 0 or more"),

@@ -82,6 +82,22 @@ def check_choices(arguments: Sequence[str]) -> None:
             raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")
 
 
+def check_run_folders(arguments: Iterable[str]) -> None:
+    """Make sure that no folder of results is empty, such as a variable of the shell that isn't set.
+
+    The results would be written into the current folder.
+
+    Raises:
+        InputError: if one is.
+    """
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key in ("hydra.run.dir", "hydra.sweep.dir") and equals and value in ("", "''", '""', "null"):
+            raise InputError(
+                f"{argument}: names no folder; {key}=. is the current one, and without {key} a new one is made"
+            )
+
+
 def quote_paths(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with each path quoted that Hydra would take for something else.
 

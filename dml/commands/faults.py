@@ -18,6 +18,8 @@ SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly)"
 )
+KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
+"""Folders in which the kernel shows its state, and no file can be made."""
 PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """Errors that are a path's only if they name one: sockets and signals have them, too."""
 
@@ -58,6 +60,8 @@ def _is_from_loader(error: BaseException) -> bool:
 
 def _explain_disk(error: OSError) -> str | None:
     code, path = error.errno, error.filename
+    if code == errno.ENOENT and path is not None and (folder := _find_kernel_folder(Path(os.fsdecode(path)))):
+        return f"{os.fsdecode(path)}: no file can be made in {folder}; choose another folder"
     if code not in DISK_ERRORS or (code in PATH_ERRORS and path is None):
         return None
     if code == errno.EEXIST and not Path(os.fsdecode(path)).is_file():  # a folder there is nobody's mistake
@@ -66,6 +70,16 @@ def _explain_disk(error: OSError) -> str | None:
     room = _describe_room(Path(os.fsdecode(path))) if code == errno.ENOSPC and path is not None else ""
     line = f"{name}: {os.strerror(code)}{room}; {DISK_ERRORS[code]}"
     return line if code in PATH_ERRORS else f"{line}{_describe_rest()}"
+
+
+def _find_kernel_folder(path: Path) -> Path | None:
+    """Return the folder of `KERNEL_FOLDERS` that a path is in, or None; None too if the folder of the path is missing.
+
+    To make a file there is refused by the error of a missing file, which elsewhere is a bug.
+    """
+    if not path.parent.is_dir():  # such as that of a process that has ended
+        return None
+    return next((folder for folder in KERNEL_FOLDERS if folder in path.absolute().parents), None)
 
 
 def _describe_rest() -> str:

@@ -18,6 +18,7 @@ from dml.commands.arguments import (
     asks_for_sweep,
     check_choices,
     check_encoding,
+    check_run_folders,
     find_path,
     put_options_first,
     quote_paths,
@@ -82,6 +83,7 @@ def main(command: str, *, is_named: bool = False) -> None:
         import_from_working_folder()
         typed = put_options_first(sys.argv[1 + len(prefix) :])
         check_choices(typed)
+        check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
         arguments = follower_processes.follow(_with_stored_overrides(typed))

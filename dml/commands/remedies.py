@@ -62,6 +62,8 @@ def explain_grammar(override: str, message: str) -> str:
         )
     if value[:1] in "[{'\"":
         return f"{override}: {' '.join(message.split())}"
+    if key[:1] in "'\"":
+        return f"{override}: quotes around the whole argument; without them it is {override.strip(key[0])}"
     text = quote(value).replace("'", '"') if "'" not in value and '"' not in value else quote(value)
     return f"{override}: Hydra can't read this value; if it is a text or a path, quote it twice: '{key}={text}'"
 

@@ -59,6 +59,8 @@ def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
         refusal = disk_refusal(error) if isinstance(error, OSError | RuntimeError) else None
         if refusal is not None and refusal.filename in (None, str(partial)):
             raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
+        if isinstance(error, FileNotFoundError) and error.filename == str(partial):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
         raise
     finally:
         _partial_files.discard(partial)

@@ -1,5 +1,6 @@
 """The metrics that a configuration describes, and the check of what it evaluates."""
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -42,7 +43,11 @@ def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery")))
     ball = find_ball(config)
-    return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
+    try:
+        return MetricConfig(**values, exclude_nearest=excludes, curvature=ball.curvature if ball else 0.0)
+    except InputError as error:
+        name = re.split(r"\W", str(error), maxsplit=1)[0]
+        raise InputError(f"evaluation.{error}" if name in values else str(error)) from error
 
 
 def build_threshold_settings(config: DictConfig) -> ThresholdSettings | None:

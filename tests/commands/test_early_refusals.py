@@ -245,5 +245,22 @@ def test_an_option_that_hydra_does_not_have(refused: Refused, arguments: list[st
     assert expected in refused(*arguments)
 
 
+@pytest.mark.usefixtures("without_data")
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("hydra.run.dir=", "hydra.run.dir=: names no folder; hydra.run.dir=. is the current one, and without"),
+        ("hydra.run.dir=null", "hydra.run.dir=null: names no folder; hydra.run.dir=. is the current one"),
+        ("hydra.sweep.dir=''", "hydra.sweep.dir='': names no folder; hydra.sweep.dir=. is the current one"),
+        ("'loss=rll'", "'loss=rll': quotes around the whole argument; without them it is loss=rll"),
+    ],
+)
+def test_what_an_unset_variable_or_a_quote_too_many_leaves(
+    refused: Refused, tmp_path: Path, argument: str, expected: str
+) -> None:
+    assert expected in refused(argument)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_sweep_may_be_asked_for_behind_an_override(refused: Refused) -> None:
     assert "loss=trplet: no such choice" in refused("seed=1", "--multirun", "loss=rll,trplet")

@@ -1,5 +1,7 @@
 """A library's refusal of an argument is one line; a failure deeper inside keeps its trace."""
 
+import errno
+
 import pytest
 import torch
 from hydra.errors import InstantiationException
@@ -49,6 +51,19 @@ def test_any_other_failure_is_a_bug(node: dict[str, object]) -> None:
     assert explain_building(**node) is None
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/proc/x", "/proc/x: no file can be made in /proc; choose another folder"),
+        ("/sys/kernel/b.csv", "/sys/kernel/b.csv: no file can be made in /sys; choose another folder"),
+        ("/proc/0/stat", None),  # of a process that has ended
+        ("/home/x", None),  # a file that is missing is a bug
+    ],
+)
+def test_a_folder_of_the_kernel_takes_no_files(path: str, expected: str | None) -> None:
+    assert explain(FileNotFoundError(errno.ENOENT, "No such file or directory", path)) == expected
+
+
 def test_keys_of_the_same_name_come_before_similar_ones() -> None:
     root = OmegaConf.create({"optimizer": {"lr": 1, "momentum": 0}, "hydra": {"lrs": 1}, "logger": {"a": "${b}"}})
     assert suggest_keys("lr", ["logger"], root) == "; is it optimizer.lr?"
@@ -58,4 +73,6 @@ def test_keys_of_the_same_name_come_before_similar_ones() -> None:
 
 def test_quotes_are_offered_for_texts_alone() -> None:
     assert explain_grammar("a.b=c d (", "no").endswith("""quote it twice: 'a.b="c d ("'""")
+    line = explain_grammar("'dataset.root=mine'", "no viable alternative")
+    assert line == "'dataset.root=mine': quotes around the whole argument; without them it is dataset.root=mine"
     assert explain_grammar("a=[1", "no viable alternative") == "a=[1: no viable alternative"

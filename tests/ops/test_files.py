@@ -45,6 +45,13 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing_behind(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_file_that_cannot_be_made_is_named_itself(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "file"
+    with pytest.raises(FileNotFoundError) as raised, replacing(path):
+        pass
+    assert raised.value.filename == str(path)
+
+
 def test_two_writers_of_one_file_never_share_a_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with replacing(path) as first, replacing(path) as second:

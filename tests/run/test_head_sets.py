@@ -139,7 +139,7 @@ def test_a_validation_of_one_class_is_refused_unless_there_is_none() -> None:
     ("overrides", "line"),
     [
         (["checkpoints.monitor=level0/map@k"], "error: checkpoints.monitor=level0/map@k: no metric that a validation"),
-        (["evaluation.metrics=[recal]"], "error: metrics = 'recal': expected some of recall, ap"),
+        (["evaluation.metrics=[recal]"], "error: evaluation.metrics = 'recal': expected some of recall, ap"),
         (["evaluation.head_sets=[[L,X]]"], "error: evaluation.head_sets=[['L', 'X']]: expected lists of some of"),
         (
             ["+stages={first:{optimizer:{lr:1e-4}},second:{checkpoints:{monitor:h_app}}}"],
