@@ -101,10 +101,10 @@ def dispatch(arguments: Sequence[str]) -> None:
         command = COMMANDS[name]
         getattr(import_module(command.module), command.function)(arguments[1:])
     else:
-        from dml.ops.errors import nearest
+        from dml.ops.errors import suggest
         from dml.ops.escaping import printable
 
-        sys.stderr.write(f"error: {printable(name)}: no such command{nearest(name, COMMANDS)}; dml --help lists all\n")
+        sys.stderr.write(f"error: {printable(name)}: no such command{suggest(name, COMMANDS)}; dml --help lists all\n")
         sys.exit(2)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dml.commands.working_folder import import_from_working_folder
-from dml.ops.errors import nearest
+from dml.ops.errors import suggest
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
@@ -69,7 +69,7 @@ class CommandParser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             option = unknown[0].partition("=")[0]
-            advice = nearest(option, self._option_string_actions) if option.startswith("-") else ""
+            advice = suggest(option, self._option_string_actions) if option.startswith("-") else ""
             self.error(f"{unknown[0]}: no such argument{advice}")
         if getattr(options, "trust", False):
             import_from_working_folder()

@@ -17,7 +17,7 @@ from dml.commands.faults import explain_fault
 from dml.commands.refusals import CALLED_TARGET, is_refusal
 from dml.commands.remedies import explain_grammar, explain_missing, suggest_keys
 from dml.ops import signals
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.run.config_folders import CONF
 from dml.training.distributed import watch
@@ -97,7 +97,7 @@ def explain(error: BaseException) -> str | None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if extra := _extra(group, name):
             return f"{extra}: not installed; pip install 'dml[{extra.partition('=')[2]}]'"
-        return f"{group}={name}: no such choice{nearest(name, list(error.options or ()))}"
+        return f"{group}={name}: no such choice{suggest(name, list(error.options or ()))}"
     if isinstance(error, OverrideParseException):
         return explain_grammar(error.override, error.message)
     if isinstance(error, YAMLError):

@@ -30,7 +30,7 @@ from dml.evaluation.query_check import check_queries, is_of_one_class
 from dml.evaluation.raw_comparison import Metrics, describe_best, evaluate_projections
 from dml.evaluation.table_pictures import check_sheet, write_contact_sheets
 from dml.ops.console import console, warn
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import in_markup
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RunFolder
@@ -92,7 +92,7 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
         try:
             composed = config if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         except MissingConfigException as error:
-            raise InputError(f"backbones={name}: no such model{nearest(name, error.options or ())}") from error
+            raise InputError(f"backbones={name}: no such model{suggest(name, error.options or ())}") from error
         model_configs[name] = composed.model
     return model_configs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dml.ops.errors import nearest
+from dml.ops.errors import suggest
 from dml.ops.nested import flat
 from dml.run.config_folders import quote
 
@@ -42,11 +42,11 @@ def suggest_keys(key: str, beside: Collection[str], root: Any) -> str:
     if meant := known or sorted(same, key=lambda path: path.count("."))[:3]:
         return f"; is it {(' and ' if known else ' or ').join(meant)}?"
     if get_close_matches(key, beside, n=1, cutoff=0.6):
-        return nearest(key, beside)
+        return suggest(key, beside)
     paths_by_name = {path.rpartition(".")[2]: path for path in reversed(paths)}
     if similar := get_close_matches(key, paths_by_name, n=3, cutoff=0.8):
         return f"; is it {' or '.join(paths_by_name[name] for name in similar)}?"
-    return nearest(key, beside)
+    return suggest(key, beside)
 
 
 def explain_grammar(override: str, message: str) -> str:

@@ -15,7 +15,7 @@ from dml.commands.config_types import check_types
 from dml.commands.crop_sizes import check_crops
 from dml.commands.finite_numbers import check_finite
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError, check_number, check_whole, nearest
+from dml.ops.errors import InputError, check_number, check_whole, suggest
 from dml.run.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
 from dml.training.callbacks.last_checkpoint import check_intervals
@@ -108,7 +108,7 @@ def check_strategy(strategy: Any) -> None:
     """
     known = {"auto", *StrategyRegistry.available_strategies()}
     if isinstance(strategy, str) and strategy not in known:
-        raise InputError(f"trainer.strategy={strategy}: unknown{nearest(strategy, known)}")
+        raise InputError(f"trainer.strategy={strategy}: unknown{suggest(strategy, known)}")
 
 
 def check_folding(config: DictConfig) -> None:

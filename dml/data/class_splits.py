@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dml.data.corrections import iterate_rows
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
@@ -74,7 +74,7 @@ def apply_class_splits(table: ImageTable, splits: Mapping[str, str]) -> ImageTab
     labels_by_name = name_movable_classes(table, OPTION)
     level = table.levels[0]
     if unknown := [name for name in splits if name not in labels_by_name]:
-        options = nearest(unknown[0], labels_by_name.keys()) if len(unknown[0]) < 100 else ""
+        options = suggest(unknown[0], labels_by_name.keys()) if len(unknown[0]) < 100 else ""
         raise InputError(f"{OPTION}: no {level} is called {printable(unknown[0])!r}{printable(options)}")
     if missing := [name for name in labels_by_name if name not in splits]:
         raise InputError(

@@ -17,7 +17,7 @@ from dml.data.layout import read_list_lines
 from dml.data.split_changes import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable
 from dml.ops.counts import format_count
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
@@ -216,7 +216,7 @@ class _ClassNames:
             raise InputError(f"{correction.place}: {correction.action} needs a class in new_label or other_label")
         labels = self.labels_by_name.get(name, [])
         if not labels:
-            options = nearest(name, self.labels_by_name.keys()) if len(name) < 100 else ""
+            options = suggest(name, self.labels_by_name.keys()) if len(name) < 100 else ""
             raise InputError(f"{correction.place}: no {self.level} is called {printable(name)!r}{printable(options)}")
         if len(labels) > 1:
             raise InputError(f"{correction.place}: {len(labels)} classes are called {printable(name)!r}")

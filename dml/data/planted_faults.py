@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import UNKNOWN, ImageTable
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 
 FEWEST_IMAGES = 2
 """The fewest images that a class keeps: one image has no positive."""
@@ -59,7 +59,7 @@ def read_planted_faults(settings: Any) -> PlantedFaults:
     known = [field.name for field in fields(PlantedFaults)]
     for key, value in settings.items():
         if key not in known:
-            raise InputError(f"dataset.planted.{key}: unknown; it has {', '.join(known)}{nearest(str(key), known)}")
+            raise InputError(f"dataset.planted.{key}: unknown; it has {', '.join(known)}{suggest(str(key), known)}")
         if isinstance(value, bool) or not isinstance(value, int if key == "seed" else int | float):
             raise InputError(f"dataset.planted.{key}={value}: expected a number")
     return PlantedFaults(**settings)

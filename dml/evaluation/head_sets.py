@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dml.evaluation.metric_names import heads_of, set_name
+from dml.evaluation.metric_names import join_head_names, split_head_names
 from dml.ops.errors import InputError
 
 
@@ -25,12 +25,12 @@ def list_evaluated_heads(heads: Iterable[str], evaluation: Mapping[str, Any]) ->
                 f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
                 f"such as [[{','.join(heads[:2])}]]"
             )
-    return list(dict.fromkeys([*(heads if evaluation["heads"] else []), *map(set_name, head_sets)]))
+    return list(dict.fromkeys([*(heads if evaluation["heads"] else []), *map(join_head_names, head_sets)]))
 
 
 def select_joint(names: Iterable[str]) -> list[str]:
     """Return the names, each once, that stand for several heads, whose embeddings are concatenated."""
-    return [name for name in dict.fromkeys(names) if len(heads_of(name)) > 1]
+    return [name for name in dict.fromkeys(names) if len(split_head_names(name)) > 1]
 
 
 def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:

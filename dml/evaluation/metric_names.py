@@ -33,39 +33,39 @@ def is_joint_metric(name: str, value: Any) -> bool:
     return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
 
 
-def set_name(heads: Iterable[str]) -> str:
+def join_head_names(heads: Iterable[str]) -> str:
     """Return the name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
     return JOINT.join(heads)
 
 
-def heads_of(name: str) -> list[str]:
-    """Return the heads of a `set_name`: "L+M" -> ["L", "M"]."""
+def split_head_names(name: str) -> list[str]:
+    """Return the heads in a name that `join_head_names` made: "L+M" -> ["L", "M"]."""
     return name.split(JOINT)
 
 
-def head_label(name: str) -> str:
-    """Return the label of a `set_name` in a table: "L" -> "head L", "L+M" -> "heads L, M"."""
-    heads = heads_of(name)
+def format_heads(name: str) -> str:
+    """Return the label of joined names of heads in a table: "L" -> "head L", "L+M" -> "heads L, M"."""
+    heads = split_head_names(name)
     return f"head{'s' * (len(heads) > 1)} {', '.join(heads)}"
 
 
-def chosen_label(chosen: str | None) -> str | None:
-    """Return the label of the `set_name` of heads that a training chose: "M+H" -> "chosen: M, H"; None without one."""
-    return f"chosen: {', '.join(heads_of(chosen))}" if chosen else None
+def format_chosen_heads(chosen: str | None) -> str | None:
+    """Return the label of the heads that a training chose: "M+H" -> "chosen: M, H"; None -> None."""
+    return f"chosen: {', '.join(split_head_names(chosen))}" if chosen else None
 
 
-def head_sets_in(metrics: Iterable[str]) -> list[str]:
-    """Return the `set_name` of each head and set of heads for which there are metrics."""
+def find_head_sets(metrics: Iterable[str]) -> list[str]:
+    """Return the joined names of each set of heads for which there are metrics; a single head is a set too."""
     return list(dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)))
 
 
-def rerankings_in(metrics: Iterable[str]) -> list[str]:
+def find_rerankings(metrics: Iterable[str]) -> list[str]:
     """Return the name of each re-ranking for which there are metrics, such as "dba+alpha_qe"."""
     parts = (name.split("/", 2) for name in metrics)
     return list(dict.fromkeys(part[1] for part in parts if part[0] == RERANKED and len(part) == 3))
 
 
-def reranking_label(name: str) -> str:
+def format_reranking(name: str) -> str:
     """Return the label of a re-ranking in a table: "dba+alpha_qe" -> "+ DBA, alpha-QE"."""
     return f"+ {', '.join(RERANKING_LABELS.get(step, step) for step in name.split('+'))}"
 
@@ -75,7 +75,7 @@ class MetricName:
     """A metric's name in its parts.
 
     Args:
-        heads: `set_name` of the evaluated heads; "" stands for all heads together.
+        heads: joined names of the evaluated heads; "" stands for all heads together.
         metric: name without the heads, such as "level0/recall@1", "mean/ap" or "h_ap".
     """
 

@@ -14,12 +14,12 @@ from dml.evaluation.metric_names import (
     PCA,
     RERANKED,
     MetricName,
-    chosen_label,
-    head_label,
-    head_sets_in,
+    find_head_sets,
+    find_rerankings,
+    format_chosen_heads,
+    format_heads,
+    format_reranking,
     is_joint_metric,
-    reranking_label,
-    rerankings_in,
 )
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -97,11 +97,11 @@ def summary_table(
         rows["before"] = before
         if projected := _select_prefix(before, f"{PCA}/"):
             rows["before, PCA"] = projected
-    for name in head_sets_in(metrics) if len(heads) > 1 else ():
-        rows[head_label(name)] = _select_prefix(metrics, f"{HEADS}/{name}/")
-    rows[chosen_label(metrics.get("chosen_heads")) or ", ".join(heads)] = metrics
-    for name in rerankings_in(metrics):
-        rows[reranking_label(name)] = _select_prefix(metrics, f"{RERANKED}/{name}/")
+    for name in find_head_sets(metrics) if len(heads) > 1 else ():
+        rows[format_heads(name)] = _select_prefix(metrics, f"{HEADS}/{name}/")
+    rows[format_chosen_heads(metrics.get("chosen_heads")) or ", ".join(heads)] = metrics
+    for name in find_rerankings(metrics):
+        rows[format_reranking(name)] = _select_prefix(metrics, f"{RERANKED}/{name}/")
     if level_metrics := _choose_level_metrics(metrics, custom):
         return metric_table(rows, levels=levels, metrics=level_metrics, custom=custom)
     return metric_table(rows, levels=(), metrics=_hierarchical_metrics(metrics), custom=custom)

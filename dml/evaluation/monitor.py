@@ -8,7 +8,7 @@ from dml.data.table import ImageTable
 from dml.evaluation.head_sets import are_heads
 from dml.evaluation.metric import Metric
 from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.metric_names import HEADS, MetricName, heads_of, metric_names
+from dml.evaluation.metric_names import HEADS, MetricName, metric_names, split_head_names
 from dml.ops.errors import InputError
 
 
@@ -63,7 +63,7 @@ def check_monitor(
     if metric and not metric.higher_is_better and mode == "max":
         raise InputError(f"checkpoints.mode=max: must be min, as smaller values of {monitor} are better")
     known = metric_names(table, replace(test, recall_at=_add_monitored_k(test.recall_at, monitored)))
-    if monitored.metric not in known or not are_heads(heads_of(monitored.heads), ["", *heads]):
+    if monitored.metric not in known or not are_heads(split_head_names(monitored.heads), ["", *heads]):
         prefixes = ["", *(f"{HEADS}/{name}/" for name in dict.fromkeys((*heads, *evaluated_heads)))]
         names = [prefix + name for prefix in prefixes for name in metric_names(table, test)]
         nearest = get_close_matches(monitor, names, n=4, cutoff=0.0)

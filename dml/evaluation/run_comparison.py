@@ -12,7 +12,7 @@ from dml.evaluation.intervals import Interval, mean_interval
 from dml.evaluation.measured_facts import describe_measurement
 from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, describe_stored_metrics, format_value
 from dml.evaluation.metric_names import MetricName
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.nested import flat, is_below
 from dml.ops.overrides import key_of
@@ -210,7 +210,7 @@ def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str
     for metric in metrics:
         if not any(metric in row.metrics for row in rows):
             known = {name for row in rows for name in row.metrics}
-            raise InputError(f"metric {metric}: no run has it{nearest(metric, known)}")
+            raise InputError(f"metric {metric}: no run has it{suggest(metric, known)}")
     custom = [metric for row in rows for metric in row.custom_metrics]
     described = [describe_metric(name, custom) for name in metrics]
     lines = []

@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, format_percent
-from dml.evaluation.metric_names import HEADS, RERANKED, set_name
+from dml.evaluation.metric_names import HEADS, RERANKED, join_head_names
 from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text_tables import markdown_table
@@ -72,7 +72,7 @@ def _select_metrics(embedder: "ImageEmbedder") -> Mapping[str, Any]:
     metrics = embedder.settings.metrics
     if embedder.has_chosen_heads:
         return metrics
-    prefix = f"{HEADS}/{set_name(embedder.heads)}/"
+    prefix = f"{HEADS}/{join_head_names(embedder.heads)}/"
     return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 

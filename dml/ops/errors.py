@@ -42,10 +42,10 @@ def check_number(key: str, value: object, least: float = -float("inf")) -> None:
         raise InputError(f"{key}={value}: must be a finite number{range_text}")
 
 
-def nearest(name: str, options: Collection[str]) -> str:
+def suggest(name: str, options: Collection[str]) -> str:
     """Format the end of an error line about an unknown name: the options that are most similar to it.
 
-    >>> nearest("recal", ["recall", "map", "ndcg"])
+    >>> suggest("recal", ["recall", "map", "ndcg"])
     '; nearest: recall'
 
     Args:

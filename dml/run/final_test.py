@@ -18,7 +18,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.measured_facts import describe_vector
-from dml.evaluation.metric_names import HEADS, set_name
+from dml.evaluation.metric_names import HEADS, join_head_names
 from dml.evaluation.ranking.queries import PerQuery
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.evaluation.result_lines import print_result
@@ -118,7 +118,7 @@ def _evaluate(
 def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
     """Return size and geometry of the ranked vectors, and the heads that the training chose if they aren't all."""
     vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
-    chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": set_name(model.chosen_heads)}
+    chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
     return {"vector": vector} | chosen
 
 

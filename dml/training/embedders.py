@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
-from dml.evaluation.metric_names import HEADS, heads_of
+from dml.evaluation.metric_names import HEADS, split_head_names
 from dml.evaluation.unit_embeddings import ranking_device
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
@@ -170,7 +170,9 @@ class ModelEmbedder(Embedder):
 
     def _sets(self, heads: Iterable[str]) -> dict[str, Sequence[str]]:
         """Return the heads of each embedding by its name."""
-        return {CHOSEN_HEADS: self.model.chosen_heads} | {name: heads_of(name) for name in (*self.head_sets, *heads)}
+        return {CHOSEN_HEADS: self.model.chosen_heads} | {
+            name: split_head_names(name) for name in (*self.head_sets, *heads)
+        }
 
 
 def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate, device: torch.device) -> Metrics:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dml.data.limits import ImageLimits
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.training.data import LoaderSettings
 
 MOST_WORKERS = 16
@@ -81,7 +81,7 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
         raise InputError(f"compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
     backend = value.get("backend")
     if isinstance(backend, str) and backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
-        raise InputError(f"compile={value}: no such backend{nearest(backend, backends)}")
+        raise InputError(f"compile={value}: no such backend{suggest(backend, backends)}")
     return {str(name): argument for name, argument in value.items()}
 
 

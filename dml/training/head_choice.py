@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dml.evaluation.metric_names import MetricName, heads_of, set_name
+from dml.evaluation.metric_names import MetricName, join_head_names, split_head_names
 from dml.evaluation.unit_embeddings import ranking_device
 from dml.training.embedders import Embedded, Evaluate, Metrics
 
@@ -35,7 +35,7 @@ class HeadChoice:
         >>> HeadChoice(["L", "M", "H"], "level0/recall@1").candidates
         ['L+M+H', 'M+H', 'H']
         """
-        return [set_name(self.heads[first:]) for first in range(len(self.heads))]
+        return [join_head_names(self.heads[first:]) for first in range(len(self.heads))]
 
     def choose(self, embedded: Embedded, evaluate: Evaluate, device: torch.device) -> tuple[tuple[str, ...], Metrics]:
         """Evaluate the embeddings of each set -> the heads of the best one, and its metrics.
@@ -50,7 +50,7 @@ class HeadChoice:
             for name in self.candidates
         }
         best = max(metrics, key=lambda name: self._rank(metrics[name]))
-        return tuple(heads_of(best)), metrics[best]
+        return tuple(split_head_names(best)), metrics[best]
 
     def _rank(self, metrics: Metrics) -> tuple[float, float]:
         value = metrics[MetricName.parse(self.monitor).metric]

@@ -4,7 +4,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dml.ops.errors import InputError, check_number, nearest
+from dml.ops.errors import InputError, check_number, suggest
 
 NOT_NEGATIVE = ("lr", "heads_lr_multiplier", "weight_decay", "momentum")
 """Settings that must be numbers from 0 on; PyTorch's optimizers refuse others without the key that was given."""
@@ -66,7 +66,7 @@ def optimizer_by_role(
         raise InputError(f"optimizer: {error}") from error
     if unknown := sorted(set(loss or {}) - made.defaults.keys()):  # PyTorch ignores them
         name, known = unknown[0], made.defaults.keys()
-        raise InputError(f"optimizer.loss.{name}: no setting of {type(made).__name__}{nearest(name, known)}")
+        raise InputError(f"optimizer.loss.{name}: no setting of {type(made).__name__}{suggest(name, known)}")
     return made
 
 

@@ -11,11 +11,11 @@ from dml.evaluation.metric_names import (
     HEADS,
     PCA,
     RERANKED,
-    chosen_label,
-    head_label,
+    find_rerankings,
+    format_chosen_heads,
+    format_heads,
+    format_reranking,
     is_joint_metric,
-    reranking_label,
-    rerankings_in,
 )
 from dml.evaluation.report.reported_run import ReportedRun
 
@@ -54,13 +54,13 @@ def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
     rows = {"before training": select_joint_metrics(run.select_metrics("raw/"))}
     rows["before training, PCA"] = select_joint_metrics(run.select_metrics(f"raw/{PCA}/"))
     rows |= {
-        head_label(heads): select_joint_metrics(run.select_metrics(f"{HEADS}/{heads}/")) for heads in run.head_sets
+        format_heads(heads): select_joint_metrics(run.select_metrics(f"{HEADS}/{heads}/")) for heads in run.head_sets
     }
-    chosen = chosen_label(run.metrics.get("chosen_heads"))
+    chosen = format_chosen_heads(run.metrics.get("chosen_heads"))
     rows[chosen or ("all heads" if run.head_sets else "after training")] = select_joint_metrics(run.metrics)
     rows |= {
-        reranking_label(name): select_joint_metrics(run.select_metrics(f"{RERANKED}/{name}/"))
-        for name in rerankings_in(run.metrics)
+        format_reranking(name): select_joint_metrics(run.select_metrics(f"{RERANKED}/{name}/"))
+        for name in find_rerankings(run.metrics)
     }
     return {name: values for name, values in rows.items() if values}
 

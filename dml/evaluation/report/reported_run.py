@@ -17,7 +17,7 @@ from dml.data.limits import ImageLimits
 from dml.data.readability import find_missing
 from dml.evaluation.measured_facts import SELECTIONS
 from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics
-from dml.evaluation.metric_names import head_sets_in
+from dml.evaluation.metric_names import find_head_sets
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
@@ -54,7 +54,7 @@ class ReportedRun:
     @property
     def head_sets(self) -> list[str]:
         """The names of the heads, and of the sets of heads, that were tested besides all heads together."""
-        return head_sets_in(self.metrics)
+        return find_head_sets(self.metrics)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

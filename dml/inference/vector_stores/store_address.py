@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dml.inference.vector_stores.retries import StoreError, describe
 from dml.inference.vector_stores.store_protocol import VectorStore
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.extras import check_installed
 
@@ -68,7 +68,7 @@ class StoreAddress(NamedTuple):
         kind, _, place = text.partition(":")
         if kind not in KINDS:
             raise InputError(
-                f"--to {printable(text)}: expected KIND:PLACE, such as {KINDS['qdrant'].example}{nearest(kind, KINDS)}"
+                f"--to {printable(text)}: expected KIND:PLACE, such as {KINDS['qdrant'].example}{suggest(kind, KINDS)}"
             )
         if not place:
             raise InputError(f"--to {printable(text)}: the place is missing, as in {KINDS[kind].example}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import REFERENCE, Training
 from dml.run.config_folders import quote
@@ -84,7 +84,7 @@ def find_figures(names: Sequence[str] = (), data: Path | None = None) -> list[Fi
     """
     for name in names:
         if name not in _read_entries():
-            raise InputError(f"{name}: no figure of this name{nearest(name, _read_entries())}")
+            raise InputError(f"{name}: no figure of this name{suggest(name, _read_entries())}")
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data}: no such folder; without it the figures are drawn on data that is here")
     return [_read_figure(name, data) for name in names or _read_entries()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.overrides import key_of
 from dml.papers.tables.paper_tables import REFERENCE, Training
 from dml.run.config_folders import quote
@@ -125,7 +125,7 @@ def require_known(name: str, value: str, known: Collection[str]) -> None:
         InputError: if the value isn't one of the known ones; it names the nearest.
     """
     if value not in known:
-        raise InputError(f"{name} {value}: not on the leaderboard{nearest(value, known)}")
+        raise InputError(f"{name} {value}: not on the leaderboard{suggest(value, known)}")
 
 
 def select_contests(board: Leaderboard, datasets: list[str] | None, losses: list[str] | None) -> list[Contest]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dml.commands.command_parser import CommandParser, parse_names
 from dml.commands.error_lines import one_line_errors, print_line
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.ops.extras import check_installed
 from dml.ops.paths import expand_home
 
@@ -107,7 +107,7 @@ def _train(options: argparse.Namespace, old: "ProtocolResult | None") -> "tuple[
 def _check_choice(name: str, choice: str, group: Path) -> None:
     known = {file.stem for file in group.glob("*.yaml")}
     if choice not in known:
-        raise InputError(f"{name}={choice}: no such choice{nearest(choice, known)}")
+        raise InputError(f"{name}={choice}: no such choice{suggest(choice, known)}")
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -122,7 +122,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     for setting in options.settings:
         if setting.partition("=")[0] not in names:
             raise InputError(
-                f"{setting}: no such setting{nearest(setting.partition('=')[0], names)}; --set gives one of every run"
+                f"{setting}: no such setting{suggest(setting.partition('=')[0], names)}; --set gives one of every run"
             )
     options = parser.parse_args([f"--{setting}" for setting in options.settings], options)
     if not options.losses and not options.show:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dml.ops.errors import InputError, nearest
+from dml.ops.errors import InputError, suggest
 from dml.papers.leaderboard.contest_results import ContestResult, read_result, read_results
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun
@@ -86,7 +86,7 @@ def select_losses(clean: Sequence[ContestResult], losses: Sequence[str] | None) 
     by_loss = {result.loss: result for result in clean}
     for loss in losses or ():
         if loss not in by_loss:
-            raise InputError(f"loss {loss}: not on the leaderboard of {clean[0].dataset}{nearest(loss, by_loss)}")
+            raise InputError(f"loss {loss}: not on the leaderboard of {clean[0].dataset}{suggest(loss, by_loss)}")
     return [by_loss[loss] for loss in losses or by_loss]
 
 

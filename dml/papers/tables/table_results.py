@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dml.evaluation.intervals import Interval, mean_interval
 from dml.evaluation.measured_facts import join_facts
-from dml.evaluation.metric_names import MetricName, heads_of
+from dml.evaluation.metric_names import MetricName, split_head_names
 from dml.ops.errors import InputError
 from dml.ops.text_tables import markdown_table
 from dml.papers.plans import Plan, PlannedRun
@@ -127,7 +127,7 @@ def _describe_row(result: CellResult) -> dict[str, str]:
     """Describe the models and data behind a row's numbers: those of its finished runs, else those configured."""
     runs = [run for run in result.runs if run.is_finished] or result.runs[:1]
     heads = MetricName.parse(result.metric).heads
-    return describe_runs(runs, heads_of(heads) if heads else ())
+    return describe_runs(runs, split_head_names(heads) if heads else ())
 
 
 def _missing_runs(results: Iterable[CellResult]) -> str:
