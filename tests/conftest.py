@@ -16,9 +16,9 @@ from dml.commands import main
 from dml.ops.lean_imports import import_lean
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
-# behind, which would print a line at each fork of a later test, and Ray's print of lost connections; set before grpc is
-# imported.
-os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
+# behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print
+# of lost connections; set before grpc is imported.
+os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji

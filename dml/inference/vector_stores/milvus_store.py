@@ -4,6 +4,9 @@ import logging
 import os
 from pathlib import Path
 
+# else gRPC prints that it sends a server too many signs of life; its errors are exceptions. It is read at the import
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 import grpc
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import ConnectError, ErrorCode, MilvusException, MilvusUnavailableException
