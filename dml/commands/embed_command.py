@@ -39,7 +39,7 @@ def embed_images(arguments: Sequence[str]) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or of a saved model, or a checkpoint")
     parser.add_argument("images", metavar="IMAGES", help="folder of images, .csv file of images, or one image")
     parser.add_argument(
-        "--output", type=expand_home, required=True, metavar="FILE", help="file to write: .parquet or .npz"
+        "--output", type=expand_home, required=True, metavar="FILE", help="file to write or replace: .parquet or .npz"
     )
     parser.add_argument(
         "--shard",
