@@ -7,7 +7,8 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from dml.retrieval.search import drop_excluded, sort_ties
+from dml.retrieval.search import check_products, drop_excluded
+from dml.retrieval.tied_neighbors import search_with_ties
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -119,18 +120,12 @@ class CompressedVectors:
         if self.is_binary:  # FAISS counts Hamming distances in the order of the vectors, which keeps the order of ties
             distances, indices = self._index.search(codes, k)
             return -distances.astype(np.float32), indices
-        # One neighbour more tells whether the last one is tied with the next; FAISS chooses arbitrarily among these.
-        num_searched = min(k + 1, len(self))
-        scores, indices = sort_ties(*self._index.search(codes, num_searched))
-        best_scores, best = scores[:, :k].copy(), indices[:, :k].copy()
-        rows = np.flatnonzero(scores[:, k - 1] == scores[:, -1]) if num_searched > k else np.empty(0, np.int64)
-        while len(rows):
-            num_searched = min(2 * num_searched, len(self))
-            scores, indices = sort_ties(*self._index.search(codes[rows], num_searched))
-            best_scores[rows], best[rows] = scores[:, :k], indices[:, :k]
-            is_tied = scores[:, k - 1] == scores[:, -1]
-            rows = rows[is_tied] if num_searched < len(self) else rows[:0]
-        return best_scores, best
+        return search_with_ties(self._search_products, codes, k, len(self), most_ties=len(self))
+
+    def _search_products(self, codes: Any, k: int) -> tuple[Floats, Integers]:
+        scores, indices = self._index.search(codes, k)
+        check_products(scores, indices)
+        return scores, indices
 
     def _encode(self, vectors: Floats) -> Any:
         """Return vectors as FAISS's index takes them: as they are, or their signs as bits."""

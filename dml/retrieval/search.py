@@ -12,6 +12,7 @@ from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.ranks import nearest
 from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
+from dml.retrieval.tied_neighbors import sort_ties
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -113,6 +114,7 @@ class Search:
         arrays = queries.numpy(), self.gallery.rows.numpy()
         with multiplying_few_queries(queries.shape[1]):
             scores, indices = knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT)
+        check_products(scores, indices)
         scores, indices = sort_ties(scores, indices)
         is_unsure = self._repeated[indices].any(axis=1)
         if self.excluded is not None:
@@ -135,15 +137,14 @@ class Search:
         return 0 - np.take_along_axis(distances, indices, axis=1), indices
 
 
-def sort_ties(scores: Floats, indices: Integers) -> tuple[Floats, Integers]:
-    """Sort neighbours (Q, k) with equal scores by index; FAISS has sorted them by descending score."""
+def check_products(scores: Floats, indices: Integers) -> None:
+    """Make sure that the neighbours (Q, k) of a search have scores that are numbers.
+
+    Raises:
+        InputError: if a dot product overflows float32.
+    """
     if (indices < 0).any() or not np.isfinite(scores).all():  # FAISS gives -1 where a score isn't a number
         raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
-    tied = (scores[:, 1:] == scores[:, :-1]) & (indices[:, 1:] < indices[:, :-1])
-    rows = np.flatnonzero(tied.any(axis=1))
-    order = np.lexsort((indices[rows], -scores[rows]))
-    indices[rows] = np.take_along_axis(indices[rows], order, axis=1)  # the scores are sorted already
-    return scores, indices
 
 
 def drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
+from dml.ops.nested import flat, is_below
 from dml.ops.run_folder import RunFolder
 from dml.run.stages import Stage, find_stage
 from dml.run.stored_configuration import plain_config
@@ -16,8 +17,8 @@ CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_break
 """The keys that say which of two checkpoints is the better one, and of which heads its embeddings are."""
 
 
-TRAINED_KEYS = ("loss.", "sampler.", "optimizer.", "scheduler.", "transform.train.", "proxies.", "ema.", "seed.")
-"""The beginnings of the keys that training steps use, each with a dot at its end."""
+TRAINED_KEYS = ("loss", "sampler", "optimizer", "scheduler", "transform.train", "proxies", "ema", "seed")
+"""The keys that training steps alone use, with all that is below them."""
 
 
 def check_resumed_settings(
@@ -64,7 +65,7 @@ def check_trained_settings(
         config: composed configuration of the resumed run.
         stored: configuration of the run so far.
         last_stage: last stage of the resumed run, with the number of its steps if that is known.
-        progress: what the run has done so far.
+        progress: stage and step that the run has got to.
 
     Raises:
         InputError: if it changes a setting of its training, or has more steps than it may have.
@@ -77,22 +78,13 @@ def check_trained_settings(
     if most > steps:
         return
     now, before = (find_stage(run, last_stage.name).config for run in (config, OmegaConf.create(dict(stored))))
-    values, values_before = (dict(_list_values(plain_config(part))) for part in (now, before))
+    values, values_before = (flat(plain_config(part)) for part in (now, before))
     for key in {**values, **values_before}:
-        if f"{key}.".startswith(TRAINED_KEYS) and (new := values.get(key)) != (old := values_before.get(key)):
+        if is_below(key, TRAINED_KEYS) and (new := values.get(key)) != (old := values_before.get(key)):
             raise InputError(
                 f"{key}={new}: the run has trained all of its {steps} steps with {old}; a larger trainer.max_steps "
                 "trains on with the new value, and a new run begins with it"
             )
-
-
-def _list_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each value in a configuration; a list is a value."""
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    for key, entry in value.items():
-        yield from _list_values(entry, f"{path}.{key}" if path else str(key))
 
 
 def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:
