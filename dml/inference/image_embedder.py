@@ -257,7 +257,7 @@ class ImageEmbedder:
             batch_size=size,
             collate_fn=_collate,
             num_workers=num_workers,
-            multiprocessing_context=(start_method if num_workers else None) or choose_start_method(num_workers),
+            multiprocessing_context=choose_start_method(num_workers, start_method),
             generator=torch.Generator(),  # otherwise the loader would draw from the caller's random numbers
         )
         first = 0

@@ -27,6 +27,7 @@ from dml.training.checkpoints import TrainingProgress, load_model, load_state, r
 from dml.training.frozen_weights import lacks_weights
 
 
+@torch.random.fork_rng(devices=[])  # layers draw their first weights while they are built
 def load(
     place: str | Path,
     *,
@@ -60,16 +61,14 @@ def load(
     if is_saved_folder(path):
         saved = read_folder(path)
         saved.settings.check_targets(place, trust=trust)
-        with torch.random.fork_rng(devices=[]):  # layers draw first weights
-            return _build_saved(saved, heads, device)
+        return _build_saved(saved, heads, device)
     if not path.exists():
         raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
     if os.path.isdir(path):
         path = find_checkpoint(RunFolder(path))
     settings = read_settings(path)
     settings.check_targets(place, trust=trust)
-    with torch.random.fork_rng(devices=[]):  # layers draw first weights
-        model = _build_trained(settings, path, weights)
+    model = _build_trained(settings, path, weights)
     load_model(model, path)
     merge_updates(model)
     return ImageEmbedder(model, settings, heads, device)

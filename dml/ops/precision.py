@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -54,18 +55,18 @@ def full_float32(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with _convolutions.hold(), without_tf32():
+    with _convolutions.hold(False), without_tf32():
         yield
 
 
 def without_tf32() -> AbstractContextManager[None]:
     """Compute float32 matrix products with all bits in the ``with`` body, instead of TensorFloat-32's 10 bits."""
-    return _products.hold()
+    return _products.hold("highest")
 
 
 def _allow_tf32_convolutions(is_allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = is_allowed
 
 
-_convolutions = SharedSetting(lambda: bool(torch.backends.cudnn.allow_tf32), _allow_tf32_convolutions, False)
-_products = SharedSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
+_convolutions = SharedSetting(lambda: bool(torch.backends.cudnn.allow_tf32), _allow_tf32_convolutions, itemgetter(-1))
+_products = SharedSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, itemgetter(-1))

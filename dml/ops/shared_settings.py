@@ -1,6 +1,6 @@
 """Settings of the whole process that several threads change for a while."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Generic, TypeVar
@@ -9,42 +9,42 @@ T = TypeVar("T")
 
 
 class SharedSetting(Generic[T]):
-    """A setting of the process that has one value while any thread needs it, and its former value afterwards.
+    """A setting of the process that threads change while they need another value, and its former value afterwards.
 
     A thread that restored the value which it had read could restore that of another thread, and leave it for good.
 
-    >>> values = ["low"]
-    >>> setting = SharedSetting(lambda: values[0], lambda value: values.__setitem__(0, value), "high")
-    >>> with setting.hold():
+    >>> values = [7]
+    >>> setting = SharedSetting(lambda: values[0], lambda value: values.__setitem__(0, value), choose=min)
+    >>> with setting.hold(3), setting.hold(5):
     ...     print(values[0])
-    high
+    3
     >>> values[0]
-    'low'
+    7
 
     Args:
         read: function that returns the setting.
         write: function that changes the setting.
-        value: value that threads need.
+        choose: function of the former value and those that threads need now; it returns the one that suits all.
     """
 
-    def __init__(self, read: Callable[[], T], write: Callable[[T], None], value: T) -> None:
-        self.read, self.write, self.value = read, write, value
+    def __init__(self, read: Callable[[], T], write: Callable[[T], None], choose: Callable[[Sequence[T]], T]) -> None:
+        self.read, self.write, self.choose = read, write, choose
         self._lock = Lock()
-        self._holders = 0
-        self._former = value
+        self._values: list[T] = []  # the former value, and those that threads need now
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Let the setting have the value in the body of the ``with`` statement."""
+    def hold(self, value: T) -> Iterator[None]:
+        """Let the setting suit a value in the body of the ``with`` statement."""
         with self._lock:
-            if not self._holders:
-                self._former = self.read()
-                self.write(self.value)
-            self._holders += 1
+            if len(self._values) < 2:
+                self._values = [self.read()]
+            self._values.append(value)
+            self.write(self.choose(self._values))
         try:
             yield
         finally:
             with self._lock:
-                self._holders -= 1
-                if not self._holders:
-                    self.write(self._former)
+                former, *needed = self._values
+                needed.remove(value)
+                self._values = [former, *needed]
+                self.write(self.choose(self._values))

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import faiss
+
+from dml.ops.shared_settings import SharedSetting
 
 FEWEST = 4
 """Number of queries from which on a matrix product takes less time than comparing one query after the other."""
@@ -16,36 +17,14 @@ COUNTS_COMPONENTS = _settings.distance_compute_blas_threshold > 1000
 """Whether FAISS's threshold is a number of components of all queries together, and not a number of queries."""
 
 
-class _ProcessThreshold:
-    """FAISS's threshold, one for the whole process: the lowest that the searches under way request.
-
-    A search that restored the value which it had read would restore that of another thread, and leave it for good.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._requests: list[int] = []
-        self._original = 0  # FAISS's threshold before the first of the requests
-
-    def lower(self, threshold: int) -> None:
-        """Lower the threshold until `restore` is called with the same number."""
-        with self._lock:
-            if not self._requests:
-                self._original = _settings.distance_compute_blas_threshold
-            self._requests.append(threshold)
-            self._apply()
-
-    def restore(self, threshold: int) -> None:
-        """End what `lower` began."""
-        with self._lock:
-            self._requests.remove(threshold)
-            self._apply()
-
-    def _apply(self) -> None:
-        _settings.distance_compute_blas_threshold = min([self._original, *self._requests])
+def _set_threshold(threshold: int) -> None:
+    _settings.distance_compute_blas_threshold = threshold
 
 
-_process_threshold = _ProcessThreshold()
+_threshold: SharedSetting[int] = SharedSetting(
+    lambda: int(_settings.distance_compute_blas_threshold), _set_threshold, choose=min
+)
+"""FAISS's threshold, one for the whole process: the lowest that the searches under way need."""
 
 
 @contextmanager
@@ -62,8 +41,5 @@ def multiplying_few_queries(dimension: int) -> Iterator[None]:
     if not COUNTS_COMPONENTS:
         yield
         return
-    _process_threshold.lower(FEWEST * dimension)
-    try:
+    with _threshold.hold(FEWEST * dimension):
         yield
-    finally:
-        _process_threshold.restore(FEWEST * dimension)

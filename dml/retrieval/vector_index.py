@@ -64,7 +64,7 @@ class VectorIndex:
         Args:
             dimension: size D of the vectors.
             factory: description of the index.
-            parameters: search parameters.
+            parameters: search parameters of the index, such as "nprobe=32"; "" for none.
             count: number of vectors that the index shall be trained with.
 
         Raises:
