@@ -34,7 +34,7 @@ def write_ablation_page(ablation: Ablation, results: Sequence[ContestResult], do
     """Write ablation.md into the folder ``docs``.
 
     Args:
-        ablation: the variants.
+        ablation: the variants of the default, and the data sets that they are tried on.
         results: results of the variants that are finished.
         docs: folder of the page.
     """
@@ -42,25 +42,30 @@ def write_ablation_page(ablation: Ablation, results: Sequence[ContestResult], do
     parts = []
     for kind in ablation.kinds.values():
         for dataset in ablation.experiments:
-            found = {name: by_key[key] for name in kind.variants if (key := (dataset, kind.name, name)) in by_key}
-            if next(iter(kind.variants)) in found:
+            variant_results = {
+                name: by_key[key] for name in kind.variants if (key := (dataset, kind.name, name)) in by_key
+            }
+            if next(iter(kind.variants)) in variant_results:
                 facts = join_facts(
-                    {name: result.facts or _describe(ablation, kind, result) for name, result in found.items()}
+                    {
+                        name: result.facts or _describe(ablation, kind, result)
+                        for name, result in variant_results.items()
+                    }
                 )
-                parts.append(f"{_render_table(dataset, kind, found)}\n{facts}\n")
+                parts.append(f"{_render_table(dataset, kind, variant_results)}\n{facts}\n")
     write_text(docs / "ablation.md", HEAD.format(setting=ablation.setting, tables="\n".join(parts)))
 
 
 def _describe(ablation: Ablation, kind: AblationKind, result: ContestResult) -> dict[str, str]:
-    """Return what the metrics of a variant are of, as its configuration says."""
+    """Describe the vectors, weights, checkpoint and split of a variant by its configuration."""
     overrides = (*kind.overrides, *result.overrides)
     return describe_training(Training(ablation.experiments[result.dataset], overrides))
 
 
-def _render_table(dataset: str, kind: AblationKind, found: Mapping[str, ContestResult]) -> str:
-    default, *_ = found.values()
+def _render_table(dataset: str, kind: AblationKind, variant_results: Mapping[str, ContestResult]) -> str:
+    default, *_ = variant_results.values()
     rows = []
-    for name, result in found.items():
+    for name, result in variant_results.items():
         cells = [name, " ".join(f"`{override}`" for override in result.overrides)]
         for metric in METRICS:
             interval = mean_interval([100 * mean for mean in result.seed_means(metric)])
@@ -69,5 +74,6 @@ def _render_table(dataset: str, kind: AblationKind, found: Mapping[str, ContestR
             cells.append("" if result is default else format_difference(result, default, metric))
         rows.append(cells)
     header = ["", "changed", *(text for label in METRICS.values() for text in (label, "difference to the default"))]
-    tested = f"{describe_seeds([*found.values()])}, {sum(default.counts):,} queries of {len(default.counts):,} classes"
+    queries = f"{sum(default.counts):,} queries of {len(default.counts):,} classes"
+    tested = f"{describe_seeds([*variant_results.values()])}, {queries}"
     return f"## {kind.title}: {dataset}\n\n{tested}.\n\n{markdown_table(header, rows, right=range(2, len(header)))}\n"

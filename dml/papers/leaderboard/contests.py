@@ -24,7 +24,7 @@ class TrainingKind:
 
     Args:
         title: heading on the page.
-        column: what the summary in README.md calls it.
+        column: name of the kind in the columns of the summary in README.md.
         overrides: overrides of the experiment.
     """
 
@@ -69,9 +69,9 @@ class Leaderboard:
 
         Args:
             dataset: name of the data set.
-            kind: what was trained.
+            kind: name of the kind of training.
             loss: name of the loss.
-            overrides: what the search chose.
+            overrides: overrides that the search chose.
 
         Raises:
             InputError: if the leaderboard has no such contest.

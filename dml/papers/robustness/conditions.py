@@ -71,7 +71,7 @@ def read_clean_results(file: Path, conditions: Conditions) -> list[ContestResult
         InputError: if there is none.
     """
     results = read_results(file)
-    clean = [one for one in results if one.dataset == conditions.dataset and one.kind == TESTED_KIND]
+    clean = [result for result in results if (result.dataset, result.kind) == (conditions.dataset, TESTED_KIND)]
     if not clean:
         raise InputError(f"{file}: no results on {conditions.dataset}; dml leaderboard makes them")
     return clean

@@ -64,8 +64,8 @@ class _ReplacedValues(torch.autograd.Function):
     """Replaces values (H,) by others, and leaves their gradient as it is."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, others: Tensor) -> Tensor:  # noqa: ARG004
-        return others.clone()
+    def forward(ctx: Any, values: Tensor, replacements: Tensor) -> Tensor:  # noqa: ARG004
+        return replacements.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
