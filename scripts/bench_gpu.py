@@ -1,7 +1,7 @@
 """Print what losses and evaluations take on a CUDA GPU, beside the work that none of them can avoid.
 
 python scripts/bench_gpu.py               # some minutes
-python scripts/bench_gpu.py losses        # a part: losses, evaluation or gallery
+python scripts/bench_gpu.py losses        # a part: losses, evaluation, levels or gallery
 python scripts/bench_gpu.py losses --losses rll h_ap
 
 The figure of a loss is the median of several calls, that of another part the figure of one call, each after a call that
@@ -42,6 +42,8 @@ LARGE = ("rll", "nra", "tuplet", "recall_at_k", "smooth_ap", "h_ap", "roadmap", 
 BATCHES = (1024, 4096, 16_384)
 GALLERY = 1_000_000
 LONGEST = 1.0
+RANKED: dict[str, Any] = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
+COLUMNS = f"{'':<48}{'seconds':>9}{'MiB':>9}{'ratio':>8}"
 
 
 class Cost(NamedTuple):
@@ -135,27 +137,31 @@ def show(name: str, cost: Cost, bare: Cost | None = None) -> None:
 
 
 def print_evaluation() -> None:
-    """Print the table of an evaluation's parts at the sizes of SOP and of iNaturalist."""
-    print(f"{'':<48}{'seconds':>9}{'MiB':>9}{'ratio':>8}")
+    """Print the table of an evaluation's parts at the size of SOP."""
+    print(COLUMNS)
     embeddings, labels = random_items(*SOP)
     rows = torch.from_numpy(embeddings).to(DEVICE)
-    settings: dict[str, Any] = {"metrics": RANKING, "recall_at": RECALL_AT, "clustering": False}
     sort = measure(lambda: multiply_and_sort(rows))
     show(f"SOP, {len(rows):,} images: product and sort", sort)
-    show("all ranking metrics, two levels", measure(lambda: evaluate(rows, labels, **settings)), sort)
-    show("the same, finest level alone", measure(lambda: evaluate(rows, labels[:, 0], **settings)), sort)
+    show("all ranking metrics, two levels", measure(lambda: evaluate(rows, labels, **RANKED)), sort)
+    show("the same, finest level alone", measure(lambda: evaluate(rows, labels[:, 0], **RANKED)), sort)
     select = measure(lambda: multiply_and_select(rows, RECALL_AT[-1] + 1))
     show(f"product and the nearest {RECALL_AT[-1]:,}", select)
-    recall: dict[str, Any] = {**settings, "metrics": ("recall",)}
+    recall: dict[str, Any] = {**RANKED, "metrics": ("recall",)}
     show(f"recall@K alone, K up to {RECALL_AT[-1]:,}", measure(lambda: evaluate(rows, labels, **recall)), select)
     show("nearest_neighbors", measure(lambda: nearest_neighbors(rows, RECALL_AT[-1])), select)
     clusters = len(np.unique(labels[:, 0]))
     show(f"k-means, {clusters:,} clusters, 20 rounds", measure(lambda: kmeans(rows, clusters)))
+
+
+def print_levels() -> None:
+    """Print the table of a ranking with seven levels at the size of iNaturalist."""
+    print(COLUMNS)
     embeddings, labels = random_items(*INATURALIST)
     rows = torch.from_numpy(embeddings).to(DEVICE)
-    sort = measure(lambda: multiply_and_sort(rows))
+    sort = measure(lambda: multiply_and_sort(rows), warm_up=False)
     show(f"iNaturalist, {len(rows):,} images: product and sort", sort)
-    ranked = measure(lambda: evaluate(rows, labels, **settings), warm_up=False)
+    ranked = measure(lambda: evaluate(rows, labels, **RANKED), warm_up=False)
     show("all ranking metrics, seven levels", ranked, sort)
 
 
@@ -169,7 +175,7 @@ def print_gallery() -> None:
     print(f"{GALLERY:,} images: {parts}: {cost.seconds:.0f} s, {cost.mebibytes:,.0f} MiB")
 
 
-PARTS = ("losses", "evaluation", "gallery")
+PARTS = ("losses", "evaluation", "levels", "gallery")
 
 
 def main() -> None:
@@ -183,7 +189,12 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("error: no CUDA GPU; scripts/bench.py measures the same parts on a CPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    work = {"losses": lambda: print_losses(options.losses), "evaluation": print_evaluation, "gallery": print_gallery}
+    work = {
+        "losses": lambda: print_losses(options.losses),
+        "evaluation": print_evaluation,
+        "levels": print_levels,
+        "gallery": print_gallery,
+    }
     for part in options.parts or PARTS:
         print()
         work[part]()

@@ -26,8 +26,7 @@ import simplejpeg
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from PIL import Image
-from sklearn.datasets import load_sample_image
+from photographs import write_photographs
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -39,7 +38,7 @@ from dml.data.table import ImageTable
 from dml.data.verification import check_images
 from dml.run.config_folders import CONF
 
-IMAGES, WIDTH, HEIGHT = 128, 500, 375
+IMAGES = 128
 BATCH, ROUNDS = 32, 12
 
 
@@ -63,20 +62,12 @@ USUAL = {
 """For each choice of transform the pipeline that one would write without this framework."""
 
 
-def write_photographs(folder: Path) -> ImageTable:
-    """Write files of one class in the layout of ImageFolder -> their table."""
-    rng = np.random.default_rng(0)
-    photographs = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
-    (folder / "class").mkdir(parents=True)
-    paths = [str(folder / "class" / f"{i:03d}.jpg") for i in range(IMAGES)]
-    for path in paths:
-        width = int(rng.integers(400, 560))
-        height = width * HEIGHT // WIDTH
-        left, top = int(rng.integers(640 - width)), int(rng.integers(427 - height))
-        part = photographs[rng.integers(2)].crop((left, top, left + width, top + height))
-        part.resize((WIDTH, HEIGHT)).save(path, quality=90)
+def write_table(folder: Path) -> ImageTable:
+    """Write photographs of one class in the layout of ImageFolder, and return their table."""
+    files = [folder / "class" / f"{i:03d}.jpg" for i in range(IMAGES)]
+    write_photographs(files)
     labels = np.zeros((IMAGES, 1), dtype=np.int64)
-    return ImageTable(np.array(paths), labels, np.full(IMAGES, "train"), ("class",))
+    return ImageTable(np.array([str(file) for file in files]), labels, np.full(IMAGES, "train"), ("class",))
 
 
 def measure_rates(ways: Sequence[Callable[[int], Any]]) -> list[list[float]]:
@@ -114,7 +105,7 @@ def main() -> None:
     print("images a second of one core torchvision       decoder        from files      from a cache")
     with tempfile.TemporaryDirectory() as name, initialize_config_dir(str(CONF), version_base="1.3"):
         files = Path(name) / "images"
-        table = write_photographs(files)
+        table = write_table(files)
         folder = CacheFolder(Path(name), name)
         checked = check_images(table, folder, processes=1, advance=lambda _: None)
         for choice, transform in USUAL.items():

@@ -2,11 +2,14 @@
 
 python scripts/check_gpu.py                              # all GPUs of this machine
 python scripts/check_gpu.py --steps 50 model=resnet50    # overrides as for train.py
+python scripts/check_gpu.py --photographs --checks float32 compiled    # two of the checks, on photographs
 python scripts/check_gpu.py --accelerator cpu --small    # the same checks on a few images, without a GPU
 
 The script trains emoji in float32, in bfloat16 and compiled. It stops the float32 run half way and resumes it. It
 tests a checkpoint on the GPU and on the CPU; the metrics may differ by 1e-4. It trains the heads alone, and on all GPUs
 together. At the end it prints a table. The exit code is 1 if a check failed. --output holds the run folders.
+--photographs writes JPEGs of 500 x 375 pixels, and trains on them instead of emoji. They show how fast a training is,
+and not how well a network learns.
 """
 
 from dml.ops.signals import handle_signals
@@ -26,6 +29,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from photographs import write_photographs
 from rich.console import Console
 from rich.table import Table
 from small_emoji import slice_of_emoji
@@ -54,6 +58,11 @@ COMMON = [
     "evaluation.clustering=false",  # FAISS's k-means differs between devices
     "checkpoints.beginning=false",
 ]
+
+PHOTOGRAPHS, PER_CLASS = 2048, 32
+CHECKS = ("float32", "bfloat16", "compiled", "resumed", "tested", "heads", "processes")
+COMPARED = ("resumed", "tested")
+"""Checks that look at the float32 run."""
 
 Execute = Callable[[str, Sequence[str]], None]
 
@@ -105,20 +114,20 @@ class Checks:
     overrides: Sequence[str]
     execute: Execute = execute
 
-    def run_all(self) -> Iterator[Row]:
-        """Run all checks, each by itself: one that fails doesn't keep the others from running."""
+    def run(self, chosen: Sequence[str] = CHECKS) -> Iterator[Row]:
+        """Run the chosen checks, each by itself: one that fails doesn't keep the others from running."""
         graphs = "true" if self.accelerator == "cuda" else "{backend: aot_eager}"  # inductor takes a minute on a CPU
-        checks: dict[str, Callable[[str], Row]] = {
-            "float32": self.check_training,
-            "bfloat16": lambda name: self.check_training(name, "trainer.precision=bf16-mixed"),
-            "compiled": lambda name: self.check_training(name, f"compile={graphs}"),
-            "resumed": self.check_resuming,
-            "tested on the CPU": self.check_evaluation,
-            "heads alone": self.check_heads,
-            f"{self.devices} processes": self.check_processes,
+        checks: dict[str, tuple[str, Callable[[str], Row]]] = {
+            "float32": ("float32", self.check_training),
+            "bfloat16": ("bfloat16", lambda name: self.check_training(name, "trainer.precision=bf16-mixed")),
+            "compiled": ("compiled", lambda name: self.check_training(name, f"compile={graphs}")),
+            "resumed": ("resumed", self.check_resuming),
+            "tested": ("tested on the CPU", self.check_evaluation),
+            "heads": ("heads alone", self.check_heads),
+            "processes": (f"{self.devices} processes", self.check_processes),
         }
-        for name, check in checks.items():
-            yield _run_guarded(name, check)
+        for name in chosen:
+            yield _run_guarded(*checks[name])
 
     def check_training(self, name: str, *overrides: str) -> Row:
         """Train from the beginning, and measure it."""
@@ -243,7 +252,14 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=100, help=f"steps of each training, more than {WARM_UP} (%(default)s)"
     )
-    parser.add_argument("--small", action="store_true", help="train on a few small images")
+    images = parser.add_mutually_exclusive_group()
+    images.add_argument("--small", action="store_true", help="train on a few small images")
+    images.add_argument(
+        "--photographs", action="store_true", help=f"train on {PHOTOGRAPHS:,} photographs of 224 pixels"
+    )
+    parser.add_argument(
+        "--checks", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=f"some of {', '.join(CHECKS)}"
+    )
     parser.add_argument(
         "--output", type=Path, default=None, help="an empty folder for the runs; by default a temporary one"
     )
@@ -253,16 +269,22 @@ def main() -> None:
         sys.exit("error: no CUDA GPU; --accelerator cpu --small runs the same checks without one")
     if arguments.steps <= WARM_UP:
         sys.exit(f"error: --steps={arguments.steps}: more than {WARM_UP}, the steps that aren't measured")
+    if "float32" not in arguments.checks and (compared := [name for name in COMPARED if name in arguments.checks]):
+        sys.exit(f"error: --checks {compared[0]}: compares with the run of float32, which must be among the checks")
     folder = (arguments.output or Path(tempfile.mkdtemp(prefix="check_gpu_"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     overrides = list(arguments.overrides)
     if arguments.small:
         overrides = [f"dataset.root={slice_of_emoji(folder / 'emoji.zip')}", *SMALL, *overrides]
+    if arguments.photographs:
+        names = (f"{i // PER_CLASS:02}/{i % PER_CLASS:02}.jpg" for i in range(PHOTOGRAPHS))
+        write_photographs([folder / "photographs" / name for name in names])
+        overrides = ["dataset=folder", f"dataset.root={folder / 'photographs'}", *overrides]
     devices = torch.cuda.device_count() if arguments.accelerator == "cuda" else 2
     console = Console(highlight=False, width=120)
     console.print(describe_machine(arguments.accelerator))
     rows, started = [], perf_counter()
-    for row in Checks(folder, arguments.accelerator, devices, arguments.steps, overrides).run_all():
+    for row in Checks(folder, arguments.accelerator, devices, arguments.steps, overrides).run(arguments.checks):
         console.print(f"{row.name}: {row.verdict}, after {perf_counter() - started:.0f} s")
         rows.append(row)
         (folder / "checks.json").write_text(json.dumps([asdict(row) for row in rows], indent=2), encoding="utf-8")

@@ -27,7 +27,7 @@ def one_process(here: Here) -> Callable[[str, Sequence[str]], None]:
 @pytest.mark.thorough
 def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     overrides = [f"dataset.root={small_emoji}", *OVERRIDES, "evaluation.metrics=[recall]", "model.heads=[H]"]
-    rows = [*Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).run_all()]
+    rows = [*Checks(tmp_path, "cpu", 2, 12, overrides, one_process(here)).run()]
     assert {row.name: row.verdict for row in rows} == {
         "float32": "ok",
         "bfloat16": "ok",
@@ -42,6 +42,39 @@ def test_all_checks_pass_on_a_cpu(here: Here, small_emoji: Path, tmp_path: Path)
         assert 0 <= row.speed["share_waiting"] <= 1
         assert (row.speed["peak_memory_mib"], row.speed["host_waits"]) == (None, None)
     assert [row.remark for row in rows[3:5]] == [f"{what} differ by 0.0e+00 at most" for what in ("weights", "metrics")]
+
+
+@pytest.mark.parametrize("chosen", [["tested"], ["bfloat16", "resumed"]])
+def test_a_comparison_needs_the_run_of_float32(chosen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["check_gpu.py", "--accelerator", "cpu", "--checks", *chosen])
+    with pytest.raises(SystemExit, match=f"error: --checks {chosen[-1]}: compares with the run of float32"):
+        check_gpu.main()
+
+
+def test_chosen_checks_train_on_photographs(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_gpu, "PHOTOGRAPHS", 32)
+    monkeypatch.setattr(check_gpu, "PER_CLASS", 2)
+    monkeypatch.setattr(check_gpu.Checks, "execute", staticmethod(one_process(here)))
+    options = [
+        "--accelerator",
+        "cpu",
+        "--steps",
+        "11",
+        "--photographs",
+        "--checks",
+        "float32",
+        "--output",
+        str(tmp_path),
+    ]
+    overrides = [override for override in OVERRIDES if override != "dataset.counts=null"]
+    monkeypatch.setattr("sys.argv", ["check_gpu.py", *options, *overrides, "model.heads=[H]"])
+    with pytest.raises(SystemExit) as ended:
+        check_gpu.main()
+    assert ended.value.code is False
+    assert "float32: ok" in capsys.readouterr().out
+    assert len([*(tmp_path / "photographs").glob("??/??.jpg")]) == 32
 
 
 def leaves(metrics: Sequence[dict[str, Any]]) -> Callable[[str, Sequence[str]], None]:
@@ -68,7 +101,7 @@ def test_a_check_that_fails_leaves_the_others(tmp_path: Path) -> None:
     def execute(script: str, arguments: Sequence[str]) -> None:
         raise OSError("no\n such device")
 
-    rows = [*Checks(tmp_path, "cuda", 1, 12, [], execute).run_all()]
+    rows = [*Checks(tmp_path, "cuda", 1, 12, [], execute).run()]
     assert [row.verdict for row in rows] == [*["failed"] * 6, "skipped"]
     assert rows[0] == Row("float32", "failed", "no such device")
 
