@@ -38,10 +38,13 @@ demo: setup
 
 setup: $(SETUP)
 
+# pip would compile all 25,000 files for a minute, Python compiles those that are imported, if it may keep the results
+COMPILE = $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
+
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check $(COMPILE) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # a process that is done takes over tests of the other
