@@ -251,5 +251,5 @@ def _recall_losses(ranks: Tensor, is_positive: Tensor, num_items: int, settings:
         hits, most = within.sum(dim=1), count.clamp(max=limit) * scale
         losses += 1 / scale - hits.clamp(max=limit) / most
         slope = within * (1 - within) / settings.recall_temperature
-        slopes += slope * ((hits < limit) / most)[:, None]
+        slopes += slope * (hits < limit)[:, None] / most[:, None]
     return losses, slopes

@@ -10,6 +10,8 @@ from torch import nn
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss
 from dml.ops.errors import InputError
 
+DOUBLE = batch().double()
+
 
 @pytest.fixture(params=LOSSES)
 def loss(request: pytest.FixtureRequest) -> nn.Module:
@@ -50,6 +52,21 @@ def test_a_written_out_gradient_refuses_a_second_one(name: str) -> None:
     embeddings = batch().requires_grad_()
     with pytest.raises(RuntimeError, match="differentiable once: create_graph=True"):
         torch.autograd.grad(build(name)(embeddings, LABELS), embeddings, create_graph=True)
+
+
+def test_float64_is_kept_throughout(loss: nn.Module) -> None:
+    """A quotient of a bool and a whole number, for one, would have torch's default type instead."""
+    loss.double()
+    values = []
+    for default in (torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            torch.manual_seed(0)
+            values.append(value_and_gradient(deepcopy(loss), DOUBLE, LABELS))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(values[0][0], values[1][0])
+    assert torch.equal(values[0][1], values[1][1])
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
