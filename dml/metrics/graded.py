@@ -71,9 +71,9 @@ def ndcg(ranks: Sequence[Tensor]) -> Tensor:
     at_least_counts = counts.flip(1).cumsum(dim=1).flip(1)
     gained, ideal = torch.zeros_like(discounts[:, 0]), torch.zeros_like(discounts[:, 0])
     for level, level_ranks in enumerate(ranks, 1):
-        gained += (2**level - 1) * _discounts(level_ranks).sum(dim=1)
+        gained += (2.0**level - 1) * _discounts(level_ranks).sum(dim=1)
         # The gain 2^level - 1 is the sum of 2^(l - 1) over all levels l from 1 to the item's level.
-        ideal += 2 ** (level - 1) * discounts.gather(1, at_least_counts[:, level, None]).squeeze(1)
+        ideal += 2.0 ** (level - 1) * discounts.gather(1, at_least_counts[:, level, None]).squeeze(1)
     return gained / ideal
 
 

@@ -40,9 +40,9 @@ class LocalNeighborhoodSampler(EpochSampler):
     different row indices. It consists of groups, each a centre with K neighbours. A neighbour is similar if its class
     is that of the centre. The numbers are the steps of the thesis: draw a random centre (2). Its neighbours must
     include a similar and a dissimilar row (3). Neither the centre nor a neighbour may be in the batch yet (4). Add all
-    K + 1 rows to the batch (5). Repeat until the batch is full. The last group is cut to the rows that are missing,
-    and the group before it too if the last would have fewer than three rows. A cut group consists of the centre, the
-    nearest similar row, the nearest dissimilar row and the nearest other rows.
+    K + 1 rows to the batch (5). Repeat until the batch is full. The last group is cut to the rows that are missing. If
+    it would have fewer than three rows, groups before it are cut too. A cut group consists of the centre, the nearest
+    similar row, the nearest dissimilar row and the nearest other rows.
 
     If no centre meets the rules, they are relaxed in this order. First, neighbours that are in the batch already are
     skipped, if a similar and a dissimilar row remain. Then, if a centre has no similar or no dissimilar neighbour, one
