@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from dml.data.contents import MISSING, read_stamps
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar
 from dml.data.names import check_paths
@@ -153,4 +154,6 @@ def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
             similar = name_similar(path)
             raise InputError(f"{printable(path)}: no such file{similar}; give a .csv file or a folder of images")
         return _list_images_and_classes(csv.read_listed(path))
+    if read_stamps([str(path)])[0, 0] == MISSING[0]:
+        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a folder or a .csv file")
     return [str(path)], [""]

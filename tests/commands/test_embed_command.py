@@ -1,6 +1,7 @@
 """``dml embed``: interrupted, continued, and shared by several machines."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 from small_embedders import make_model, write_photos
 from stored_arrays import stored_arrays
 
@@ -173,19 +175,50 @@ def test_images_that_an_earlier_command_left_out_are_told(
     assert pq.read_metadata(output).num_rows == 9
 
 
-def test_a_changed_archive_is_another_list_of_images(
-    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_parts_of_a_changed_archive_are_embedded_again(
+    model: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     archive, listed, output = tmp_path / "p.zip", tmp_path / "list.csv", tmp_path / "vectors.npz"
     images = sorted(photos.rglob("*.png"))[:6]
     listed.write_text("path,label\n" + "".join(f"p.zip/{number}.png,a\n" for number in range(6)))
-    for extra in (b"", b"more"):
+    for order in (images, images[::-1]):
         with ZipFile(archive, "w") as opened:
-            for number, image in enumerate(images):
-                opened.writestr(f"{number}.png", image.read_bytes() + extra)
-        if not extra:
-            embed(model, listed, output, "--shard", "1/2")
-    assert "begun with another list of images" in refusal(capsys, model, listed, output)
+            for number, image in enumerate(order):
+                opened.writestr(f"{number}.png", image.read_bytes())
+        embed(model, listed, output, *(["--shard", "1/2"] if order is images else []))
+    assert f"{output}.parts: images have changed since; 1 part embedded again" in caplog.text
+    np.testing.assert_array_equal(stored_arrays(output)["vectors"], dml.load(model).embed(images[::-1]))
+
+
+@pytest.mark.parametrize("has_another_size", [True, False])
+def test_a_part_is_embedded_again_if_an_image_has_changed(
+    has_another_size: bool, model: Path, tmp_path: Path, embedded: list[int]
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "vectors.npz"
+    photos.mkdir()
+    for number in range(12):
+        Image.new("RGB", (20, 20), (20 * number, 0, 99)).save(photos / f"{number:02}.bmp")
+    embed(model, photos, output, "--shard", "1/3")
+    embed(model, photos, output, "--shard", "2/3")
+    changed = photos / "01.bmp"
+    times = changed.stat()
+    Image.new("RGB", (21 if has_another_size else 20, 20), "white").save(changed)
+    if has_another_size:  # as a copy that keeps the time of its source
+        os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    embedded.clear()
+    embed(model, photos, output)
+    assert embedded == [4, 4]  # those of the changed part, and of the third
+    vectors = stored_arrays(output)["vectors"]
+    np.testing.assert_array_equal(vectors[:4], dml.load(model).embed(sorted(photos.iterdir())[:4]))
+
+
+def test_a_folder_without_a_part_holds_nobody_up(model: Path, photos: Path, tmp_path: Path) -> None:
+    output, broken = tmp_path / "vectors.npz", tmp_path / "broken.png"
+    broken.write_bytes(b"none")
+    with pytest.raises(SystemExit):
+        embed(model, broken, output)
+    embed(model, photos, output)
+    assert len(stored_arrays(output)["paths"]) == 18
 
 
 def test_parts_of_something_else_are_refused(
@@ -208,8 +241,8 @@ def test_parts_of_something_else_are_refused(
         f"error: {part}: of other images; delete it, and the same command goes on"
     )
     part.unlink()
-    (parts / "plan.json").write_text(json.dumps({"format": 2}))
-    assert "begun with another version of the files (2, now 1)" in refusal(capsys, model, photos, output)
+    (parts / "plan.json").write_text(json.dumps({"format": 1}))
+    assert "begun with another version of the files (1, now 2)" in refusal(capsys, model, photos, output)
     (parts / "plan.json").unlink()
     assert "holds something else (000" in refusal(capsys, model, photos, output)
 
@@ -227,6 +260,10 @@ def test_mistakes_are_named(model: Path, photos: Path, tmp_path: Path, capsys: p
     line = refusal(capsys, model, odd, output)
     assert r"a\xff.png' in row 0 of" in line
     assert "isn't UTF-8, as results are; rename the file" in line
+    mistyped = photos.with_name(photos.name[:-1])
+    assert refusal(capsys, model, mistyped, output) == (
+        f"error: {mistyped}: no such file, but there is {photos}; give images, a folder or a .csv file"
+    )
     assert not list(tmp_path.glob("vectors*"))
 
 

@@ -433,8 +433,10 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         dml.Index.build(model, photos, parameters="nprobe=4")
     with pytest.raises(InputError, match=r"factory=IVF64,Flat: 64 cells for 12 vectors"):
         dml.Index.build(model, photos, factory="IVF64,Flat")
-    with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
+    with pytest.raises(InputError, match=r"gone\.png: no such file; give images, a folder or a \.csv file"):
         dml.Index.build(model, tmp_path / "gone.png", on_corrupt="skip")
+    with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
+        dml.Index.build(model, [tmp_path / "gone.png"], on_corrupt="skip")
     with pytest.raises(UnreadableImageError, match=r"gone.png: no such file$"):
         index.search(tmp_path / "gone.png", k=1)
 

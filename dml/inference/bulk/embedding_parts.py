@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dml.data.contents import read_sizes
+from dml.data.contents import read_sizes, read_stamps
 from dml.inference.bulk.embedding_files import check_output, make_table, write_embeddings
 from dml.inference.bulk.shards import WHOLE, Shard
 from dml.ops.counts import format_count
@@ -21,6 +22,8 @@ from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.files import remove_partial_files, replacing, write_text
 from dml.ops.locks import FileLock
+
+logger = logging.getLogger(__name__)
 
 PART_SIZE = 1024
 """The smallest number of images in a part; a part is a whole number of batches."""
@@ -31,7 +34,7 @@ MEANINGS = {
     "format": "version of the files",
     "fingerprint": "model",
     "images": "number of images",
-    "listing": "list of images (their paths, labels and sizes)",
+    "listing": "list of images (their paths and labels)",
     "batch_size": "batch size",
 }
 """What the keys of a plan stand for, in the order in which a difference is told."""
@@ -42,6 +45,10 @@ class EmbeddingParts:
 
     Part p has the images from p * ``part_size`` on. A part begins where a batch begins, so that the vectors are the
     same, bit for bit, however often the work was interrupted, and for each machine of one kind that shares it.
+
+    A part whose images have changed since is deleted when the work goes on: it holds their sizes, and an image that was
+    written after it has changed too. The times of images aren't compared otherwise, since machines that share the work
+    may have their own copies of the images.
 
     Args:
         output: file to write in the end, .parquet or .npz. The folder of the parts has its name and ``.parts``.
@@ -66,7 +73,7 @@ class EmbeddingParts:
         self.facts = dict(facts)
         self.part_size = -(-PART_SIZE // batch_size) * batch_size
         self._plan = {
-            "format": 1,
+            "format": 2,
             **self.facts,
             "images": len(paths),
             "listing": _hash_listing(paths, labels),
@@ -84,13 +91,14 @@ class EmbeddingParts:
         """Make the folder, or go on with it, and keep other processes from the same shard in the ``with`` statement.
 
         Raises:
-            InputError: if the folder was begun with other images or another model, or another process is at work.
+            InputError: if the folder has parts of other images or of another model, or another process is at work.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self._lock_path(shard)).hold():
                 self._refuse_busy_shards(shard)
                 self._check_plan()
+                self._delete_outdated(shard)
                 yield
         except BlockingIOError as error:
             raise InputError(f"{printable(self.folder)}: {error.strerror} is at work on it; wait for it") from error
@@ -114,7 +122,8 @@ class EmbeddingParts:
         """Write the vectors (n, D) of a part's images; a row of NaN is an image that could not be read."""
         rows = self.rows(part)
         names = [self.paths[row] for row in rows], [self.labels[row] for row in rows]
-        table = make_table(*names, vectors, {**self.facts, "plan": self._plan_hash, "part": str(part)})
+        facts = {**self.facts, "plan": self._plan_hash, "part": str(part), "sizes": self._hash_sizes(part)}
+        table = make_table(*names, vectors, facts)
         with replacing(self._file(part)) as partial:
             pq.write_table(table, partial, write_page_checksum=True)
 
@@ -158,6 +167,28 @@ class EmbeddingParts:
             raise InputError(f"{printable(file)}: of other images; delete it, and the same command goes on")
         return table
 
+    def _delete_outdated(self, shard: Shard) -> None:
+        """Delete the parts of a shard whose images have other sizes now, or were written after the part."""
+        outdated = [part for part in shard.choose(len(self)) if self._is_outdated(part)]
+        for part in outdated:
+            self._file(part).unlink()
+        if outdated:
+            count = format_count(len(outdated), "part")
+            logger.warning("%s: images have changed since; %s embedded again", printable(self.folder), count)
+
+    def _is_outdated(self, part: int) -> bool:
+        file = self._file(part)
+        try:
+            written, sizes = file.stat().st_mtime_ns, (pq.read_metadata(file).metadata or {}).get(b"sizes")
+        except (pa.ArrowException, OSError):
+            return False  # it isn't there, or damaged, which `join` tells
+        images = [self.paths[row] for row in self.rows(part)]
+        return bool((read_stamps(images)[:, 1] >= written).any()) or sizes != self._hash_sizes(part).encode()
+
+    def _hash_sizes(self, part: int) -> str:
+        sizes = read_sizes([self.paths[row] for row in self.rows(part)])
+        return sha256(json.dumps(sizes).encode()).hexdigest()
+
     def _lock_path(self, shard: Shard) -> Path:
         return self.folder / f".lock-{shard.number}-of-{shard.count}"
 
@@ -177,7 +208,9 @@ class EmbeddingParts:
             begun = dict(json.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise InputError(f"{printable(file)}: damaged; delete the folder to begin again") from error
-        if begun != self._plan:
+        if begun != self._plan and not any(self.folder.glob("*.parquet")):
+            write_text(file, json.dumps(self._plan, indent=1) + "\n")  # nothing was embedded, so nothing is lost
+        elif begun != self._plan:
             key = next((key for key in MEANINGS if begun.get(key) != self._plan[key]), "format")
             raise InputError(
                 f"{printable(self.folder)}: begun with another {MEANINGS[key]} ({printable(begun.get(key))}, now "
@@ -199,8 +232,8 @@ def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:
 
 
 def _hash_listing(paths: Sequence[str], labels: Sequence[str]) -> str:
-    """Compute a hash of the paths, labels and sizes of images."""
+    """Compute a hash of the paths and labels of images."""
     digest = sha256()
-    for path, label, size in zip(paths, labels, read_sizes(paths), strict=True):
-        digest.update(json.dumps([path, label, size]).encode())
+    for path, label in zip(paths, labels, strict=True):
+        digest.update(json.dumps([path, label]).encode())
     return digest.hexdigest()
