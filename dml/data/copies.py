@@ -20,6 +20,9 @@ from dml.data.verification import read_verified
 HASHES_FILE = "digests.parquet"
 """The file of a data set's cache folder that holds the SHA-256 of image files."""
 
+SAMPLED_QUERIES = 64
+"""The number of queries that `warn_of_copies` compares with the gallery, so that it takes a moment."""
+
 logger = logging.getLogger(__name__)
 
 ContentHashes = dict[str, tuple[Stamp, str]]
@@ -85,6 +88,30 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
         gallery_contents = np.setdiff1d(table.content[gallery], UNKNOWN)
         count += int(np.isin(table.content[list_queries], gallery_contents).sum())
     return count, len(queries)
+
+
+def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:
+    """Warn if query images are in their gallery too, where nobody said so: each finds itself, and counts as found.
+
+    Args:
+        table: the table of the data set.
+        limits: largest size of an image file.
+        queries: number of query images that are compared with the gallery, evenly spaced; the size of each file of the
+            gallery is read too, and the content of those that have the size of such a query.
+    """
+    rows = table.rows("query")
+    sampled = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), queries)).astype(np.int64))]
+    compared = table.take(np.concatenate([sampled, table.rows("gallery")]))
+    in_gallery, count = count_queries_in_gallery(assign_content_ids(compared, None, limits))
+    if in_gallery:
+        of = "queries" if count == len(rows) else f"queries that were compared, of {len(rows):,},"
+        logger.warning(
+            "%s of %s %s are in their gallery as files of the same content, and find themselves; "
+            "dataset.queries_in_gallery=true excludes each copy from the ranking of its query",
+            f"{in_gallery:,}",
+            f"{count:,}",
+            of,
+        )
 
 
 def _find_hashes(

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from dml.data.cache import CacheFolder
-from dml.data.copies import assign_content_ids
+from dml.data.copies import assign_content_ids, warn_of_copies
 from dml.data.limits import ImageLimits
 from dml.data.readability import check_readability
 from dml.data.subsets import take_some_classes
@@ -64,15 +64,21 @@ def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:
 
 
 def check_readable(config: DictConfig, images: ImageTable) -> None:
-    """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`."""
+    """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`.
+
+    Queries that are in their gallery too are told, unless the configuration of the data set knows of them.
+    """
     folder = find_cache_folder(config)
+    limits = ImageLimits.from_settings(config.data)
     check_readability(
         images,
         config.data.get("check_images", 0),  # configurations of older versions lack it
         on_corrupt=config.data.on_corrupt,
         prepare_arguments=folder.arguments if folder else "",
-        limits=ImageLimits.from_settings(config.data),
+        limits=limits,
     )
+    if config.data.get("check_images") and config.dataset.get("queries_in_gallery", False) is None:
+        warn_of_copies(images, limits)
 
 
 def read_other_labels(config: DictConfig, images: ImageTable) -> dict[str, ImageTable]:

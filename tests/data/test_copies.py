@@ -12,7 +12,7 @@ from trees.shards import pack
 from dml.data import copies
 from dml.data.cache import CacheFolder
 from dml.data.contents import read_stamps
-from dml.data.copies import assign_content_ids, count_queries_in_gallery
+from dml.data.copies import assign_content_ids, count_queries_in_gallery, warn_of_copies
 from dml.data.table import ImageTable
 from dml.data.verification import CheckedImage, write_table
 
@@ -178,3 +178,20 @@ def test_copies_count_in_the_list_that_they_are_in(table: ImageTable) -> None:
 def test_a_part_of_a_table_keeps_its_contents(table: ImageTable) -> None:
     numbered = assign_content_ids(table, None)
     assert np.array_equal(numbered.select_evaluated("test").content, numbered.content[1:])
+
+
+def test_copies_that_nobody_knows_of_are_told(table: ImageTable, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_copies(table)
+    assert "2 of 3 queries are in their gallery as files of the same content, and find themselves;" in caplog.text
+    caplog.clear()
+    warn_of_copies(table, queries=2)
+    assert "1 of 2 queries that were compared, of 3, are in their gallery" in caplog.text
+
+
+def test_a_gallery_without_copies_and_none_at_all_are_not_told(
+    table: ImageTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_copy = np.isin([Path(path).name for path in table.paths], ["x.jpg", "z.jpg", "w.jpg"])
+    warn_of_copies(table.take(np.flatnonzero(~is_copy)))
+    warn_of_copies(table.subset("train"))
+    assert not caplog.text

@@ -1,6 +1,7 @@
 import sys
 from importlib import import_module
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from configurations import compose as composed
+from PIL import Image
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
@@ -167,6 +169,22 @@ def vehicle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         content = (tmp_path / f"bmk_{level}" / "query" / f"{query}.jpg").read_bytes()
         (tmp_path / f"bmk_{level}" / "gallery" / f"{item}.jpg").write_bytes(content)
     return tmp_path
+
+
+@pytest.mark.parametrize(("known", "warns"), [([], True), (["dataset.queries_in_gallery=false"], False)])
+def test_copies_in_the_gallery_are_told(
+    known: list[str], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i, (split, class_name) in enumerate(product(("train", "query", "gallery"), ("a", "b"))):
+        for number in range(2):
+            path = tmp_path / split / class_name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            colour = (40 * (i - 2 * (split == "gallery")), 90 * number, 0)  # those of the queries in the gallery
+            Image.new("RGB", (8, 8), colour).save(path)
+    options = ["dataset.reader.val_fraction=0", "dataset.disjoint=false", *known]
+    config = composed("dataset=folder", f"dataset.root={tmp_path}", *options)
+    builders.check_readable(config, builders.build_table(config))
+    assert ("queries are in their gallery" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(
