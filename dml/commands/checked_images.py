@@ -6,6 +6,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dml.data.cache import CacheFolder
+from dml.data.images import suggest_slashes
 from dml.data.limits import ImageLimits
 from dml.data.split_overview import make_overview_table, summarize_splits
 from dml.data.subsets import draw_share_of_classes
@@ -14,6 +15,9 @@ from dml.data.verification import CheckedImage, check_images, write_table
 from dml.data.worker_processes import choose_processes
 from dml.models.embedding import EmbeddingModel
 from dml.ops.console import console, progress_bar, warn
+from dml.ops.counts import format_count
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 from dml.run.builders import build_table
 from dml.run.stored_configuration import TABLE_KEYS
 
@@ -69,8 +73,18 @@ def _read_without_folds(config: DictConfig) -> ImageTable:
 
 
 def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:
-    """Return a table of the images that can be read."""
+    """Return a table of the images that can be read.
+
+    Raises:
+        InputError: if none can.
+    """
     readable = [not images[path].error for path in table.paths.tolist()]
+    if not any(readable):
+        first = str(table.paths[0])
+        raise InputError(
+            f"{table.source}: none of {format_count(len(table), 'image')} can be read, the first: "
+            f"{printable(first)}: {images[first].error}{suggest_slashes(first)}"
+        )
     return table.take(np.flatnonzero(readable).astype(np.int64))
 
 

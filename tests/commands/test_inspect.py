@@ -205,3 +205,12 @@ def test_mistakes_are_one_line(refused: Refused, mine: Path, override: str, mess
     line = refused("dataset=folder", f"dataset.root={mine}", *SETTINGS, override, command="inspect")
     assert re.search(message, line), line
     assert not (mine / ".dml").exists() or override == "components=0"
+
+
+@pytest.mark.parametrize("command", ["inspect", "audit", "shift"])
+def test_a_list_of_files_that_are_elsewhere_is_told_as_such(command: str, refused: Refused, tmp_path: Path) -> None:
+    listed = tmp_path / "list.csv"
+    listed.write_text("path,label\n" + "".join(f"old/{i}.jpg,{'abcdef'[i // 2]}\n" for i in range(12)))
+    line = refused("dataset=csv", f"dataset.root={listed}", "processes=1", command=command)
+    first = f"{tmp_path}/old/0.jpg: no such file"
+    assert line == f"error: {listed}: none of 12 images can be read, the first: {first}"
