@@ -1,3 +1,4 @@
+import math
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -57,6 +58,11 @@ class RankedListLoss(nn.Module):
         super().__init__()
         if not 0.0 <= negative_weight <= 1.0:
             raise InputError(f"loss.negative_weight={negative_weight}: lambda of Eq. 13 must be between 0 and 1")
+        for name, temperature in (("negative", negative_temperature), ("positive", positive_temperature)):
+            if not math.isfinite(temperature):
+                raise InputError(
+                    f"loss.{name}_temperature={temperature}: must be finite; with 1e6 only the largest violation counts"
+                )
         self._alpha = alpha
         self.margin = margin
         self.negative_temperature = negative_temperature

@@ -156,3 +156,10 @@ def test_uses_the_finest_level() -> None:
 def test_refuses_a_weight_outside_0_to_1() -> None:
     with pytest.raises(InputError, match=r"negative_weight=1\.5"):
         RankedListLoss(negative_weight=1.5)
+
+
+@pytest.mark.parametrize("option", ["negative_temperature", "positive_temperature"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_temperature_that_is_not_finite_is_refused(option: str, value: float) -> None:
+    with pytest.raises(InputError, match=rf"loss\.{option}={value}: must be finite"):
+        RankedListLoss(**{option: value})  # type: ignore[arg-type]
