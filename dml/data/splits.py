@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,6 +21,8 @@ SPLIT_NAMES = {name: name for name in SPLITS} | {
     "testing": "test",
 }
 """The split that a name stands for: its own name, or a name that is common elsewhere."""
+_SPLIT_PREFIX = re.compile(rf"({'|'.join(SPLIT_NAMES)})(sets?|images?|imgs?|data)?(?![^\W\d_])", re.IGNORECASE)
+"""The word of a split at the start of a name; no further letter follows, so that ``valley`` isn't ``val``."""
 FEWEST_CLASSES = 2
 """The smallest number of classes of a drawn split, and of those that are left for training.
 
@@ -27,6 +30,16 @@ A loss compares images of different classes, and where all images are of one cla
 """
 VALIDATION_CLASSES = 4
 """The smallest number of drawn validation classes, unless they are more than a third: two or three chose too badly."""
+
+
+def find_split_prefix(name: str) -> str:
+    """Return the split that the name of a file or folder begins with; an empty string if there is none.
+
+    >>> [find_split_prefix(name) for name in ("train-0.tar", "Test_images", "validation", "valset2", "valley", "a-val")]
+    ['train', 'test', 'val', 'val', '', '']
+    """
+    match = _SPLIT_PREFIX.match(name)
+    return SPLIT_NAMES[match[1].lower()] if match else ""
 
 
 def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

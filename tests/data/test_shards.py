@@ -56,6 +56,39 @@ def test_folders_are_splits_and_words_of_others_too(tmp_path: Path) -> None:
     assert {split for *_, split in rows(read(tmp_path), tmp_path)} == {"train", "val", "query", "gallery"}
 
 
+def pack_classes(folder: Path, *names: str) -> None:
+    """Write a tar file of each name with one image of a class of its own."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        pack(folder / name, {"1.png": IMAGE, "1.cls": name.encode()})
+
+
+@pytest.mark.parametrize("name", ["{}set-000", "{}_images_0", "{}1", "{}Data"])
+def test_a_split_is_what_a_name_begins_with(name: str, tmp_path: Path) -> None:
+    splits = ("train", "query", "gallery")  # none is drawn
+    pack_classes(tmp_path, *(f"{name.format(split)}.tar" for split in splits))
+    found = {(path, split) for path, _, split in rows(read(tmp_path), tmp_path)}
+    assert found == {(f"{name.format(split)}.tar/1.png", split) for split in splits}
+
+
+def test_splits_within_the_names_are_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Classes drawn at random would mix the training and the test that the names tell."""
+    remedy = (
+        "begin the names of all shards with train, val, test, query, gallery, or put them into folders of these names"
+    )
+    pack_classes(tmp_path / "mine", *(f"birds-{word}-{i}.tar" for word in ("train", "testset") for i in range(2)))
+    shards = " and ".join(f"{tmp_path}/mine/birds-{word}-0.tar" for word in ("testset", "train"))
+    with pytest.raises(
+        InputError, match=f"^{shards}: their names hold test and train, but begin with no split; {remedy}$"
+    ):
+        read(tmp_path / "mine")
+    pack_classes(tmp_path / "others", "valley-0.tar", "contest-0.tar", "a-test.tar", "b.tar")
+    assert read(tmp_path / "others").counts().keys() == {"train", "test"}
+    (message,) = caplog.messages
+    fault = "its name holds test, but begins with no split, so classes are drawn"
+    assert message == f"{tmp_path}/others/a-test.tar: {fault}; else {remedy}"
+
+
 def test_a_single_shard_has_its_classes_drawn(tmp_path: Path) -> None:
     members = {f"{i}.{ending}": content for i in range(12) for ending, content in (("jpg", IMAGE), ("cls", b"%d" % i))}
     pack(tmp_path / "train.tar", members)

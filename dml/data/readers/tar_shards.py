@@ -17,7 +17,7 @@ from dml.data.archives import index_tar, read_member
 from dml.data.layout import Layout
 from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
-from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
+from dml.data.splits import complete_splits, find_split_prefix, number_classes
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
 from dml.ops.counts import format_count
 from dml.ops.errors import InputError
@@ -86,8 +86,8 @@ def read(
     """Read the images of tar files, which hold each image beside files of the same name, up to the first dot.
 
     The tar files may not be compressed. A shard is part of the split that its name, or that of its folder below the
-    root, begins with, such as ``train-0001.tar`` or ``train/0001.tar``. Without splits, whole classes are drawn for
-    testing.
+    root, begins with, such as ``train-0001.tar``, ``trainset-0001.tar`` or ``train/0001.tar``. Without splits, whole
+    classes are drawn for testing.
 
     Args:
         root: path of a tar file, or of a folder that holds tar files, at any depth.
@@ -102,7 +102,8 @@ def read(
 
     Raises:
         InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a
-            split and some have none, the splits are incomplete, or ``labels`` is empty or not of strings.
+            split and some have none, their names hold splits that they don't begin with, the splits are incomplete, or
+            ``labels`` is empty or not of strings.
     """
     places = _check_places(labels)
     paths: list[str] = []
@@ -192,13 +193,32 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
             f"{printable(without)}: its name begins with no split, but that of {printable(with_split[0])} does; "
             f"begin the names of all shards with {', '.join(SPLITS)}, or of none"
         )
+    if not with_split:
+        _check_inner_words(place, shards)
     return splits
+
+
+def _check_inner_words(place: Path, shards: list[Path]) -> None:
+    """Refuse shards that have the words of two splits within their names, none at the start; warn of a single word."""
+    meant: dict[str, Path] = {}
+    for shard in shards:
+        for word in re.split(r"[\W\d_]+", str(shard.relative_to(place).with_suffix(""))):
+            if split := find_split_prefix(word):
+                meant.setdefault(split, shard)
+    shard_names = " and ".join(printable(shard) for shard in meant.values())
+    remedy = f"begin the names of all shards with {', '.join(SPLITS)}, or put them into folders of these names"
+    if len(meant) > 1:
+        raise InputError(f"{shard_names}: their names hold {' and '.join(meant)}, but begin with no split; {remedy}")
+    if meant:
+        logger.warning(
+            "%s: its name holds %s, but begins with no split, so classes are drawn; else %s",
+            *(shard_names, *meant, remedy),
+        )
 
 
 def _find_split(shard: Path) -> str:
     """Return the split with which a part of a shard's path begins; an empty string if there is none."""
-    first_words = [re.split("[^a-z]", part.lower())[0] for part in shard.parts]
-    found = sorted({SPLIT_NAMES[word] for word in first_words if word in SPLIT_NAMES})
+    found = sorted({split for part in shard.parts if (split := find_split_prefix(part))})
     if len(found) > 1:
         raise InputError(f"{printable(shard)}: its path names the splits {' and '.join(found)}; one is needed")
     return found[0] if found else ""
