@@ -116,6 +116,34 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "values", "splits"),
+    [
+        ("set", ["train", "test"], "test, train"),
+        ("Partition", ["Training", "other"], "test, train"),
+        ("phase", ["query", ""], "query, test"),
+        ("fold", ["validation", "train"], "test, train, val"),
+    ],
+)
+def test_splits_under_another_name_are_not_passed_over(
+    name: str, values: list[str], splits: str, tmp_path: Path
+) -> None:
+    """Classes drawn at random would mix the training and the test that the column tells."""
+    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate([*values, "test"])]
+    file = written(tmp_path, f"image,label,{name}", *rows)
+    option = rf"'dataset\.reader\.columns=\{{path: image, split: {name}\}}' would do, or remove the column"
+    line = rf"mine\.csv, line 1: the column '{name}' holds splits \({splits}\), but is not called split; {option}$"
+    with pytest.raises(InputError, match=line):
+        read(file, columns={"path": "image"})
+
+
+@pytest.mark.parametrize("column", ["set,a,b,c", "phase,train,train,train", "fold,train,test,2", "weight,,,"])
+def test_other_columns_are_no_splits(column: str, tmp_path: Path) -> None:
+    name, *values = column.split(",")
+    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate(values)]
+    assert read(written(tmp_path, f"path,label,{name}", *rows)).counts().keys() == {"train", "test"}
+
+
+@pytest.mark.parametrize(
     ("lines", "message"),
     [
         (

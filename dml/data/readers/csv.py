@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dml.data.layout import EncodingError, Layout, read_list_lines
-from dml.data.splits import complete_splits, number_classes
+from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 
@@ -29,7 +29,7 @@ OTHER_NAMES = {
         *("class", "classid", "classname", "category", "categoryid", "categoryname"),
         *("labels", "labelid", "labelname", "species", "target"),
     ),
-    "split": ("partition", "set", "subset"),
+    "split": ("partition", "phase", "set", "subset"),
 }
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -67,7 +67,8 @@ def read(
     The column ``path`` holds the path of the image, relative to the file. The column ``label``, or the columns
     ``level0``, ``level1`` and so on from the finest to the coarsest level, hold class names, which are numbered in
     their sorted order. The column ``split`` holds one of `SPLITS`; without it, whole classes are drawn for testing.
-    Other columns are passed over, unless their name is close to one of these, which is probably a misspelling.
+    Other columns are passed over, unless their name is close to one of these, which is probably a misspelling, or they
+    hold splits where no column ``split`` does.
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
@@ -81,8 +82,9 @@ def read(
         encoding: encoding of the file, such as utf-8 or cp1252.
 
     Raises:
-        InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
-            are incomplete; the message names the file, and the line if a line is at fault.
+        InputError: if a column is missing, a column of another name holds splits, a cell is empty, a split is unknown,
+            an image is listed twice, or the splits are incomplete; the message names the file, and the line if a line
+            is at fault.
     """
     try:
         table = read_listed(root, columns=columns, encoding=encoding)
@@ -92,6 +94,8 @@ def read(
         if not error.likely_encoding:
             raise
         raise InputError(f"{error.fault}; dataset.reader.encoding={error.likely_encoding} reads it") from error
+    if not (table.split != "").any():
+        _check_unused_columns(_find_file(root), columns or {}, encoding)
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
@@ -188,6 +192,41 @@ def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -
     return [names_by_file_name.get(cell, f"{cell} (unused)" if cell in columns else cell) for cell in header]
 
 
+def _check_unused_columns(file: Path, columns: Mapping[str, str], encoding: str) -> None:
+    """Refuse a file without a column ``split`` in which a column of another name holds two splits or more.
+
+    Other values may stand in it only if its name is a common one for splits. If such a column were passed over, the
+    draw of the classes would move images of the user's test into the training.
+    """
+    rows = _read_rows(file, encoding)
+    _, header = next(rows)
+    names = _rename_columns(file, header, columns)
+    splits: dict[int, set[str]] = {
+        column: set() for column, name in enumerate(names) if not re.fullmatch(r"path|label|level\d+", name)
+    }
+    for _, row in rows:
+        for column in [*splits]:
+            word = row[column].strip().lower()
+            if word in SPLIT_NAMES:
+                splits[column].add(SPLIT_NAMES[word])
+            elif word and _simplify(header[column]) not in OTHER_NAMES["split"]:
+                del splits[column]
+        if not splits:
+            return
+    for column, words in splits.items():
+        if len(words) > 1:
+            option = ", ".join(f"{name}: {cell}" for name, cell in {**columns, "split": header[column]}.items())
+            raise InputError(
+                f"{file}, line 1: the column {header[column]!r} holds splits ({', '.join(sorted(words))}), but is not "
+                f"called split; 'dataset.reader.columns={{{option}}}' would do, or remove the column"
+            )
+
+
+def _simplify(name: str) -> str:
+    """Return the name of a column as `OTHER_NAMES` has it."""
+    return re.sub(r"[ _-]", "", name.lower())
+
+
 def _quote(header: list[str]) -> str:
     return ", ".join(map(repr, header))
 
@@ -205,7 +244,7 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     if len(header) == 1:
         return InputError(f"{fault}; commas, semicolons or tabs stand between the cells of a line")
     likely = {
-        name: next((cell for cell in header if re.sub(r"[ _-]", "", cell.lower()) in OTHER_NAMES[name]), "")
+        name: next((cell for cell in header if _simplify(cell) in OTHER_NAMES[name]), "")
         for name in missing
         if name in OTHER_NAMES
     }
