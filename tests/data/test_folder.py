@@ -76,12 +76,21 @@ def test_a_class_may_be_called_as_a_split_is(tmp_path: Path) -> None:
         (("testing", "training"), "testing/ to test/, training/ to train/"),
         (("Gallery", "query"), "Gallery/ to gallery/"),
         (("Train", "test", "extras"), "Train/ to train/"),
+        (("test_images", "train_images"), "test_images/ to test/, train_images/ to train/"),
+        (("train", "test-set"), "test-set/ to test/"),
+        (("test1", "trainset", "extras"), "test1/ to test/, trainset/ to train/"),
     ],
 )
 def test_splits_of_other_names_are_no_super_classes(folders: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
     write_images(tmp_path, [f"{folder}/{name}/1.jpg" for folder in folders for name in "ab"])
     with pytest.raises(InputError, match=rf"dataset\.root={tmp_path}: the folders .* like splits; rename {remedy} \("):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("folders", [("test_tube/1.jpg", "train_1/1.jpg"), ("train_1/a/1.jpg", "testudo/a/1.jpg")])
+def test_names_that_begin_like_a_split_may_be_those_of_classes(folders: tuple[str, str], tmp_path: Path) -> None:
+    write_images(tmp_path, folders)
+    assert read(tmp_path).names[-1] == tuple(sorted(path.partition("/")[0] for path in folders))
 
 
 def test_a_single_folder_of_another_split_name_is_a_super_class(tmp_path: Path) -> None:
@@ -163,6 +172,7 @@ def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -
         ),
         (["notes.txt"], "no image in it"),
         (["train/a/1.jpg", "test/b/1.jpg", "c/d/1.jpg"], ": c/ stands beside test/ and train/; beside a split there"),
+        (["train/a/1.jpg", "test/b/1.jpg", "test_labels/d/1.jpg"], ": test_labels/ stands beside test/ and train/; "),
         (["train/a/1.jpg", "val/b/1.jpg"], "has the splits train, val; train and test are needed"),
         (["train/a/1.jpg", "test/1.jpg"], r"test/1\.jpg: an image outside of a class's folder"),
         (["a/1.jpg"], "1 class, 2 are needed to draw whole classes"),

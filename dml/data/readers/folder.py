@@ -10,7 +10,7 @@ import numpy as np
 
 from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.layout import Layout
-from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
+from dml.data.splits import SPLIT_NAMES, complete_splits, find_split_prefix, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -103,16 +103,28 @@ def _find_splits(folder: Path) -> list[str]:
 
 
 def _check_split_names(folder: Path, folder_names: list[str]) -> None:
-    """Refuse folders that are named like splits, but not as this reader names them, such as ``Train`` and ``valid``."""
+    """Refuse folders that are named like splits, but not as this reader names them, such as ``Train`` and ``valid``.
+
+    Names that only begin with a split's word, such as ``test_images``, may be those of classes. They are refused where
+    the classes are in folders below them, since the same classes would then be in training and in test.
+    """
     meant = {name: SPLIT_NAMES[name.lower()] for name in folder_names if name.lower() in SPLIT_NAMES}
-    is_divided = len({*meant.values()}) > 1 and ("train" in meant.values() or len(meant) == len(folder_names))
+    if not _is_divided(folder_names, meant):
+        meant = {name: split for name in folder_names if (split := find_split_prefix(name))}
+        if not any(_is_folder(entry) for name in meant for entry in _list_entries(folder / name)):
+            return
     renamed = {name: split for name, split in meant.items() if name != split}
-    if is_divided and renamed:
+    if _is_divided(folder_names, meant) and renamed:
         remedy = ", ".join(f"{printable(name)}/ to {split}/" for name, split in renamed.items())
         raise InputError(
             f"dataset.root={printable(folder)}: the folders {' and '.join(f'{printable(name)}/' for name in meant)} "
             f"are named like splits; rename {remedy} (the splits are {', '.join(SPLITS)})"
         )
+
+
+def _is_divided(folder_names: list[str], splits: dict[str, str]) -> bool:
+    """Tell whether the folders that are named like splits, with the split of each, divide the images."""
+    return len({*splits.values()}) > 1 and ("train" in splits.values() or len(splits) == len(folder_names))
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
