@@ -39,6 +39,15 @@ def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
     assert read(file).paths.tolist() == ["/elsewhere/1.jpg", f"{tmp_path}/../2.jpg", f"{tmp_path}/some.zip/3.jpg"]
 
 
+def test_an_image_with_a_relative_and_an_absolute_path_is_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "mine", "path,label,split", "1.jpg,a,train", f"{tmp_path}/mine/1.jpg,a,test")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"mine/mine\.csv, line 3: .*/mine/1\.jpg stands in line 2 already$"):
+        read("mine/mine.csv")
+
+
 def test_a_path_may_lead_through_a_link_and_up_again(tmp_path: Path) -> None:
     for name, folder in (("there", tmp_path / "elsewhere"), ("wrong", tmp_path / "mine")):
         (folder / "photos").mkdir(parents=True)

@@ -113,6 +113,7 @@ def read_listed(
     positions = {name: header.index(name) for name in ("path", *_find_levels(file, header), "split") if name in header}
     cells: dict[str, list[str]] = {name: [] for name in positions}
     lines: dict[str, int] = {}
+    absolute_folder = file.parent.absolute()
     for line, row in rows:
         if len(row) != len(header):
             raise InputError(
@@ -121,7 +122,7 @@ def read_listed(
         for name, column in positions.items():
             cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
-        image = os.path.normpath(file.parent / cells["path"][-1])
+        image = os.path.normpath(absolute_folder / cells["path"][-1])
         if lines.setdefault(image, line) != line:
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
