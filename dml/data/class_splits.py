@@ -3,8 +3,6 @@
 ``dml shift`` writes such files.
 """
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
+from dml.ops.text_tables import format_csv
 
 OPTION = "dataset.class_splits"
 COLUMNS = ("class", "split")
@@ -53,11 +52,7 @@ def read_class_splits(file: str | Path) -> dict[str, str]:
 
 def format_class_splits(splits: Mapping[str, str]) -> str:
     """Format a file that `read_class_splits` reads."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(splits.items())
-    return text.getvalue()
+    return format_csv([COLUMNS, *splits.items()])
 
 
 def apply_class_splits(table: ImageTable, splits: Mapping[str, str]) -> ImageTable:

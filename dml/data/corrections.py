@@ -3,7 +3,6 @@
 ``dml audit`` writes such a file with an empty column ``action``, which the user fills in.
 """
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.layout import read_list_lines
+from dml.data.layout import read_csv_rows
 from dml.data.split_changes import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable
 from dml.ops.counts import format_count
@@ -22,7 +21,6 @@ from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
-SEPARATORS = ",;\t"
 PATH_COLUMNS = ("path", "other_path")
 
 
@@ -95,21 +93,15 @@ def iterate_rows(
         columns: columns that the file needs.
         remedy: end of the error line about a missing column.
     """
-    lines = read_list_lines(path)
-    separator = max(SEPARATORS, key=lines[0].count)
-    reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
-    try:
-        header = [cell.strip() for cell in next(reader)]
-        for column in columns:
-            if column not in header:
-                raise InputError(f"{path}, line 1: no column {column!r}; {remedy}")
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                if len(row) != len(header):
-                    raise InputError(f"{path}, line {reader.line_num}: {len(row)} cells, the header has {len(header)}")
-                yield f"{path}, line {reader.line_num}", dict(zip(header, map(_strip, header, row), strict=True))
-    except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+    rows = read_csv_rows(path)
+    _, header = next(rows)
+    for column in columns:
+        if column not in header:
+            raise InputError(f"{path}, line 1: no column {column!r}; {remedy}")
+    for line, row in rows:
+        if len(row) != len(header):
+            raise InputError(f"{path}, line {line}: {len(row)} cells, the header has {len(header)}")
+        yield f"{path}, line {line}", dict(zip(header, map(_strip, header, row), strict=True))
 
 
 def _strip(column: str, cell: str) -> str:

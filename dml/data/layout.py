@@ -1,7 +1,9 @@
 """The files that a data set's folder has to hold, and parsers of its lists whose errors name file and line."""
 
 import codecs
+import csv
 import difflib
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,9 @@ from dml.data.limits import read_list_bytes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
+
+SEPARATORS = ",;\t"
+"""The characters that may stand between the cells of a .csv file."""
 
 
 class EncodingError(InputError):
@@ -126,6 +131,36 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
         EncodingError: if the file isn't text in this encoding.
         InputError: if Python knows no such encoding, or the file isn't a regular file, or is too large.
     """
+    return _split_lines(_read_list_text(path, encoding))
+
+
+def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the line and the cells of the header of a .csv file, and then of each line that isn't empty.
+
+    The separator is the one of `SEPARATORS` that is most frequent in the header. Lines may end in any way; within
+    quotes, the characters of a line end are part of the cell.
+
+    Args:
+        path: path of the file.
+        encoding: name of the file's encoding.
+
+    Raises:
+        EncodingError: if the file isn't text in this encoding.
+        InputError: if quotes are misplaced, or for the reasons of `read_list_lines`.
+    """
+    lines = io.StringIO(_read_list_text(path, encoding), newline="").readlines() or [""]
+    reader = csv.reader(lines, delimiter=max(SEPARATORS, key=lines[0].count), strict=True)
+    try:
+        yield 1, [cell.strip() for cell in next(reader)]
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _read_list_text(path: Path, encoding: str) -> str:
+    """Return the text of a file as it is, but without a byte order mark."""
     content = read_list_bytes(path)
     try:
         text = content.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
@@ -140,11 +175,14 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
         raise EncodingError(f"{path}: {fault}", remedy, likely_encoding) from error
     except LookupError as error:
         raise InputError(f"{path}: {error}") from error
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if "\0" in text:
-        number = next(number for number, line in enumerate(lines, 1) if "\0" in line)
+        number = next(number for number, line in enumerate(_split_lines(text), 1) if "\0" in line)
         raise InputError(f"{path}, line {number}: a NUL byte, which neither text nor the name of a file holds")
-    return lines
+    return text
+
+
+def _split_lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _guess_encoding(content: bytes) -> str:

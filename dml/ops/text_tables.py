@@ -1,6 +1,7 @@
 """Tables as text: Markdown for a page, CSV for another program."""
 
 import csv
+import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
+
+
+def format_csv(rows: Iterable[Sequence[object]]) -> str:
+    r"""Format rows, the header first, as CSV whose lines end in "\n".
+
+    Cells with any line end are quoted; `csv.writer` leaves a carriage return unquoted where its lines end in "\n".
+
+    >>> format_csv([["class", "split"], ["a\rb", "train"]])
+    'class,split\n"a\rb",train\n'
+    """
+    lines = []
+    for row in rows:
+        line = io.StringIO(newline="")
+        csv.writer(line, lineterminator="\r\n").writerow(row)
+        lines.append(line.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 def _line(cells: Iterable[str]) -> str:

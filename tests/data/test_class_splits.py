@@ -40,6 +40,15 @@ def test_a_file_gives_each_class_its_split(table: ImageTable, tmp_path: Path) ->
     assert divided.labels is table.labels
 
 
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "a\r\nb"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_line_ends_in_the_name_of_a_class(name: str, line_end: str, tmp_path: Path) -> None:
+    file = tmp_path / "splits.csv"
+    file.write_text(line_end.join(["class,split", f'"{name}",train', "dog,test", ""]), newline="")
+    assert read_class_splits(file) == {name: "train", "dog": "test"}
+    assert read_class_splits(write(tmp_path, {"dog": "test", name: "train"})) == {name: "train", "dog": "test"}
+
+
 def test_classes_without_names_are_numbers(table: ImageTable) -> None:
     divided = apply_class_splits(replace(table, names=()), {"0": "test", "1": "train", "2": "train", "3": "train"})
     assert divided.split.tolist() == ["test", "test", *["train"] * 6, ""]

@@ -120,6 +120,15 @@ def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
     assert len(read(written(tmp_path, "path,label", "", "1.jpg,a", ",", "2.jpg,b", ""))) == 2
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_line_ends_and_those_within_quotes(line_end: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(line_end.join(["path,label", '"1\r.jpg","a\nb"', '"2\r\n.jpg",c', ""]), newline="")
+    table = read(file)
+    assert table.paths.tolist() == [f"{tmp_path}/1\r.jpg", f"{tmp_path}/2\r\n.jpg"]
+    assert table.names == (("a\nb", "c"),)
+
+
 def test_other_columns_are_passed_over(tmp_path: Path) -> None:
     assert len(read(written(tmp_path, "path,weight,label,labels,Id,,", "1.jpg,,a,,,,", "2.jpg,3,b,x,y,,"))) == 2
 

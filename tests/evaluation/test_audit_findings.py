@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 import torch.nn.functional as F
 
+from dml.data.corrections import read_corrections
 from dml.data.table import ImageTable
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes, report_small_classes
 from dml.evaluation.audit.data_audit import find_neighbors
@@ -143,3 +145,12 @@ def test_a_later_audit_keeps_what_the_user_has_filled_in(tmp_path: Path) -> None
     write_findings(file, findings, {}, decided)
     assert read_decided_rows(file) == decided
     assert [line.split(",")[4] for line in file.read_text().splitlines()] == ["label", "a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "a\r\nb", "a,b"])
+def test_line_ends_in_names_are_read_as_they_were_written(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "audit.csv"
+    write_findings(file, [Finding(SMALL_CLASS, 0.5, "1 image", path=f"/mine/{name}.jpg", label=name)], {})
+    assert [(correction.path, correction.label) for correction in read_corrections(file)] == [
+        (f"/mine/{name}.jpg", name)
+    ]

@@ -1,15 +1,14 @@
 """The reader of a user's images that a .csv file lists."""
 
-import csv
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import EncodingError, Layout, read_list_lines
+from dml.data.layout import EncodingError, Layout, read_csv_rows
 from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
@@ -19,7 +18,6 @@ LAYOUT = Layout(
     tree="the columns path and label (or level0, level1... from fine to coarse), and perhaps split",
     page="docs/own_data.md",
 )
-SEPARATORS = ",;\t"
 OTHER_NAMES = {
     "path": (
         *("image", "images", "imagefile", "imagename", "imagepath", "img", "imgpath"),
@@ -107,7 +105,7 @@ def read_listed(
     The arguments are those of `read`, but error lines name no options: they say how the file has to be changed.
     """
     file = _find_file(root)
-    rows = _read_rows(file, encoding)
+    rows = read_csv_rows(file, encoding)
     _, header = next(rows)
     header = _rename_columns(file, header, columns or {})
     positions = {name: header.index(name) for name in ("path", *_find_levels(file, header), "split") if name in header}
@@ -153,24 +151,6 @@ def _find_file(root: str | Path | None) -> Path:
     raise InputError(f"dataset.root={root}: {count} in it; give the path of {LAYOUT}{other}")
 
 
-def _read_rows(file: Path, encoding: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the cells of the header, and then of each line that isn't empty.
-
-    The separator is the one that is most frequent in the header.
-    """
-    lines = read_list_lines(file, encoding)
-    separator = max(SEPARATORS, key=lines[0].count)
-    reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
-    try:
-        header = [cell.strip() for cell in next(reader)]
-        yield 1, header
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{file}, line {reader.line_num}: {error}") from error
-
-
 def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
     if not isinstance(columns, Mapping):
@@ -199,7 +179,7 @@ def _check_unused_columns(file: Path, columns: Mapping[str, str], encoding: str)
     Other values may stand in it only if its name is a common one for splits. If such a column were passed over, the
     draw of the classes would move images of the user's test into the training.
     """
-    rows = _read_rows(file, encoding)
+    rows = read_csv_rows(file, encoding)
     _, header = next(rows)
     names = _rename_columns(file, header, columns)
     splits: dict[int, set[str]] = {

@@ -1,13 +1,12 @@
 """The CSV file of an audit: a line for each finding, in which the user fills in what is to be done."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dml.data.corrections import iterate_rows
 from dml.evaluation.audit.findings import Finding
 from dml.ops.files import write_text
+from dml.ops.text_tables import format_csv
 
 COLUMNS = ("issue", "score", "remark", "path", "label", "other_path", "other_label", "action", "new_label")
 FILLED_BY_AUDIT = COLUMNS[:7]
@@ -42,13 +41,11 @@ def write_findings(
     """
     known = {tuple(row[column] for column in IDENTITY) for row in decided}
     rows = [_make_row(finding, names) for finding in findings]
-    text = io.StringIO()
     users_columns = [column for row in decided for column in row if column not in COLUMNS]
-    writer = csv.DictWriter(text, [*COLUMNS, *dict.fromkeys(users_columns)], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(decided)
-    writer.writerows(row for row in rows if tuple(row[column] for column in IDENTITY) not in known)
-    write_text(path, text.getvalue())
+    columns = [*COLUMNS, *dict.fromkeys(users_columns)]
+    undecided = [row for row in rows if tuple(row[column] for column in IDENTITY) not in known]
+    cells = ([row.get(column, "") for column in columns] for row in (*decided, *undecided))
+    write_text(path, format_csv([columns, *cells]))
 
 
 def _make_row(finding: Finding, names: Mapping[str, str]) -> dict[str, str]:
