@@ -57,8 +57,14 @@ def test_numbers_may_be_stored_as_matlab_does_by_itself(tmp_path: Path) -> None:
     expected = read(tmp_path).labels.tolist()
     changed(lambda record: record | {"class": float(record["class"])})(tmp_path)
     assert read(tmp_path).labels.tolist() == expected
-    changed(where("class", 5, **{"class": 5.5}))(tmp_path)
-    with pytest.raises(InputError, match=r"cars_annos\.mat: class 5\.5, expected a whole number"):
+
+
+@pytest.mark.parametrize("number", [0, 197, 5.5])
+def test_classes_beyond_the_named_ones_are_refused(number: float, tmp_path: Path) -> None:
+    cars196.build(tmp_path)
+    changed(where("class", 5, **{"class": number}))(tmp_path)
+    line = rf"cars_annos\.mat, annotation 7: class {number}, expected a whole number from 1 to 196$"
+    with pytest.raises(InputError, match=line):
         read(tmp_path)
 
 
@@ -73,10 +79,16 @@ def test_a_list_may_have_one_image(tmp_path: Path) -> None:
     [
         ({"class_names": cells(NAMES)}, "no variable annotations in it"),
         ({"annotations": np.arange(3), "class_names": cells(NAMES)}, "its annotations have no relative_im_path"),
-        ({"annotations": struct([{"class": 1}])}, "its annotations have no relative_im_path"),
+        (
+            {"annotations": struct([{"class": 1}]), "class_names": cells(NAMES)},
+            "its annotations have no relative_im_path",
+        ),
         ({"annotations": struct(cars196.records())}, "no variable class_names in it"),
         (
-            {"annotations": struct([*cars196.records(), cars196.records()[0] | {"class": cells(range(99))}])},
+            {
+                "annotations": struct([*cars196.records(), cars196.records()[0] | {"class": cells(range(99))}]),
+                "class_names": cells(NAMES),
+            },
             "class array",
         ),
     ],
@@ -84,7 +96,7 @@ def test_a_list_may_have_one_image(tmp_path: Path) -> None:
 def test_a_mat_file_of_something_else(contents: dict[str, Any], message: str, tmp_path: Path) -> None:
     cars196.build(tmp_path)
     savemat(tmp_path / "cars_annos.mat", contents)
-    with pytest.raises(InputError, match=rf"cars_annos\.mat: {message}") as raised:
+    with pytest.raises(InputError, match=rf"cars_annos\.mat(, annotation 295)?: {message}") as raised:
         read(tmp_path)
     assert "\n" not in str(raised.value)
 

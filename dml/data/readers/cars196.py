@@ -42,19 +42,20 @@ def read(root: str | Path | None) -> ImageTable:
             (_find_in_devkit(folder, f"{part}_{ending}"), "fname", LAYOUT.find(folder, f"{part}/{part}", part))
             for part, ending in (("cars_train", "annos.mat"), ("cars_test", "annos_withlabels.mat"))
         ]
+    names = tuple(map(str, read_variable(class_file, "class_names")))
     paths: list[str] = []
     ids: list[int] = []
     for list_path, column, image_folder in lists:
         annotations = read_variable(list_path, "annotations")
         paths += [f"{image_folder}/{name}" for name in _select_column(annotations, column, list_path)]
-        ids += _parse_class_ids(_select_column(annotations, "class", list_path), list_path)
+        ids += _parse_class_ids(_select_column(annotations, "class", list_path), list_path, len(names))
     labels = np.array(ids, dtype=np.int64) - 1
     return ImageTable(
         paths=np.array(paths),
         labels=labels[:, None],
         split=np.where(labels < LAST_TRAINING_CLASS, "train", "test"),
         levels=("class",),
-        names=(tuple(map(str, read_variable(class_file, "class_names"))),),
+        names=(names,),
         source=" and ".join(str(list_path) for list_path, _, _ in lists),
     )
 
@@ -69,8 +70,10 @@ def _select_column(annotations: Any, name: str, path: Path) -> Any:
     return annotations[name]
 
 
-def _parse_class_ids(cells: Any, path: Path) -> list[int]:
-    for cell in cells:
-        if not isinstance(cell, int | float) or cell % 1:
-            raise InputError(f"{path}: class {cell!r:.40}, expected a whole number")
+def _parse_class_ids(cells: Any, path: Path, classes: int) -> list[int]:
+    for number, cell in enumerate(cells, 1):
+        if not isinstance(cell, int | float) or cell % 1 or not 1 <= cell <= classes:
+            raise InputError(
+                f"{path}, annotation {number}: class {cell!r:.40}, expected a whole number from 1 to {classes}"
+            )
     return [int(cell) for cell in cells]

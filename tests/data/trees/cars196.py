@@ -71,7 +71,7 @@ TREE = Tree(
         ),
         "not_a_number": Fault(
             changed(where("class", 7, **{"class": "seven"})),
-            r"cars_annos\.mat: class 'seven', expected a whole number",
+            r"cars_annos\.mat, annotation \d+: class 'seven', expected a whole number",
         ),
         "fewer_images": Fault(
             lambda root: write_lists(root, records()[1:]),
