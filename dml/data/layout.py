@@ -201,7 +201,7 @@ def _guess_encoding(content: bytes) -> str:
 
 def read_list_rows(
     path: Path, columns: int, *, skip: int = 0, header: str = "", separator: str | None = None
-) -> Iterator[list[str]]:
+) -> Iterator[tuple[str, list[str]]]:
     """Split each line of a list into its cells; empty lines are passed over.
 
     Args:
@@ -213,7 +213,7 @@ def read_list_rows(
         separator: the text between two cells; None takes any run of blanks.
 
     Yields:
-        The cells of a line, ``columns`` strings.
+        The file and the line, for error lines, and the cells of the line, ``columns`` strings.
 
     Raises:
         InputError: if a line has too few cells, the header differs, or the file isn't text.
@@ -228,16 +228,20 @@ def read_list_rows(
         cells = line.strip().split(separator, columns - 1)
         if len(cells) < columns:
             raise InputError(f"{path}, line {number}: {line.strip()!r}, expected {columns} columns")
-        yield cells
+        yield f"{path}, line {number}", cells
 
 
-def parse_whole_number(cell: str, path: Path, meaning: str) -> int:
+def parse_whole_number(
+    cell: str, place: str | Path, meaning: str, *, lowest: int = 1 - 2**31, highest: int = 2**31 - 1
+) -> int:
     """Parse a cell as an integer that fits into 32 bits.
 
     Args:
         cell: the text of the cell.
-        path: the file that the cell stands in, for the error line.
+        place: the file that the cell stands in, and perhaps the line, for the error line.
         meaning: name of the number, such as "class_id", for the error line.
+        lowest: smallest number that is right.
+        highest: largest number that is right.
 
     Raises:
         InputError: if the text isn't such an integer.
@@ -245,7 +249,7 @@ def parse_whole_number(cell: str, path: Path, meaning: str) -> int:
     try:
         number = int(cell)
     except ValueError as error:
-        raise InputError(f"{path}: {meaning} {cell!r}, expected a whole number") from error
-    if abs(number) >= 2**31:
-        raise InputError(f"{path}: {meaning} {cell!r}, expected a whole number below 2**31")
+        raise InputError(f"{place}: {meaning} {cell!r}, expected a whole number") from error
+    if not lowest <= number <= highest:
+        raise InputError(f"{place}: {meaning} {cell!r}, expected a whole number from {lowest:,} to {highest:,}")
     return number

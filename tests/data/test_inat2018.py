@@ -99,7 +99,7 @@ def test_full_needs_the_taxonomy(tmp_path: Path) -> None:
 def test_ids_that_there_are_not(number: str, tmp_path: Path) -> None:
     TREE.build(tmp_path)
     edit(LISTS["test"], "Insecta/7/", f"Insecta/{number}/")(tmp_path)
-    with pytest.raises(InputError, match=rf"test_set1\.txt: species {number}, the ids are 0 to 8141"):
+    with pytest.raises(InputError, match=rf"test_set1\.txt, line \d+: species '{number}', expected .* from 0 to 8,141"):
         read(tmp_path)
 
 

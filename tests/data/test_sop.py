@@ -44,3 +44,19 @@ def test_the_header_is_looked_at(header: str, found: str, tmp_path: Path) -> Non
     edit("Ebay_test.txt", f"^{HEADER}$", header)(tmp_path)
     with pytest.raises(InputError, match=rf"Ebay_test\.txt, line 1: {found}.*, expected the header '{HEADER}'"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("0 2", "class_id '0', expected a whole number from 1 to 22,634"),
+        ("300000000 2", "class_id '300000000', expected a whole number from 1 to 22,634"),
+        ("4 0", "super_class_id '0', expected a whole number from 1 to 12"),
+        ("4 13", "super_class_id '13', expected a whole number from 1 to 12"),
+    ],
+)
+def test_ids_beyond_the_official_ones_are_named(ids: str, message: str, tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    edit("Ebay_train.txt", "^7 4 2 ", f"7 {ids} ")(tmp_path)
+    with pytest.raises(InputError, match=rf"Ebay_train\.txt, line 8: {message}$"):
+        read(tmp_path)

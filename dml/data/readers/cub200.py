@@ -13,7 +13,7 @@ LAYOUT = Layout(
     tree="images.txt, image_class_labels.txt, classes.txt and the folder images/",
     page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
 )
-LAST_TRAINING_CLASS = 100
+LAST_TRAINING_CLASS, CLASSES = 100, 200
 
 
 def read(root: str | Path | None) -> ImageTable:
@@ -34,13 +34,19 @@ def read(root: str | Path | None) -> ImageTable:
             f"dataset.root={folder}: CUB-200 of 2010 (lists/ and 6,033 images) has another split; give {LAYOUT}"
         )
     lists = [LAYOUT.find(folder, name) for name in ("images.txt", "image_class_labels.txt", "classes.txt")]
-    images, classes, names = map(_read_values, lists)
+    images, classes = map(_read_values, lists[:2])
+    names = _read_values(lists[2], highest=CLASSES)
     if images.keys() != classes.keys():
         raise InputError(
             f"{lists[0]}: {len(images)} images, {len(classes)} in {lists[1].name}; "
             f"image {min(images.keys() ^ classes.keys())} is in one of the two alone"
         )
-    ids = np.array([parse_whole_number(classes[image], lists[1], f"class_id of image {image}") for image in images])
+    ids = np.array(
+        [
+            parse_whole_number(classes[image], lists[1], f"class_id of image {image}", lowest=1, highest=CLASSES)
+            for image in images
+        ]
+    )
     for (image, path), number in zip(images.items(), ids.tolist(), strict=True):
         if path.partition("/")[0] != names.get(number):
             raise InputError(
@@ -57,12 +63,12 @@ def read(root: str | Path | None) -> ImageTable:
     )
 
 
-def _read_values(path: Path) -> dict[int, str]:
-    """Read a list whose lines are ``id value``. -> the values by id"""
+def _read_values(path: Path, highest: int = 2**31 - 1) -> dict[int, str]:
+    """Read a list whose lines are ``id value``, with ids from 1 to ``highest``. -> the values by id"""
     values: dict[int, str] = {}
-    for cell, value in read_list_rows(path, 2):
-        number = parse_whole_number(cell, path, "id")
+    for place, (cell, value) in read_list_rows(path, 2):
+        number = parse_whole_number(cell, place, "id", lowest=1, highest=highest)
         if number in values:
-            raise InputError(f"{path}: id {number} is there twice, for {values[number]} and {value}")
+            raise InputError(f"{place}: id {number} is there twice, for {values[number]} and {value}")
         values[number] = value
     return values

@@ -57,10 +57,10 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
     image_species: list[int] = []
     split: list[str] = []
     for name, path in lists.items():
-        for top, category, number, image in read_list_rows(path, 4, separator="/"):
+        for place, (top, category, number, image) in read_list_rows(path, 4, separator="/"):
             index = species_indices.setdefault(f"{category}/{number}", len(species_ids))
             if index == len(species_ids):
-                species_ids.append(_parse_species_id(number, path))
+                species_ids.append(parse_whole_number(number, place, "species", lowest=0, highest=SPECIES_COUNT - 1))
             paths.append(f"{folder}/{top}/{category}/{number}/{image}")
             image_species.append(index)
             split.append(name)
@@ -73,12 +73,6 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
         names=names,
         source=" and ".join(map(str, [*lists.values(), *taxonomy])),
     )
-
-
-def _parse_species_id(number: str, path: Path) -> int:
-    if not 0 <= (species := parse_whole_number(number, path, "species")) < SPECIES_COUNT:
-        raise InputError(f"{path}: species {number}, the ids are 0 to {SPECIES_COUNT - 1}")
-    return species
 
 
 def _label_categories(ids: list[int], species_folders: Iterable[str]) -> tuple[Labels, Names]:

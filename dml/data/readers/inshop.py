@@ -34,7 +34,7 @@ def read(root: str | Path | None) -> ImageTable:
     folder = LAYOUT.root(root)
     path = LAYOUT.find(folder, "list_eval_partition.txt", "Eval/list_eval_partition.txt")
     images = LAYOUT.find(folder, "img", "img_highres", "Img/img", "Img/img_highres")
-    rows = list(read_list_rows(path, 3, skip=2, header=HEADER))
+    rows = [cells for _, cells in read_list_rows(path, 3, skip=2, header=HEADER)]
     published = parse_whole_number(read_list_lines(path)[0].strip(), path, "number of images")
     if len(rows) != published:
         raise InputError(f"{path}: {len(rows)} images in it, {published} by its first line")

@@ -13,6 +13,8 @@ LAYOUT = Layout(
     page="https://cvgl.stanford.edu/projects/lifted_struct/",
 )
 HEADER = "image_id class_id super_class_id path"
+PRODUCTS, KINDS = 22_634, 12
+"""The largest official ids of classes and of super-classes; the smallest are 1."""
 
 
 def read(root: str | Path | None) -> ImageTable:
@@ -25,7 +27,7 @@ def read(root: str | Path | None) -> ImageTable:
         root: the folder that holds ``Ebay_train.txt`` and ``Ebay_test.txt``.
 
     Raises:
-        InputError: if a list is missing or can't be parsed.
+        InputError: if a list is missing or can't be parsed, or an id isn't one of the official ids.
     """
     folder = LAYOUT.root(root)
     lists = {split: LAYOUT.find(folder, f"Ebay_{split}.txt") for split in ("train", "test")}
@@ -34,10 +36,10 @@ def read(root: str | Path | None) -> ImageTable:
     split: list[str] = []
     kinds: dict[int, str] = {}
     for name, path in lists.items():
-        for _, product, kind, image in read_list_rows(path, 4, skip=1, header=HEADER):
+        for place, (_, product, kind, image) in read_list_rows(path, 4, skip=1, header=HEADER):
             paths.append(f"{folder}/{image}")
-            product_label = parse_whole_number(product, path, "class_id") - 1
-            kind_label = parse_whole_number(kind, path, "super_class_id") - 1
+            product_label = parse_whole_number(product, place, "class_id", lowest=1, highest=PRODUCTS) - 1
+            kind_label = parse_whole_number(kind, place, "super_class_id", lowest=1, highest=KINDS) - 1
             labels.append((product_label, kind_label))
             split.append(name)
             kinds.setdefault(kind_label, image.partition("/")[0].removesuffix("_final"))

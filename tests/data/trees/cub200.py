@@ -45,13 +45,14 @@ TREE = Tree(
             drop_last_line("images.txt"),
             r"images\.txt: 299 images, 300 in image_class_labels\.txt; image 300 is in one of the two alone",
         ),
+        # the ids end at 200, and an image whose class has no name is a contradiction: there is no other gap
         "label_gap": Fault(
             together(
                 edit("images.txt", "^300 200.Bird_200/", "300 201.Bird_200/"),
                 edit("image_class_labels.txt", "^300 200$", "300 201"),
                 edit("classes.txt", "^200 200.Bird_200$", "201 201.Bird_200"),
             ),
-            "no image has label 199 of level class, whose labels go to 200",
+            r"classes\.txt, line 200: id '201', expected a whole number from 1 to 200",
         ),
         # the class says the split, and the folder the class: an image can't be in two without a contradiction
         "in_two_splits": Fault(

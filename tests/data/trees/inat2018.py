@@ -64,7 +64,7 @@ LISTS_ALONE = {
     ),
     "not_a_number": Fault(
         edit(LISTS["test"], "Insecta/7/", "Insecta/seven/"),
-        r"Inaturalist_test_set1\.txt: species 'seven', expected a whole number",
+        r"Inaturalist_test_set1\.txt, line \d+: species 'seven', expected a whole number",
     ),
     "fewer_images": Fault(
         drop_last_line(LISTS["test"]), r"5 images in the test split, published 6, in .*Inaturalist_train_set1\.txt and "

@@ -53,7 +53,7 @@ TREE = Tree(
         ),
         "not_a_number": Fault(
             edit("Ebay_test.txt", "^14 7 1 ", "14 seven 1 "),
-            r"Ebay_test\.txt: class_id 'seven', expected a whole number",
+            r"Ebay_test\.txt, line 2: class_id 'seven', expected a whole number",
         ),
         "fewer_images": Fault(
             drop_last_line("Ebay_train.txt"), r"12 images in the train split, published 13, in .*Ebay_train\.txt"
