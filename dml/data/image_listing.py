@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dml.data.readers.folder import UNREAD_SUFFIXES, describe_dangling, describe_unread, read_suffixes
+from dml.data.readers.folder import UNREAD_SUFFIXES, describe_dangling, describe_unread, may_be_image, read_suffixes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 def list_images(folder: Path) -> list[str]:
     """List the image files in a folder and in the folders below it, sorted by path.
 
-    Hidden files and folders, and the folders of saved models, are passed over; a warning counts the images of kinds
-    that aren't read, and another one counts the links that lead nowhere, such as to a disk that isn't mounted. Links to
-    folders are followed; a folder that several paths lead to is read once.
+    Hidden files and folders, and the folders of saved models, are passed over; a warning counts the files that
+    aren't read but may be images, and another one the links that lead nowhere, such as to a disk that isn't mounted.
+    Links to folders are followed; a folder that several paths lead to is read once.
 
     Args:
         folder: path of the folder.
@@ -31,10 +31,11 @@ def list_images(folder: Path) -> list[str]:
     suffixes = read_suffixes()
     files = sorted(_iterate_files(folder))
     paths_read = [path for path in files if path.lower().endswith(suffixes)]
-    unread = [path for path in files if path.lower().endswith(UNREAD_SUFFIXES) and not path.lower().endswith(suffixes)]
+    others = [path for path in files if not path.lower().endswith(suffixes)]
     # os.walk counts a link that leads nowhere as a file, even if a folder is meant
-    others = [path for path in files if not path.lower().endswith((*suffixes, *UNREAD_SUFFIXES))]
-    dangling = [path for path in others if os.path.islink(path) and not os.path.exists(path)]
+    no_images = [path for path in others if not path.lower().endswith(UNREAD_SUFFIXES)]
+    dangling = [path for path in no_images if os.path.islink(path) and not os.path.exists(path)]
+    unread = sorted({path for path in others if may_be_image(os.path.basename(path))} - {*dangling})
     left_out = [describe_unread(unread)] if unread else []
     left_out += [_describe_links(dangling)] if dangling else []
     if not paths_read:

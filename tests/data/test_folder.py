@@ -1,4 +1,5 @@
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,18 +99,30 @@ def test_a_single_folder_of_another_split_name_is_a_super_class(tmp_path: Path) 
     assert read(tmp_path).names[1] == ("training",)
 
 
-@pytest.mark.parametrize("name", ["1.JPG", "1.Jpeg", "a.b.png", "1.webp", "1.tif", "ä ö.bmp", "1 (2).gif"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("1.JPG", "1.Jpeg", "a.b.png", "1.webp", "1.tif", "ä ö.bmp", "1 (2).gif"),
+        *("1.jpe", "1.JFIF", "1.mpo", "1.dib", "1.pbm", "1.pnm", "1.apng"),
+    ],
+)
 def test_images_by_their_suffix(name: str, tmp_path: Path) -> None:
     write_images(tmp_path, ["a/1.jpg", f"b/{name}"])
     assert str(tmp_path / "b" / name) in read(tmp_path).paths.tolist()
 
 
 @pytest.mark.parametrize(
-    "name", ["a/._1.jpg", "a/.hidden.png", ".trash/x/1.jpg", "__MACOSX/a/1.jpg", "a/notes.txt", "readme.md"]
+    "name",
+    [
+        *("a/._1.jpg", "a/.hidden.png", ".trash/x/1.jpg", "__MACOSX/a/1.jpg", "a/notes.txt", "readme.md"),
+        *("LICENSE", "a/Thumbs.db", "a/.DS_Store", "a/1.json", "a/1.MOV"),
+    ],
 )
-def test_what_is_passed_over(name: str, tmp_path: Path) -> None:
+def test_what_is_passed_over(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_images(tmp_path, ["a/1.jpg", "b/1.jpg", name])
     assert read(tmp_path).paths.tolist() == [f"{tmp_path}/a/1.jpg", f"{tmp_path}/b/1.jpg"]
+    assert list_images(tmp_path) == [f"{tmp_path}/a/1.jpg", f"{tmp_path}/b/1.jpg"]
+    assert not caplog.messages
 
 
 def test_classes_may_be_links(tmp_path: Path) -> None:
@@ -164,7 +177,7 @@ def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -
         (["1.jpg", "a/1.jpg"], r"/1\.jpg: an image outside of a class's folder; give the folder of your"),
         (["a/1.jpg", "b/c/1.jpg"], r": a/1\.jpg is in a class, b/c/1\.jpg in a class of a super-class; either"),
         (["a/b/c/1.jpg"], "/a/b/c: a folder too deep"),
-        (["a/1.jpg", "b/notes.txt"], r"/b: no image in it \(by suffix: \.bmp .*\); remove the folder"),
+        (["a/1.jpg", "b/notes.txt"], r"/b: no image in it \(by suffix: \.apng .*\); remove the folder"),
         (
             ["a/1.jpg", "b/1.heic", "b/2.HEIC"],
             r"/b: no image that can be read, but 2 images of kinds that dml doesn't read \(2 \.heic\), such as "
@@ -198,6 +211,27 @@ def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCap
         f"left out: {tmp_path}: 3 images of kinds that dml doesn't read (2 .nef, 1 .svg), such as {tmp_path}/a/2.nef; "
         "convert them to .jpg or .png"
     ]
+
+
+@pytest.mark.parametrize("list_files", [read, list_images])
+def test_files_that_may_be_images_are_counted(
+    list_files: Callable[[Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the endings of browsers and of programs for photographs."""
+    write_images(tmp_path, ["a/1.jpg", "b/1.jpg", "b/2", "b/3.jpg_large", "b/4", "b/5.svg", "b/6.txt"])
+    list_files(tmp_path)
+    assert caplog.messages == [
+        f"left out: {tmp_path}: 4 files of kinds that dml doesn't read (2 without an ending, 1 .jpg_large, 1 .svg), "
+        f"such as {tmp_path}/b/2; convert the images among them to .jpg or .png"
+    ]
+
+
+def test_a_warning_of_many_endings_names_the_most_common(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, ["a/1.jpg", *(f"a/1.x{i:02d}" for i in range(30))])
+    list_images(tmp_path)
+    (message,) = caplog.messages
+    assert "30 files of kinds that dml doesn't read (1 .x00, 1 .x01, 1 .x02, 1 .x03, 1 .x04, 1 .x05, " in message
+    assert "1 .x07, 22 other endings), such as" in message
 
 
 def test_a_root_one_level_too_high_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

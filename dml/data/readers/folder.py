@@ -12,21 +12,36 @@ from dml.data.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.layout import Layout
 from dml.data.splits import SPLIT_NAMES, complete_splits, find_split_prefix, number_classes
 from dml.data.table import SPLITS, ImageTable
+from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (
+    *(".apng", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),
+    *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+)
 UNREAD_SUFFIXES = (
-    *(".avif", ".heic", ".heif", ".hif", ".jfif", ".jp2", ".jxl", ".psd", ".svg", ".tga"),
+    *(".avif", ".heic", ".heif", ".hif", ".jp2", ".jxl", ".psd", ".svg", ".tga"),
     *(".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"),
 )
 """Endings of image files that aren't read; those of HEIF files are, if pillow-heif is installed."""
+NO_IMAGE_SUFFIXES = (
+    *(".cfg", ".css", ".csv", ".doc", ".docx", ".htm", ".html", ".ini", ".ipynb", ".js", ".json", ".jsonl", ".log"),
+    *(".md", ".pdf", ".py", ".rst", ".sh", ".toml", ".tsv", ".txt", ".xls", ".xlsx", ".xml", ".xmp", ".yaml", ".yml"),
+    *(".ckpt", ".cls", ".db", ".h5", ".mat", ".npy", ".npz", ".onnx", ".parquet", ".pkl", ".pt", ".safetensors"),
+    *(".aae", ".avi", ".m4a", ".mov", ".mp3", ".mp4", ".wav"),
+)
+"""Endings of files that are no images, and that no warning counts."""
+NO_IMAGE_NAMES = ("license", "makefile", "readme")
+"""Names of files without an ending that are no images, in lower case."""
 LAYOUT = Layout(
     name="your own images",
     tree="class/*.jpg or super_class/class/*.jpg, or train/ and test/ with such folders each",
     page="docs/own_data.md",
 )
+MAX_KINDS = 8
+"""Number of endings that a warning about files names at most."""
 logger = logging.getLogger(__name__)
 
 LEVELS = ("class", "super_class")
@@ -42,9 +57,9 @@ def read(
 
     Folders named ``train`` and ``test`` (or ``query`` and ``gallery``), with or without ``val``, are splits, which
     then hold the folders of the classes. Without splits, whole classes are drawn for testing. Labels follow the sorted
-    names of the classes. Hidden files, and files that don't end like an image's, are passed over; a warning counts the
-    images of other kinds, such as .heic or .svg. A link that leads nowhere counts as one to a folder, unless its name
-    ends like an image's.
+    names of the classes. Hidden files, and files that end like text, data or videos, are passed over; a warning counts
+    all other files that aren't read, such as .heic or .svg. A link that leads nowhere counts as one to a folder, unless
+    its name ends like an image's.
 
     Args:
         root: path of the folder.
@@ -167,7 +182,7 @@ def _find_images(folder: Path, unread: list[str], parent: Parts = ()) -> Iterato
 
     Args:
         folder: folder of a split, of a super-class or of a class.
-        unread: list to which the paths of images are added whose kind isn't read.
+        unread: list to which the paths of files are added that aren't read, but may be images.
         parent: the parts of the folder's path below that of the split.
     """
     is_empty, unread_before = True, len(unread)
@@ -183,7 +198,7 @@ def _find_images(folder: Path, unread: list[str], parent: Parts = ()) -> Iterato
         elif entry.name.lower().endswith(suffixes):
             is_empty = False
             yield parts
-        elif entry.name.lower().endswith(UNREAD_SUFFIXES):
+        elif may_be_image(entry.name):
             unread.append(entry.path)
     if is_empty and len(unread) > unread_before:
         raise InputError(
@@ -201,15 +216,24 @@ def read_suffixes() -> tuple[str, ...]:
     return SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
 
 
+def may_be_image(name: str) -> bool:
+    """Tell whether a file may be an image by its name: unless it ends like text, data or a video."""
+    return not name.lower().endswith(NO_IMAGE_SUFFIXES) and name.lower() not in NO_IMAGE_NAMES
+
+
 def describe_unread(paths: list[str]) -> str:
-    """Return how many images of which kinds aren't read, the first of them, and what to do."""
-    counts = Counter(os.path.splitext(path)[1].lower() for path in paths)
-    kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())
-    images = "1 image of a kind" if len(paths) == 1 else f"{len(paths):,} images of kinds"
-    remedy = "convert them to .jpg or .png"
+    """Return how many files of which kinds aren't read, the first of them, and what to do."""
+    counts = Counter(os.path.splitext(path)[1].lower() or "without an ending" for path in paths)
+    kinds = [f"{count:,} {printable(suffix)}" for suffix, count in counts.most_common(MAX_KINDS)]
+    if rest := len(counts) - len(kinds):
+        kinds.append(f"{format_count(rest, 'other ending')}")
+    are_images = counts.keys() <= {*UNREAD_SUFFIXES}
+    noun = "image" if are_images else "file"
+    files = f"1 {noun} of a kind" if len(paths) == 1 else f"{len(paths):,} {noun}s of kinds"
+    remedy = f"convert {'them' if are_images else 'the images among them'} to .jpg or .png"
     if not counts.keys().isdisjoint(HEIF_SUFFIXES):
         remedy = f"pip install 'dml[heif]' reads .heic, .heif and .hif, or {remedy}"
-    return f"{images} that dml doesn't read ({kinds}), such as {printable(paths[0])}; {remedy}"
+    return f"{files} that dml doesn't read ({', '.join(kinds)}), such as {printable(paths[0])}; {remedy}"
 
 
 def _check_depth(folder: Path, images: list[tuple[str, Parts]]) -> None:

@@ -47,7 +47,7 @@ TREE = Tree(
         ),
         "fewer_images": Fault(remove("train/birds/robin/2.JPG"), "4 images in the train split, published 5"),
         "label_gap": Fault(
-            remove("train/birds/wren/a b.jpeg"), r"train/birds/wren: no image in it \(by suffix: \.bmp "
+            remove("train/birds/wren/a b.jpeg"), r"train/birds/wren: no image in it \(by suffix: \.apng "
         ),
         "in_two_splits": None,  # the splits are folders
         "class_in_both": Fault(
