@@ -288,22 +288,31 @@ def _find_shared_classes(table: ImageTable) -> Iterator[str]:
     is_training = np.isin(table.split, TRAINING_SPLITS)
     shared = np.intersect1d(table.labels[is_evaluated & is_training, 0], table.labels[is_evaluated & ~is_training, 0])
     if len(shared):
-        name = f" ({printable(table.names[0][shared[0]])})" if table.names else ""
         classes = "class is" if len(shared) == 1 else "classes are"
-        example = f"label {shared[0]}{name} of level {table.levels[0]}"
+        example = f"label {_describe_label(table, 0, shared[0])} of level {table.levels[0]}"
         yield f"{len(shared)} {classes} in training and in test, such as {example}"
 
 
 def _find_classes_of_two_parents(table: ImageTable) -> Iterator[str]:
     for i in range(len(table.levels) - 1):
-        pairs = table.labels[:, i : i + 2]
-        fine, coarse = pairs[(pairs != UNKNOWN).all(axis=1)].T
+        rows = np.flatnonzero((table.labels[:, i : i + 2] != UNKNOWN).all(axis=1))
+        fine, coarse = table.labels[rows, i : i + 2].T
         parents = np.full(fine.max(initial=-1) + 1, UNKNOWN)
         parents[fine] = coarse
         if (differs := parents[fine] != coarse).any():
-            row = int(np.argmax(differs))
-            first, second = sorted((int(coarse[row]), int(parents[fine[row]])))
-            yield (
-                f"label {fine[row]} of level {table.levels[i]} is in two classes of level {table.levels[i + 1]}, "
-                f"{first} and {second}"
+            label = fine[np.argmax(differs)]
+            parents_of_label, first = np.unique(coarse[fine == label], return_index=True)
+            examples = table.paths[rows[fine == label][first]]
+            described = ", and ".join(
+                f"{_describe_label(table, i + 1, parent)}, such as {printable(path)}"
+                for parent, path in list(zip(parents_of_label, examples, strict=True))[:2]
             )
+            yield (
+                f"label {_describe_label(table, i, label)} of level {table.levels[i]} is in two classes of level "
+                f"{table.levels[i + 1]}: {described}"
+            )
+
+
+def _describe_label(table: ImageTable, level: int, label: int) -> str:
+    """Return a label with the name of its class, such as "3 (robin)"."""
+    return f"{label} ({printable(table.names[level][label])})" if table.names else f"{label}"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.data.table import SPLITS, ImageTable, hold_out_classes, load
+from dml.data.table import SPLITS, ImageTable, find_faults, hold_out_classes, load
 from dml.ops.errors import InputError
 
 CLASSES = [0, 0, 1, 1, 2, 2, 3, 4]
@@ -237,7 +237,7 @@ def test_load_names_the_lists_that_were_read() -> None:
         ),
         (
             {"labels": np.array([[c, row % 2] for row, c in enumerate(CLASSES)])},
-            "label 0 of level class is in two classes of level group, 0 and 1",
+            "label 0 of level class is in two classes of level group: 0, such as 0.png, and 1, such as 1.png",
         ),
     ],
 )
@@ -252,6 +252,15 @@ def test_load_holds_the_table_against_the_rules(
     with caplog.at_level(logging.WARNING):
         assert len(load(broken, "/data", name="set", verify=False)) == 8
     assert [text.removeprefix("set: ").removesuffix(", in /data") for text in caplog.messages] == [message]
+
+
+def test_a_class_in_two_coarser_classes_is_named() -> None:
+    names = (("lynx", "owl\n", "puma", "robin"), ("birds", "cats", "dogs"))
+    labels = np.array([[3, 0], [1, 0], [0, 1], [1, 2], [1, 0], [1, 1]])
+    mixed = ImageTable(np.array([*"abcdef"]), labels, np.array(["train"] * 6), ("species", "group"), names)
+    *_, fault = find_faults(mixed)
+    named = "label 1 (owl\\n) of level species is in two classes of level group"
+    assert fault == f"{named}: 0 (birds), such as b, and 1 (cats), such as f"
 
 
 def test_classes_may_be_shared_where_the_data_set_says_so() -> None:
