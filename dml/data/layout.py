@@ -17,6 +17,16 @@ from dml.ops.paths import expand_home
 SEPARATORS = ",;\t"
 """The characters that may stand between the cells of a .csv file."""
 
+BINARY_KINDS = {
+    b"\x1f\x8b": "a gzip file; unpack it",
+    b"BZh91AY&SY": "a bzip2 file; unpack it",
+    b"\xfd7zXZ\x00": "an xz file; unpack it",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file; unpack it",
+    b"PK\x03\x04": "a zip file or a spreadsheet; unpack it, or save the spreadsheet as .csv",
+    b"PAR1\x15": "a Parquet file; store it as .csv",
+}
+"""What a file that isn't text is, and what to do with it, by its first bytes."""
+
 
 class EncodingError(InputError):
     """An error for a list that isn't text in the expected encoding.
@@ -129,7 +139,7 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 
     Raises:
         EncodingError: if the file isn't text in this encoding.
-        InputError: if Python knows no such encoding, or the file isn't a regular file, or is too large.
+        InputError: if Python knows no such encoding, or the file is compressed, isn't a regular file, or is too large.
     """
     return _split_lines(_read_list_text(path, encoding))
 
@@ -162,6 +172,9 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
 def _read_list_text(path: Path, encoding: str) -> str:
     """Return the text of a file as it is, but without a byte order mark."""
     content = read_list_bytes(path)
+    for first_bytes, description in BINARY_KINDS.items():
+        if content.startswith(first_bytes):
+            raise InputError(f"{path}: not a text file but {description}")
     try:
         text = content.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
     except UnicodeError as error:

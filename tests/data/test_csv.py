@@ -1,3 +1,9 @@
+import bz2
+import gzip
+import io
+import lzma
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +120,33 @@ def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
             read(file, encoding="ascii")
     with pytest.raises(InputError, match=r"mine\.csv: unknown encoding: klingon"):
         read(file, encoding="klingon")
+
+
+def zipped(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("mine.csv", content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("compress", "message"),
+    [
+        (gzip.compress, "a gzip file; unpack it"),
+        (bz2.compress, "a bzip2 file; unpack it"),
+        (lzma.compress, "an xz file; unpack it"),
+        (zipped, r"a zip file or a spreadsheet; unpack it, or save the spreadsheet as \.csv"),
+        (lambda content: b"PAR1\x15\x04" + content, r"a Parquet file; store it as \.csv"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_compressed_files_are_named(
+    compress: Callable[[bytes], bytes], message: str, encoding: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.csv.gz"
+    file.write_bytes(compress(b"path,label\n1.jpg,a\n2.jpg,b\n"))
+    with pytest.raises(InputError, match=rf"mine\.csv\.gz: not a text file but {message}$"):
+        read(file, encoding=encoding)
 
 
 def test_empty_lines_are_passed_over(tmp_path: Path) -> None:

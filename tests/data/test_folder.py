@@ -197,11 +197,21 @@ def test_other_trees(paths: list[str], message: str, tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
-    for name, remedy in {"mine.csv": "dataset=csv reads a list of images$", "1.jpg": "give the folder of your"}.items():
-        (tmp_path / name).touch()
-        with pytest.raises(InputError, match=rf"dataset\.root=.*{name}: a file, not a folder; {remedy}"):
-            read(tmp_path / name)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("mine.csv", "dataset=csv reads a list of images$"),
+        ("1.jpg", "give the folder of your own images, which"),
+        ("mine.ZIP", r"unpack it, or dataset=csv reads a list of paths such as photos\.zip/robin/1\.jpg$"),
+        ("mine.tar", "unpack it, or dataset=shards reads tar files with a file beside each image"),
+        ("mine.tar.gz", "unpack it, and give the folder of your own images, which"),
+        ("mine.parquet", r"dataset=csv reads a list of images, as \.csv$"),
+    ],
+)
+def test_a_file_in_place_of_a_folder(name: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=rf"dataset\.root=.*{name}: a file, not a folder; {remedy}"):
+        read(tmp_path / name)
 
 
 def test_images_of_other_kinds_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

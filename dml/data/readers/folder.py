@@ -74,9 +74,7 @@ def read(
             splits are incomplete.
     """
     if root is not None and os.path.isfile(expand_home(root)):
-        reads_lists = f"{root}".lower().endswith((".csv", ".tsv", ".txt"))
-        remedy = "dataset=csv reads a list of images" if reads_lists else f"give the folder of {LAYOUT}"
-        raise InputError(f"dataset.root={root}: a file, not a folder; {remedy}")
+        raise InputError(f"dataset.root={root}: a file, not a folder; {_name_reader(str(root))}")
     folder = LAYOUT.root(root)
     splits, unread = _find_splits(folder), list[str]()
     images = [(split, parts) for split in splits for parts in _find_images(folder / split, unread)]
@@ -99,6 +97,22 @@ def read(
         source=str(folder),
     )
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
+
+
+def _name_reader(file: str) -> str:
+    """Return what reads a file that was given as a folder, by the end of its name."""
+    match os.path.splitext(file.lower())[1]:
+        case ".csv" | ".tsv" | ".txt":
+            return "dataset=csv reads a list of images"
+        case ".tar":
+            return "unpack it, or dataset=shards reads tar files with a file beside each image that names its class"
+        case ".zip":
+            return "unpack it, or dataset=csv reads a list of paths such as photos.zip/robin/1.jpg"
+        case ".gz" | ".tgz" | ".bz2" | ".xz" | ".zst" | ".7z" | ".rar":
+            return f"unpack it, and give the folder of {LAYOUT}"
+        case ".parquet":
+            return "dataset=csv reads a list of images, as .csv"
+    return f"give the folder of {LAYOUT}"
 
 
 def _find_splits(folder: Path) -> list[str]:
