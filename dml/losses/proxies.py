@@ -1,72 +1,108 @@
 """Initial values for the proxies of losses."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel
 from dml.ops.errors import InputError
 
+ProxySet = tuple[int, Tensor]
+"""The level of some classes, and a proxy of each of them (C, D)."""
 
-def proxy_sets(loss: nn.Module, level: int = 0) -> Iterator[tuple[int, Tensor]]:
+
+def count_classes(labels: NDArray[np.int64]) -> list[int]:
+    """Count the classes of each level of training labels (N, L), whose classes are numbered from 0."""
+    counts: list[int] = (labels.max(axis=0) + 1).tolist()
+    return counts
+
+
+def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> Iterator[ProxySet]:
     """Find the proxies in a loss and in its terms: yield (level of the classes, proxies (C, D)).
 
-    Only parts of the loss that learn exactly one proxy of each class are found. Writing to the proxies in place
-    changes the loss.
+    Proxies are a tensor that a part of the loss names ``proxies``, with one row for each class, and at most as many
+    columns as an embedding: fewer are those of a prefix. A tensor of another shape is left to the loss. Writing to the
+    proxies in place changes the loss.
 
     >>> from dml.losses.happier import ClusterLoss
-    >>> [(level, proxies.shape) for level, proxies in proxy_sets(AtLevel(ClusterLoss(3, 2), level=1))]
+    >>> loss = AtLevel(ClusterLoss(3, 2), level=1)
+    >>> [(level, proxies.shape) for level, proxies in proxy_sets(loss, num_classes=[9, 3], embedding_dim=2)]
     [(1, torch.Size([3, 2]))]
+
+    Args:
+        loss: any loss.
+        num_classes: number of training classes of each level.
+        embedding_dim: size of an embedding, D.
+        level: level of the labels that the loss sees first.
     """
     if isinstance(loss, AtLevel):
-        yield from proxy_sets(loss.loss, loss.level)
-    elif isinstance(proxies := getattr(loss, "proxies", None), Tensor):
+        yield from proxy_sets(loss.loss, num_classes, embedding_dim, loss.level)
+    elif _has_a_proxy_of_each_class(proxies := getattr(loss, "proxies", None), num_classes[level], embedding_dim):
         yield level, proxies
     else:
         for part in loss.children():
-            yield from proxy_sets(part, level)
+            yield from proxy_sets(part, num_classes, embedding_dim, level)
 
 
-def check_beginning(choice: str | None, losses: Iterable[nn.Module]) -> None:
+def _has_a_proxy_of_each_class(proxies: Any, num_classes: int, embedding_dim: int) -> TypeGuard[Tensor]:
+    is_matrix = isinstance(proxies, Tensor) and proxies.ndim == 2
+    return is_matrix and len(proxies) == num_classes and proxies.shape[1] <= embedding_dim
+
+
+def check_beginning(
+    choice: str | None, losses: Mapping[str, nn.Module], num_classes: Sequence[int], embed_dims: Mapping[str, int]
+) -> None:
     """Check a choice of initial proxies.
 
     "auto" takes class means where a loss has proxies, "class_means" wants that it has them, and None keeps random ones.
 
     >>> from dml.losses.happier import ClusterLoss
-    >>> check_beginning("class_means", [ClusterLoss(3, 2)])
+    >>> check_beginning("class_means", {"H": ClusterLoss(3, 2)}, num_classes=[3], embed_dims={"H": 2})
+
+    Args:
+        choice: the value of ``proxies``.
+        losses: losses by head.
+        num_classes: number of training classes of each level.
+        embed_dims: sizes of the embeddings by head.
 
     Raises:
         InputError: if the choice is another one, or if class means are chosen for a loss without proxies.
     """
     if choice not in (None, "auto", "class_means"):
         raise InputError(f"proxies={choice}: must be auto, class_means, or null to keep the random proxies of the loss")
-    for loss in losses:
-        if choice == "class_means" and not list(proxy_sets(loss)):
-            name = type(loss).__name__
-            raise InputError(f"proxies={choice}: {name} doesn't learn one proxy of each class; use proxies=null")
+    for head, loss in losses.items():
+        if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
+            raise InputError(
+                f"proxies={choice}: {type(loss).__name__} doesn't learn one proxy of each class, which is a tensor "
+                f"proxies of shape {(num_classes[0], embed_dims[head])}; use proxies=null"
+            )
 
 
 @torch.no_grad()
-def begin_at_class_means(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> None:
-    """Turn each proxy of a loss in the direction of the mean L2-normalised embedding of the class.
+def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: Tensor) -> None:
+    """Turn each proxy in the direction of the mean L2-normalised embedding of the class.
 
     A proxy keeps its length, because its length determines how fast its direction changes at a given learning rate.
     A proxy doesn't change if its class has no embeddings, or if they add up to 0.
 
     >>> from dml.losses.happier import ClusterLoss
     >>> loss = ClusterLoss(num_classes=2, embedding_dim=2)
-    >>> begin_at_class_means(loss, torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[0], [1]]))
+    >>> sets = proxy_sets(loss, num_classes=[2], embedding_dim=2)
+    >>> begin_at_class_means(sets, torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[0], [1]]))
     >>> F.normalize(loss.proxies.detach()).round().tolist()
     [[0.0, 1.0], [1.0, 0.0]]
 
     Args:
-        loss: any loss; a loss without proxies doesn't change. Proxies of fewer than D dimensions are those of a prefix.
+        sets: proxies of a loss, as `proxy_sets` finds them.
         embeddings: (N, D) embeddings of the training images.
         labels: (N, L) labels of the training images.
     """
-    for level, proxies in proxy_sets(loss):
+    for level, proxies in sets:
         unit = F.normalize(embeddings[:, : proxies.shape[1]], dim=1)  # the loss may be that of a prefix
         sums = unit.new_zeros(proxies.shape).index_add_(0, labels[:, level].long(), unit).to(proxies)
         turned = F.normalize(sums, dim=1) * proxies.norm(dim=1, keepdim=True)

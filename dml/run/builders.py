@@ -24,7 +24,7 @@ from dml.losses.compose import AtLevel
 from dml.losses.loss_contract import check_forward, check_module
 from dml.losses.matryoshka import choose_sizes
 from dml.losses.positive_pairs import check_pairs
-from dml.losses.proxies import check_beginning
+from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesHierarchy
@@ -176,7 +176,7 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
     Raises:
         InputError: if the configuration makes no loss of embeddings and labels.
     """
-    num_classes = (labels.max(axis=0) + 1).tolist()
+    num_classes = count_classes(labels)
     built = {}
     for head, size in embed_dims.items():
         loss_config = config.loss.copy()
@@ -227,12 +227,13 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     """The model with its losses, optimizer and schedule; with ``frozen`` its backbone is frozen."""
     if config.get("frozen"):
         embedding_model.backbone.requires_grad_(False).eval()
-    head_losses = build_losses(config, embedding_model.embed_dims, images.train_table.labels)
+    labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
+    head_losses = build_losses(config, embed_dims, labels)
     sampler, first_loss = images.sampler, next(iter(head_losses.values()))
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(config.scheduler.loss):
         loss_schedule.check_losses(head_losses.values())
-    check_beginning(config.proxies, head_losses.values())
+    check_beginning(config.proxies, head_losses, count_classes(labels), embed_dims)
     check_chunk_size(embedding_model, config.gradient_cache)
     if config.trainer.sync_batchnorm:
         check_synchronized(embedding_model)

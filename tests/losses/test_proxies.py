@@ -11,7 +11,8 @@ from torch import nn
 
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.happier import ClusterLoss
-from dml.losses.proxies import begin_at_class_means, proxy_sets
+from dml.losses.proxies import begin_at_class_means, check_beginning, proxy_sets
+from dml.ops.errors import InputError
 from dml.run import builders
 
 CLASSES, SIZE = 6, 5
@@ -33,13 +34,13 @@ def loss(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
 
 def test_every_loss_of_one_proxy_a_class_begins_at_the_means(loss: tuple[str, nn.Module]) -> None:
     name, module = loss
-    sets = list(proxy_sets(module))
+    sets = list(proxy_sets(module, [CLASSES, 2], SIZE))
     assert bool(sets) == (name in WITH_PROXIES)
     drawn = [proxies.detach().norm(dim=1) for _, proxies in sets]
     rows = embeddings()
     before = module(rows, LABELS).item() if sets else 0.0
-    begin_at_class_means(module, rows, LABELS.to(torch.uint8))  # any whole numbers
-    for (level, proxies), lengths in zip(proxy_sets(module), drawn, strict=True):
+    begin_at_class_means(sets, rows, LABELS.to(torch.uint8))  # any whole numbers
+    for (level, proxies), lengths in zip(sets, drawn, strict=True):
         assert (level, proxies.shape) == (0, (CLASSES, SIZE))
         for own in range(CLASSES):
             mean = sum(F.normalize(row, dim=0) for row in rows[LABELS[:, 0] == own])
@@ -58,8 +59,9 @@ def test_the_page_of_the_options_lists_them() -> None:
 def test_a_coarser_level_has_the_means_of_its_own_classes() -> None:
     terms = {"fine": ClusterLoss(CLASSES, SIZE), "coarse": AtLevel(ClusterLoss(2, SIZE), level=1)}
     module, rows = WeightedSum(terms, {"fine": 1.0, "coarse": 1.0}), embeddings()
-    begin_at_class_means(module, rows, LABELS)
-    assert [(level, len(proxies)) for level, proxies in proxy_sets(module)] == [(0, CLASSES), (1, 2)]
+    sets = list(proxy_sets(module, [CLASSES, 2], SIZE))
+    begin_at_class_means(sets, rows, LABELS)
+    assert [(level, len(proxies)) for level, proxies in sets] == [(0, CLASSES), (1, 2)]
     means = torch.stack([F.normalize(rows, dim=1)[LABELS[:, 1] == own].sum(dim=0) for own in range(2)])
     found = terms["coarse"].loss.proxies
     torch.testing.assert_close(F.normalize(found.detach(), dim=1), F.normalize(means, dim=1))
@@ -70,9 +72,38 @@ def test_a_proxy_without_a_mean_stays_where_it_was_drawn() -> None:
     rows[7], rows[1] = -rows[1], rows[1]  # class 1 cancels out
     kept = np.isin(LABELS[:, 0].numpy(), (0, 1)) & (np.arange(24) < 12)
     before = module.proxies.detach().clone()
-    begin_at_class_means(module, rows[kept], LABELS[kept])
+    begin_at_class_means(proxy_sets(module, [CLASSES, 2], SIZE), rows[kept], LABELS[kept])
     assert torch.equal(module.proxies[1:], before[1:])
     assert not torch.equal(module.proxies[0], before[0])
+
+
+class OwnProxies(nn.Module):
+    """A loss of a user's with a tensor of any shape that is named proxies."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.proxies = nn.Parameter(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_found"),
+    [
+        ((CLASSES, SIZE), True),
+        ((CLASSES, SIZE - 1), True),  # those of a prefix
+        ((2 * CLASSES, SIZE), False),  # two of each class, of which row 1 isn't that of class 1
+        ((CLASSES, 2, SIZE), False),
+        ((SIZE, CLASSES), False),
+        ((CLASSES,), False),
+    ],
+)
+def test_proxies_of_ones_own_are_one_row_of_each_class(shape: tuple[int, ...], is_found: bool) -> None:
+    loss = OwnProxies(*shape)
+    assert bool(list(proxy_sets(loss, [CLASSES, 2], SIZE))) == is_found
+    check_beginning("auto", {"H": loss}, [CLASSES, 2], {"H": SIZE})
+    if not is_found:
+        line = r"^proxies=class_means: OwnProxies .* one proxy of each class, .* of shape \(6, 5\); use proxies=null$"
+        with pytest.raises(InputError, match=line):
+            check_beginning("class_means", {"H": loss}, [CLASSES, 2], {"H": SIZE})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from dml.losses.proxies import begin_at_class_means, proxy_sets
+from dml.losses.proxies import begin_at_class_means, count_classes, proxy_sets
 from dml.training.callbacks.embedding_bank_updates import embed_training_images, get_training_data
 from dml.training.module import MetricLearner
 
@@ -26,12 +26,17 @@ class ProxiesAtClassMeans(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Embed the training images and set the proxies, unless the run was resumed."""
         assert isinstance(pl_module, MetricLearner)
-        if trainer.global_step or not any(list(proxy_sets(loss)) for loss in pl_module.losses.values()):
+        if trainer.global_step:
+            return
+        all_labels = get_training_data(trainer).train_table.labels
+        num_classes, embed_dims = count_classes(all_labels), pl_module.model.embed_dims
+        sets = {head: [*proxy_sets(loss, num_classes, embed_dims[head])] for head, loss in pl_module.losses.items()}
+        if not any(sets.values()):
             return
         embedded = embed_training_images(trainer, pl_module, pl_module.embed_for_loss)
-        labels = torch.from_numpy(get_training_data(trainer).train_table.labels)[embedded.rows]
-        for head, loss in pl_module.losses.items():
-            begin_at_class_means(loss, embedded.embeddings[head], labels)
-            for _, proxies in proxy_sets(loss):  # The sums may be rounded differently in each process.
+        labels = torch.from_numpy(all_labels)[embedded.rows]
+        for head, head_sets in sets.items():
+            begin_at_class_means(head_sets, embedded.embeddings[head], labels)
+            for _, proxies in head_sets:  # The sums may be rounded differently in each process.
                 # from the CPU: they are pickled, and tensors of the first GPU would take all processes there
                 proxies.copy_(trainer.strategy.broadcast(proxies.cpu()))
