@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.matryoshka import MatryoshkaLoss
 from dml.ops.errors import InputError
-from dml.run import builders
+from dml.run import loss_builders
 
 
 class WithoutSuper(nn.Module):
@@ -55,6 +55,6 @@ class OfEmbeddings(nn.Module):
     ],
 )
 def test_what_is_no_loss_is_refused(monkeypatch: pytest.MonkeyPatch, made: Callable[[], object], line: str) -> None:
-    monkeypatch.setattr(builders, "instantiate", lambda _: made())
+    monkeypatch.setattr(loss_builders, "instantiate", lambda _: made())
     with pytest.raises(InputError, match=rf"^{line}"):
-        builders.build_losses(compose(), {"H": 8}, np.zeros((4, 1), np.int64))
+        loss_builders.build_losses(compose(), {"H": 8}, np.zeros((4, 1), np.int64))

@@ -365,3 +365,45 @@ def test_csl_of_a_coarser_level_knows_the_classes_of_that_level() -> None:
     loss = builders.build_losses(config, {"H": 4}, LEVELS)["H"]
     assert loss.loss.hierarchy.tolist() == [[0], [1]]
     assert loss(torch.eye(4), torch.from_numpy(LEVELS)).isfinite()
+
+
+class OwnLoss(torch.nn.Module):
+    """A loss of a user's, whose arguments have names that some losses of dml have, too."""
+
+    def __init__(self, num_classes: int, level: Any, sizes: Any, inner: Any) -> None:
+        super().__init__()
+        self.num_classes, self.level, self.sizes, self.inner = num_classes, level, sizes, inner
+
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("level", [1, 7, "high", 0.5])
+def test_arguments_of_a_loss_of_ones_own_may_have_any_name(level: Any) -> None:
+    own = {"_target_": f"{__name__}.OwnLoss", "num_classes": "???", "level": level, "sizes": "any", "inner": {"a": 1}}
+    config = composed()
+    config.loss = own
+    loss = builders.build_losses(config, {"H": 4}, LEVELS)["H"]
+    assert (loss.num_classes, loss.level, loss.sizes, loss.inner) == (4, level, "any", {"a": 1})
+    config.loss = {"_target_": "dml.losses.AtLevel", "level": 1, "loss": own}
+    assert builders.build_losses(config, {"H": 4}, LEVELS)["H"].loss.num_classes == 2
+
+
+class OwnSum(torch.nn.Module):
+    """A loss of a user's that has a list of losses."""
+
+    def __init__(self, losses: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self.losses = torch.nn.ModuleList(losses)
+
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def test_losses_in_a_list_know_the_number_of_classes() -> None:
+    cluster = {"_target_": "dml.losses.happier.ClusterLoss", "num_classes": "???", "embedding_dim": "???"}
+    coarse = {"_target_": "dml.losses.AtLevel", "level": 1, "loss": cluster}
+    config = composed()
+    config.loss = {"_target_": f"{__name__}.OwnSum", "losses": [cluster, coarse]}
+    fine, coarser = builders.build_losses(config, {"H": 8}, LEVELS)["H"].losses
+    assert (fine.proxies.shape, coarser.loss.proxies.shape) == ((4, 8), (2, 8))
