@@ -145,6 +145,14 @@ class MetricLearner(ModelEmbedder):
         """Embed images (B, 3, H, W) with rows (B,) in the training table, as the losses see them -> (B, D) by head."""
         return embed_in_chunks(self._compiled[0] if self._compiled else self.network, images, self.gradient_cache)
 
+    def on_after_backward(self) -> None:
+        """Give trained parameters that a batch doesn't use a gradient of 0, as DistributedDataParallel does."""
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        for group in optimizer.param_groups:  # a tenth of the time of self.parameters(), which walks all modules
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Keep the backbone as it is in the warm-up: delete its gradients, which DistributedDataParallel waits for."""
         if self.global_step < self.pace.warmup_steps:

@@ -1,5 +1,6 @@
 """Every loss of conf/loss on several processes against one process that has the whole batch."""
 
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,13 +104,22 @@ class Recorder(Callback):
 
 
 def train(configs: dict[str, DictConfig], count: int, accumulate: int) -> tuple[Gradients, dict[str, Tensor], float]:
+    """Three steps of every loss -> their gradients, the state after them, and the logged loss."""
+    head_losses = {name: build(config) for name, config in configs.items()}
+    return fit(Towers(), head_losses, count, accumulate)
+
+
+def fit(
+    model: Any, losses: dict[str, nn.Module], count: int, accumulate: int = 1, **settings: Any
+) -> tuple[Gradients, dict[str, Tensor], float]:
     """Three steps -> their gradients, the state after them, and the logged loss."""
 
     def optimizer(roles: ParameterGroups) -> torch.optim.Optimizer:
         return optimizer_by_role(roles, optimizer=torch.optim.SGD, lr=0.002, heads_lr_multiplier=1.0)
 
-    head_losses = {name: build(config) for name, config in configs.items()}
-    module = MetricLearner(Towers(), head_losses, optimizer=optimizer, schedule=None, evaluate=lambda *_: {}).double()
+    module = MetricLearner(
+        model, losses, optimizer=optimizer, schedule=None, evaluate=lambda *_: {}, **settings
+    ).double()
     recorder = Recorder()
     trainer = small_trainer(
         3,
@@ -151,6 +161,55 @@ def test_the_gradients_are_those_of_one_process_with_the_whole_batch(
         assert its_state.keys() == state.keys()
         for name, value in state.items():  # memories and hierarchies too
             assert_equal(name, its_state[name], value)
+
+
+class HalfUsed(nn.Module):
+    """A loss of a user's: one parameter is used in every second step, the other, which is NaN, in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.unused = nn.Parameter(torch.ones(())), nn.Parameter(torch.tensor(float("nan")))
+        self.num_calls = 0
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        self.num_calls += 1
+        value = embeddings.square().mean()
+        return value * self.scale if self.num_calls % 2 else value
+
+
+class HalfUsedTower(nn.Module):
+    """A head of a user's, with a layer that its embeddings don't depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.unused = nn.Linear(INPUTS, SIZE), nn.Linear(2, 2)
+
+    @property
+    def parameter_groups(self) -> ParameterGroups:
+        return {"heads": list(self.parameters())}
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"H": self.used(images)}
+
+
+def train_half_used(count: int, gradient_cache: int | None = None) -> tuple[Gradients, dict[str, Tensor], float]:
+    return fit(HalfUsedTower(), {"H": HalfUsed()}, count, gradient_cache=gradient_cache)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
+@pytest.mark.parametrize("gradient_cache", [None, 5])
+def test_a_parameter_that_a_batch_does_not_use_has_a_gradient_of_0(tmp_path: Path, gradient_cache: int | None) -> None:
+    gradients, state, loss = train_half_used(1)
+    assert [bool(step["losses.H.scale"]) for step in gradients] == [True, False, True]
+    assert not any(step[name].any() for step in gradients for name in step if "unused" in name)
+    assert math.isfinite(loss)
+    for found, its_state, its_loss in on_processes(2, tmp_path, train_half_used, 2, gradient_cache):
+        assert its_loss == pytest.approx(loss, rel=1e-9)
+        for step, expected in zip(found, gradients, strict=True):
+            for name, gradient in expected.items():
+                assert_equal(name, step[name], gradient)
+        torch.testing.assert_close(its_state, state, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -28,7 +28,8 @@ def compute_losses(
     of the whole batch. Without ``shard`` each process computes the whole loss, see `gather_batch`. With ``shard`` a
     loss that takes queries computes its mean over the B / W rows of its own process, each compared with all B rows. The
     mean of these W values is the loss, so the mean of their gradients is its gradient. Here each value is replaced by
-    this mean, and keeps the gradient of its own process.
+    this mean, and keeps the gradient of its own process. A trained parameter that no loss depends on gets a
+    gradient of 0.
 
     Args:
         module: module that the trainer runs.
@@ -57,6 +58,9 @@ def compute_losses(
         own_values = torch.stack(terms)
         mean_values = gather_values(module, own_values.detach()).mean(dim=0)
         terms = [*_ReplacedValues.apply(own_values, mean_values)]
+    if module.trainer.world_size > 1 and torch.is_grad_enabled():
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        terms[0] = _ConnectedValue.apply(terms[0], *trained)
     return dict(zip(embeddings, terms, strict=True))
 
 
@@ -70,3 +74,21 @@ class _ReplacedValues(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
         return gradient, None
+
+
+class _ConnectedValue(torch.autograd.Function):
+    """Connects a value () with parameters that it may not depend on, and leaves value and gradients as they are.
+
+    DistributedDataParallel waits until the backward pass has come to each trained parameter. Here it comes to all of
+    them, without a gradient. To add ``0.0 * parameter.sum()`` would do so too, but a NaN in the parameter would become
+    one of the loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *parameters: nn.Parameter) -> Tensor:
+        ctx.num_parameters = len(parameters)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *(None,) * ctx.num_parameters
