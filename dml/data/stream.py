@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from dml.data.dataset import Batch, BatchDataset, Draw
 from dml.data.worker_processes import choose_start_method
 from dml.ops.child_processes import survive_group_signals
+from dml.ops.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
 
@@ -23,6 +24,19 @@ class BatchSampler(Protocol):
     def __iter__(self) -> Iterator[list[int]]: ...
 
     def __len__(self) -> int: ...
+
+
+def check_sampler(sampler: object) -> None:
+    """Check that a sampler has the methods of a `BatchSampler`.
+
+    Raises:
+        InputError: if it lacks one.
+    """
+    lacking = [method for method in ("set_epoch", "__iter__", "__len__") if not hasattr(type(sampler), method)]
+    if lacking:
+        raise InputError(
+            f"sampler: {dotted_name(sampler)} has no {lacking[0]}, expected set_epoch(epoch), __iter__() and __len__()"
+        )
 
 
 class BatchStream:
@@ -54,7 +68,8 @@ class BatchStream:
         wait_seconds: seconds for which the training waited for these batches.
 
     Raises:
-        InputError: if a batch can't be divided among the ranks; it is raised on iteration.
+        InputError: if a batch can't be divided among the ranks, or an epoch has another number of batches than the
+            sampler says; it is raised on iteration.
     """
 
     def __init__(
@@ -167,7 +182,10 @@ class _Batches:
             yield self._take_share(rows, epoch, number)
             count += 1
         if count != self.batches_per_epoch:
-            raise RuntimeError(f"the sampler promised {self.batches_per_epoch} batches an epoch and gave {count}")
+            raise InputError(
+                f"sampler: {dotted_name(self.sampler)} gave {count} batches in epoch {epoch}, "
+                f"expected {self.batches_per_epoch} as its len() says"
+            )
 
     def _take_share(self, rows: list[int], epoch: int, number: int) -> list[Draw]:
         """Return this rank's share of a batch, each row with the numbers that seed its transform."""

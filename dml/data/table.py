@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.names import check_class_names, check_paths
+from dml.ops.dotted_names import dotted_name
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -229,9 +230,17 @@ def load(
         verify: whether a fault is an error; False logs each fault as a warning.
 
     Raises:
-        InputError: if the table has a fault, see `find_faults`; the message describes the first.
+        InputError: if the reader returns no table, or the table has a fault, see `find_faults`; the message describes
+            the first.
     """
+    if not callable(read):
+        raise InputError(f"dataset.reader: a {type(read).__name__} isn't a function of the root; give _partial_: true")
     table = read(root)
+    if not isinstance(table, ImageTable):
+        described = "None" if table is None else f"a {type(table).__name__}"
+        raise InputError(
+            f"dataset.reader: {dotted_name(read)} returned {described}, expected a dml.data.table.ImageTable"
+        )
     shared_classes = [*_find_shared_classes(table)] if disjoint else []
     for fault in find_faults(table, counts, disjoint=disjoint):
         remedy = SHARED_CLASSES_REMEDY if fault in shared_classes else "dataset.verify=false reads it all the same"

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dml.ops.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
 VALUE = "expected a scalar tensor with a gradient"
@@ -23,14 +24,16 @@ def check_module(loss: object, key: str = "loss") -> None:
     """
     if isinstance(loss, nn.Module):
         if "_modules" not in vars(loss):
-            raise InputError(f"{key}: {_name(type(loss))}.__init__ has to begin with super().__init__()")
+            raise InputError(f"{key}: {dotted_name(type(loss))}.__init__ has to begin with super().__init__()")
         return
     made = loss.func if isinstance(loss, partial) else loss
     if isroutine(made):
-        raise InputError(f"{key}: {_name(made)} is a function, expected an nn.Module")
+        raise InputError(f"{key}: {dotted_name(made)} is a function, expected an nn.Module")
     if isinstance(loss, partial):
-        raise InputError(f"{key}: {_name(made)} isn't built with _partial_=true, expected an nn.Module; leave it out")
-    raise InputError(f"{key}: {_name(type(loss))} isn't a subclass of nn.Module")
+        raise InputError(
+            f"{key}: {dotted_name(made)} isn't built with _partial_=true, expected an nn.Module; leave it out"
+        )
+    raise InputError(f"{key}: {dotted_name(type(loss))} isn't a subclass of nn.Module")
 
 
 def check_forward(loss: nn.Module) -> None:
@@ -43,14 +46,16 @@ def check_forward(loss: nn.Module) -> None:
         InputError: if there is none, or it takes something else.
     """
     if type(loss).forward is nn.Module.forward:
-        raise InputError(f"loss: {_name(type(loss))} has no forward, expected forward(embeddings, labels)")
+        raise InputError(f"loss: {dotted_name(type(loss))} has no forward, expected forward(embeddings, labels)")
     arguments = {"indices": None} if getattr(loss, "needs_indices", False) else {}
     parameters = signature(loss.forward)
     try:
         parameters.bind(None, None, **arguments)
     except TypeError as error:
         expected = ", ".join(("embeddings", "labels", *arguments))
-        raise InputError(f"loss: {_name(type(loss))}.forward takes {parameters}, expected ({expected})") from error
+        raise InputError(
+            f"loss: {dotted_name(type(loss))}.forward takes {parameters}, expected ({expected})"
+        ) from error
 
 
 def check_value(loss: nn.Module, value: Any) -> None:
@@ -65,9 +70,11 @@ def check_value(loss: nn.Module, value: Any) -> None:
     """
     if not isinstance(value, Tensor):
         described = "None" if value is None else f"a {type(value).__name__}"
-        raise InputError(f"loss: {_name(type(loss))}.forward returned {described}, {VALUE}")
+        raise InputError(f"loss: {dotted_name(type(loss))}.forward returned {described}, {VALUE}")
     if value.ndim:
-        raise InputError(f"loss: {_name(type(loss))}.forward returned a tensor of shape {(*value.shape,)}, {VALUE}")
+        raise InputError(
+            f"loss: {dotted_name(type(loss))}.forward returned a tensor of shape {(*value.shape,)}, {VALUE}"
+        )
 
 
 def check_gradient(loss: nn.Module, value: Tensor) -> None:
@@ -82,9 +89,4 @@ def check_gradient(loss: nn.Module, value: Tensor) -> None:
     """
     if not value.requires_grad:
         described = "without a gradient" if value.is_floating_point() else f"of whole numbers ({value.dtype})"
-        raise InputError(f"loss: {_name(type(loss))}.forward returned a tensor {described}, {VALUE}")
-
-
-def _name(target: Any) -> str:
-    """Return the dotted name of a class or function, as a configuration gives it."""
-    return f"{target.__module__}.{target.__qualname__}"
+        raise InputError(f"loss: {dotted_name(type(loss))}.forward returned a tensor {described}, {VALUE}")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.heads import TwoStepHead
+from dml.models.model_contract import build_head, check_backbone, check_embeddings_of_heads
 from dml.ops.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
@@ -50,7 +51,8 @@ class EmbeddingModel(nn.Module):
             ``choose_heads`` chose some.
 
     Raises:
-        InputError: if a head or a tapped submodule doesn't exist, or a size doesn't fit.
+        InputError: if the backbone is no `Backbone`, a head or a tapped submodule doesn't exist, a size doesn't fit, or
+            a head doesn't return embeddings of its size.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class EmbeddingModel(nn.Module):
         pretraining: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        check_backbone(backbone)
         if taps is None:
             if len(backbone.stages) < 3:
                 raise InputError("model.taps=null: this network doesn't name its stages; give {L: ..., M: ..., H: ...}")
@@ -84,13 +87,16 @@ class EmbeddingModel(nn.Module):
         self.embed_dims = {name: _embed_dim(embed_dim, name) for name in heads}
         self.chosen_heads = (*heads,)
         backbone.tap({name: taps[name] for name in heads})
-        shapes = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
-        self.heads = nn.ModuleDict({name: head[name](shapes[name], self.embed_dims[name]) for name in heads})
+        maps = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
+        self.heads = nn.ModuleDict(
+            {name: build_head(name, head[name], _head_shape(maps[name]), self.embed_dims[name]) for name in heads}
+        )
         _check_tokens({name: taps[name] for name in heads}, self.heads)
+        check_embeddings_of_heads(self.heads, maps, self.embed_dims)
 
     @torch.enable_grad()
-    def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, tuple[int, int, int]]:
-        """Freeze the parameters that no tapped map depends on, and return the shapes of the maps.
+    def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, Tensor]:
+        """Freeze the parameters that no tapped map depends on, and return the maps of a black image.
 
         Otherwise DistributedDataParallel would wait forever for the gradients of those parameters.
 
@@ -107,7 +113,7 @@ class EmbeddingModel(nn.Module):
         for name in self._list_unreached(maps):
             self.backbone.network.get_parameter(name).requires_grad_(False)
         self.backbone.train()
-        return {name: _head_shape(tapped) for name, tapped in maps.items()}
+        return {name: tapped.detach() for name, tapped in maps.items()}
 
     def _list_unreached(self, maps: Mapping[str, Tensor]) -> list[str]:
         """Return the names of the network's trained parameters that no map depends on."""

@@ -11,7 +11,7 @@ from dml.data.cache import CacheFolder
 from dml.data.dataset import BatchDataset, ImageDataset, Item
 from dml.data.images import LIMITS
 from dml.data.limits import ImageLimits
-from dml.data.stream import BatchSampler, BatchStream
+from dml.data.stream import BatchSampler, BatchStream, check_sampler
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method
@@ -149,6 +149,7 @@ class DataModule(EvaluationData):
             raise InputError("dataset: its train split is empty")
         self.train_transform = train_transform
         self.sampler = sampler(self.train_table.labels)
+        check_sampler(self.sampler)
 
     def train_dataloader(self) -> BatchStream:
         """Return the stream of training batches, whose epochs follow each other without an end."""

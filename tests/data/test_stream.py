@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from dml.data.dataset import Batch, ImageDataset
-from dml.data.stream import BatchStream
+from dml.data.stream import BatchStream, check_sampler
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 
@@ -321,8 +321,17 @@ def test_a_sampler_that_breaks_its_promise_is_found_out(dataset: ImageDataset) -
         def __len__(self) -> int:
             return self.batches + 1
 
-    with pytest.raises(RuntimeError, match="promised 4 batches"):
+    with pytest.raises(InputError, match=r"^sampler: .*\.Short gave 3 batches in epoch 0, expected 4 as its len"):
         first(stream(dataset, sampler=Short()), 4)
+
+
+@pytest.mark.parametrize("method", ["set_epoch", "__iter__", "__len__"])
+def test_a_sampler_without_one_of_its_methods_is_refused(method: str) -> None:
+    methods = {name: value for name, value in vars(Sampler).items() if name in ("set_epoch", "__iter__", "__len__")}
+    check_sampler(type("Whole", (), methods)())
+    del methods[method]
+    with pytest.raises(InputError, match=rf"^sampler: test_stream\.Mine has no {method}, expected set_epoch"):
+        check_sampler(type("Mine", (), methods)())
 
 
 def test_closed_workers_end_and_a_new_iteration_starts_others(dataset: ImageDataset) -> None:

@@ -1,4 +1,7 @@
 import logging
+import re
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -192,6 +195,19 @@ def test_load_reads_the_root() -> None:
     loaded = load(read, "/data", name="set", counts=PUBLISHED)
     assert loaded.paths[3] == "/data/3"
     assert load(read, None, name="set").counts() == loaded.counts()
+
+
+@pytest.mark.parametrize(
+    ("read_nothing", "message"),
+    [
+        (Counter, "collections.Counter returned a Counter, expected a dml.data.table.ImageTable"),
+        (partial(Counter, a=1), "collections.Counter returned a Counter, expected a dml.data.table.ImageTable"),
+        (Counter(), "a Counter isn't a function of the root; give _partial_: true"),
+    ],
+)
+def test_a_reader_returns_a_table(read_nothing: Any, message: str) -> None:
+    with pytest.raises(InputError, match=rf"^dataset\.reader: {re.escape(message)}"):
+        load(read_nothing, "/data", name="set")
 
 
 @pytest.mark.parametrize(

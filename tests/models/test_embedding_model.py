@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
@@ -371,6 +372,50 @@ def test_heads_that_do_not_fit_the_tap(tap: str, head: type[nn.Module], message:
 def test_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         model(**settings)
+
+
+class OwnHead(nn.Module):
+    """A head of a user's that returns what a function makes of an embedding."""
+
+    def __init__(self, change: Callable[[Tensor], Any], shape: tuple[int, int, int], embed_dim: int) -> None:
+        super().__init__()
+        self.change, self.embed_dim = change, embed_dim
+
+    def forward(self, tapped: Tensor) -> Any:
+        assert not self.training  # a batch normalisation can't train on one image
+        return self.change(torch.zeros(len(tapped), self.embed_dim))
+
+
+@pytest.mark.parametrize(
+    ("change", "returned"),
+    [
+        (lambda embedding: (embedding, 1), "a tuple"),
+        (lambda _: None, "None"),
+        (lambda embedding: embedding[:, 1:], r"a tensor of shape \(1, 7\)"),
+        (lambda embedding: embedding[:, :, None, None], r"a tensor of shape \(1, 8, 1, 1\)"),
+        (lambda embedding: embedding[0], r"a tensor of shape \(8,\)"),
+    ],
+)
+def test_a_head_that_returns_no_embeddings_of_its_size(change: Callable[[Tensor], Any], returned: str) -> None:
+    expected = r"for one image, expected a tensor of shape \(1, 8\): model\.embed_dim=8"
+    with pytest.raises(
+        InputError, match=rf"^model\.head\.H: test_embedding_model\.OwnHead returned {returned} {expected}"
+    ):
+        model(head={"H": partial(OwnHead, change)}, heads=["H"])
+
+
+def test_a_head_is_checked_in_evaluation_mode_and_trained_afterwards() -> None:
+    built = model(head={"H": partial(OwnHead, lambda embedding: embedding)}, heads=["H"])
+    assert built.heads["H"].training
+
+
+def test_a_backbone_and_a_head_are_what_they_have_to_be() -> None:
+    line = r"^model\.backbone: test_embedding_model\.Network isn't a dml\.models\.backbone\.Backbone; return Backb"
+    with pytest.raises(InputError, match=line):
+        model(backbone=Network())
+    line = r"^model\.head\.H: .*<lambda> returned a tuple, expected an nn\.Module$"
+    with pytest.raises(InputError, match=line):
+        model(head={"H": lambda *arguments: arguments}, heads=["H"])
 
 
 def test_an_unused_tap_may_be_wrong() -> None:
