@@ -79,7 +79,7 @@ class Index:
         dimension = model.dimension + (2 if model.ball else 0)
         VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
         vectors = VectorIndex(dimension, factory)
-        if model.ball and not vectors.scores_are_products:
+        if model.ball and not vectors.keeps_products:
             raise InputError(
                 f"factory={factory}: it doesn't keep the distances in the model's Poincare ball; {EXACT} does"
             )
@@ -99,11 +99,11 @@ class Index:
 
     @property
     def threshold(self) -> float | None:
-        """The model's threshold; None if it has none, or if the index changes the vectors, such as by a PCA.
+        """The model's threshold; None if it has none, or if scores may differ from cosine similarities by 0.01 or more.
 
-        A PCA subtracts the mean of the vectors, so the scores are no cosine similarities.
+        A PCA subtracts the mean of the vectors, and scores of short codes, such as PQ8, are off by 0.1 to 0.5.
         """
-        return self.model.threshold if self.vectors.scores_are_products else None
+        return self.model.threshold if self.vectors.scores_are_precise else None
 
     @property
     def calibration(self) -> Calibration | None:
@@ -113,7 +113,7 @@ class Index:
         None if the model has no such function, or scores aren't similarities, see `threshold`.
         """
         calibration, share = self.model.calibration, self.items.same_share
-        if not self.vectors.scores_are_products:
+        if not self.vectors.scores_are_precise:
             return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dml.ops.errors import InputError
 from dml.retrieval.few_queries import multiplying_few_queries
+from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products
 from dml.retrieval.tied_neighbors import Floats, Integers, search_with_ties, sort_ties
 
 EXACT = "Flat"
@@ -52,7 +53,7 @@ class VectorIndex:
                 f"factory={factory}: FAISS can't make an index of {dimension} dimensions by it; {EXACT} would do"
             ) from error
         _check_metric(inner, factory)
-        self._index: Any = inner if _find_lists(inner) is not None else faiss.IndexIDMap2(inner)
+        self._index: Any = inner if find_lists(inner) is not None else faiss.IndexIDMap2(inner)
         self._is_mapped = False
 
     @classmethod
@@ -76,7 +77,7 @@ class VectorIndex:
         trial = cls(dimension, re.sub(r"\bIVF\d+", "IVF1", factory))
         trial.factory = factory  # for error lines
         trial.set_parameters(parameters)
-        core = _find_core(trial._index)
+        core = find_core(trial._index)
         if hasattr(core, "do_polysemous_training"):  # it takes seconds for each byte of a code, however few the vectors
             core.do_polysemous_training = False
         number = min(count, TRIAL_VECTORS)
@@ -106,17 +107,14 @@ class VectorIndex:
         return not self._index.is_trained
 
     @property
-    def scores_are_products(self) -> bool:
-        """Whether the scores of a search are the inner products of the vectors themselves, perhaps rounded.
+    def keeps_products(self) -> bool:
+        """Whether what the index does with its vectors, before it encodes them, keeps their inner products."""
+        return keeps_products(self._index)
 
-        Of the transforms that an index may apply to its vectors, rotations alone keep the products: a PCA subtracts
-        the mean of the vectors, and a matrix to fewer numbers, or a normalisation, changes them.
-        """
-        index = faiss.downcast_index(self._index.index) if isinstance(self._index, faiss.IndexIDMap) else self._index
-        if not isinstance(index, faiss.IndexPreTransform):
-            return True
-        chain: Any = index.chain
-        return all(_is_rotation(chain.at(place)) for place in range(chain.size()))
+    @property
+    def scores_are_precise(self) -> bool:
+        """Whether scores are the inner products of the vectors to 0.01: see `dml.retrieval.index_kinds`."""
+        return keeps_products(self._index) and keeps_numbers(self._index)
 
     def encode_whole_vectors(self) -> None:
         """Make codes stand for whole vectors, not for their differences from the centre of a cell; it precedes `train`.
@@ -183,7 +181,7 @@ class VectorIndex:
         Raises:
             InputError: if this kind of index can't remove vectors.
         """
-        if isinstance(self._index, faiss.IndexIDMap) and _find_lists(self._index.index) is not None:
+        if isinstance(self._index, faiss.IndexIDMap) and find_lists(self._index.index) is not None:
             raise InputError(
                 f"factory={self.factory}: a version of dml that gave wrong answers after a removal built this index; "
                 "build it again"
@@ -191,7 +189,7 @@ class VectorIndex:
         refusal = InputError(
             f"factory={self.factory}: an index of this kind can't remove or replace vectors; build it again"
         )
-        if isinstance(_find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
+        if isinstance(find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
             raise refusal  # after a removal and an addition, FAISS finds wrong vectors
         try:
             return int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
@@ -211,7 +209,7 @@ class VectorIndex:
         Raises:
             InputError: if FAISS can't search an index of this kind, or with these parameters.
         """
-        if isinstance(_find_core(self._index), faiss.IndexFlat):
+        if isinstance(find_core(self._index), faiss.IndexFlat):
             return search_with_ties(self._search, queries, k, len(self))
         return sort_ties(*self._search(queries, k))
 
@@ -263,30 +261,6 @@ class VectorIndex:
         if self._is_mapped:
             self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
             self.set_parameters(self.parameters)  # FAISS's files don't hold all of them
-
-
-def _find_core(index: Any) -> Any:
-    """Return the index inside of an index that only has ids, or only transforms the vectors."""
-    index = faiss.downcast_index(index)
-    return _find_core(index.index) if isinstance(index, faiss.IndexIDMap | faiss.IndexPreTransform) else index
-
-
-def _find_lists(index: Any) -> Any:
-    """Return the part of an index that keeps the vectors in inverted lists, with ids of its own; None without one.
-
-    `faiss.IndexIDMap2` around such an index finds other images after a removal: it moves its ids, and the lists don't.
-    """
-    core = _find_core(index)
-    return core if isinstance(core, faiss.IndexIVF) else None
-
-
-def _is_rotation(transform: Any) -> bool:
-    """Whether a transform of FAISS only turns the vectors; a file has a trained matrix as a linear transform."""
-    transform = faiss.downcast_VectorTransform(transform)
-    is_orthonormal = isinstance(transform, faiss.RandomRotationMatrix | faiss.OPQMatrix) or (
-        type(transform) is faiss.LinearTransform and transform.is_orthonormal and not transform.have_bias
-    )
-    return is_orthonormal and transform.d_in == transform.d_out
 
 
 def _check_metric(index: Any, factory: str) -> None:

@@ -481,11 +481,12 @@ def test_an_index_that_cannot_remove_says_so_before_images_are_embedded(
         index.upsert(paths[:3])
 
 
-def test_an_index_with_a_pca_judges_nothing(model: ImageEmbedder, photos: Path) -> None:
+def test_an_index_whose_scores_are_no_cosines_judges_nothing(model: ImageEmbedder, photos: Path) -> None:
     calibration = {"calibration_slope": 10.0, "calibration_intercept": -5.0, "calibration_prior": 0.1}
     metrics = {f"threshold/{name}": value for name, value in {"similarity": 0.5, **calibration}.items()}
     calibrated = ImageEmbedder(model.model, replace(SETTINGS, metrics=metrics))
-    for factory, is_judged in [("Flat", True), ("PCA4,Flat", False), ("PCAR8,Flat", False), ("RR8,Flat", True)]:
+    factories = {"Flat": True, "RR8,Flat": True, "SQ8": True, "PCA4,Flat": False, "PCAR8,Flat": False, "SQ4": False}
+    for factory, is_judged in factories.items():
         index = dml.Index.build(calibrated, photos, factory=factory)
         assert (index.threshold == 0.5) is is_judged
         assert (index.calibration is not None) is is_judged

@@ -142,8 +142,38 @@ def test_only_rotations_keep_the_products(factory: str, are_products: bool, tmp_
     index = build(factory, "nprobe=4" if "IVF" in factory else "")
     index.write(tmp_path / "index.faiss")
     for one in (VectorIndex(DIMENSION, factory), index, VectorIndex.read(tmp_path / "index.faiss", factory)):
-        assert one.scores_are_products is are_products
+        assert one.keeps_products is are_products
     if are_products:
         scores, ids = index.search(VECTORS[:50], k=1)
         np.testing.assert_array_equal(ids[:, 0], IDS[:50])
         np.testing.assert_allclose(scores[:, 0], 1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("factory", "are_precise"),
+    [
+        ("HNSW8", True),
+        ("HNSW8_SQ8", True),
+        ("IVF4,SQ8", True),
+        ("RR16,SQfp16", True),
+        ("SQbf16", True),
+        ("PQ8x4fs,RFlat", True),
+        ("PQ8,Refine(SQ8)", True),
+        ("SQ6", False),
+        ("HNSW8_SQ4", False),
+        ("PQ8", False),
+        ("IVF4,PQ8x4fs", False),
+        ("OPQ8,PQ8", False),
+        ("RQ4x6", False),
+        ("RaBitQ", False),
+        ("PCA16,SQ8", False),
+    ],
+)
+def test_precise_scores_are_products_to_a_hundredth(factory: str, are_precise: bool, tmp_path: Path) -> None:
+    index = build(factory, "nprobe=4" if "IVF" in factory else "")
+    index.write(tmp_path / "index.faiss")
+    scores, ids = index.search(VECTORS, k=10)
+    products = np.einsum("qd,qkd->qk", VECTORS, VECTORS[ids - IDS[0]])
+    assert bool(np.abs(scores - products).max() < 0.01) is are_precise
+    for one in (VectorIndex(DIMENSION, factory), index, VectorIndex.read(tmp_path / "index.faiss", factory)):
+        assert one.scores_are_precise is are_precise
