@@ -17,7 +17,15 @@ from dml.data.images import UnreadableImageError
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import check_readable
-from dml.inference.index_folder import DESCRIPTION, FORMAT, hold_folder, read_description, remove_unused_versions
+from dml.inference.index_folder import (
+    DESCRIPTION,
+    FORMAT,
+    check_files,
+    describe_files,
+    hold_folder,
+    read_description,
+    remove_unused_versions,
+)
 from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
 from dml.metrics.pair_calibration import Calibration
@@ -76,7 +84,7 @@ class Index:
             InputError: if there is no image, or an argument can't be used.
         """
         items = _list_items(source)
-        dimension = model.dimension + (2 if model.ball else 0)
+        dimension = _count_dimensions(model)
         VectorIndex.check(dimension, factory, parameters, min(len(items), MOST_TRAINING_VECTORS))
         vectors = VectorIndex(dimension, factory)
         if model.ball and not vectors.keeps_products:
@@ -155,8 +163,7 @@ class Index:
         if is_vectors:
             queries = self._normalize(queries)
         scores, ids = self._search(queries, int(k))
-        is_missing = ids < 0
-        return np.where(is_missing, -np.inf, scores), np.where(is_missing, -1, self.items.positions(ids))
+        return np.where(ids < 0, -np.inf, scores), self.items.positions(ids)
 
     def _normalize(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale vectors (Q, D) to unit length, those of `ImageEmbedder.embed` excepted; check points of a ball."""
@@ -287,8 +294,7 @@ class Index:
                 "next_id": self._next_id,
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
-                "files": names,
-                "bytes": {kind: (path / names[kind]).stat().st_size for kind in ("vectors", "items")},
+                **describe_files(path, names),
             }
             write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n", on_disk=True)
         finally:
@@ -331,12 +337,7 @@ class Index:
                 f"{printable(path)}: its vectors are of the model {printable(description['fingerprint'])}, not of "
                 f"{model.fingerprint}; search with that model, or build the index again"
             )
-        for kind, size in description["bytes"].items():
-            file = path / description["files"][kind]
-            if not file.is_file() or file.stat().st_size != size:
-                raise InputError(
-                    f"{printable(file)}: missing or cut short, {size:,} bytes are due; build the index again"
-                )
+        check_files(path, description)
         try:
             items = IndexItems.read(path / description["files"]["items"])
         except (pa.ArrowException, KeyError, ValueError, OSError) as error:
@@ -345,6 +346,11 @@ class Index:
             raise InputError(f"{printable(path)}: {description['files']['items']} is damaged ({error})") from error
         vectors = VectorIndex.read(path / description["files"]["vectors"], description["factory"])
         vectors.set_parameters(description["parameters"])
+        if vectors.dimension != _count_dimensions(model):
+            raise InputError(
+                f"{printable(path)}: its vectors have {vectors.dimension} dimensions, those of the model "
+                f"{_count_dimensions(model)}; build the index again"
+            )
         if len(vectors) != len(items):
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
@@ -359,6 +365,11 @@ def _name_first(paths: Sequence[str]) -> str:
     ('a.png:', 'a.png and 2 more:')
     """
     return printable(paths[0]) + (f" and {len(paths) - 1:,} more:" if len(paths) > 1 else ":")
+
+
+def _count_dimensions(model: ImageEmbedder) -> int:
+    """Return the size of the vectors by which an index searches: points of a Poincare ball take two numbers more."""
+    return model.dimension + (2 if model.ball else 0)
 
 
 def _list_items(source: Source, first_id: int = 0) -> IndexItems:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dml.ops.checksums import file_checksum
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.locks import FileLock
@@ -82,6 +83,8 @@ def read_description(path: Path) -> dict[str, Any]:
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
         numbers = [description["bytes"][kind] for kind in ("vectors", "items")]
         numbers.append(description.get("next_id", 0))  # older versions wrote none
+        if "sha256" in description:  # nor checksums
+            keys += [description["sha256"][kind] for kind in ("vectors", "items")]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
     if version != FORMAT:
@@ -90,6 +93,34 @@ def read_description(path: Path) -> dict[str, Any]:
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
     return dict(description)
+
+
+def describe_files(path: Path, names: dict[str, str]) -> dict[str, Any]:
+    """Return what ``index.json`` says of the files of a version, by which `check_files` knows them again."""
+    files = {kind: path / names[kind] for kind in ("vectors", "items")}
+    return {
+        "files": names,
+        "bytes": {kind: file.stat().st_size for kind, file in files.items()},
+        "sha256": {kind: file_checksum(file) for kind, file in files.items()},
+    }
+
+
+def check_files(path: Path, description: dict[str, Any]) -> None:
+    """Make sure that the vectors and the items are those that ``index.json`` describes.
+
+    Raises:
+        InputError: if a file is missing, or isn't as it was written.
+    """
+    for kind, size in description["bytes"].items():
+        file = path / description["files"][kind]
+        if not file.is_file() or file.stat().st_size != size:
+            raise InputError(f"{printable(file)}: missing or cut short, {size:,} bytes are due; build the index again")
+    for kind, checksum in description.get("sha256", {}).items():  # older versions wrote none
+        file = path / description["files"][kind]
+        if file_checksum(file) != checksum:
+            raise InputError(
+                f"{printable(file)}: damaged, its bytes aren't those that were written; build the index again"
+            )
 
 
 def remove_unused_versions(path: Path) -> None:

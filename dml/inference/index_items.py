@@ -69,8 +69,16 @@ class IndexItems:
         return float(same / pairs) if 0 < same < pairs else None
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of ids, of any shape, all of which must be there."""
-        return np.searchsorted(self.ids, ids)
+        """Return the positions of ids, of any shape; -1 for negative ids, which stand for no item.
+
+        Raises:
+            InputError: if an id isn't there.
+        """
+        positions = np.where(ids < 0, -1, np.searchsorted(self.ids, ids))
+        is_unknown = (ids >= 0) & (self.ids.take(positions, mode="clip") != ids)
+        if is_unknown.any():
+            raise InputError(f"vectors: one has the id {ids[is_unknown][0]}, which no image has; build the index again")
+        return positions
 
     def holds(self, paths: Iterable[str]) -> NDArray[np.bool_]:
         """Return for each absolute path whether it is among those of the items."""

@@ -354,8 +354,47 @@ def test_relative_paths_of_older_versions_are_known(
     assert len(index) == 4
 
 
-def test_a_changed_bit_of_the_items_is_noticed(index: dml.Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["vectors", "items"])
+def test_a_changed_bit_is_refused(index: dml.Index, tmp_path: Path, kind: str) -> None:
     folder = index.save(tmp_path / "index")
+    (file,) = folder.glob(f"{kind}-*")
+    content = file.read_bytes()
+    for place in range(4, len(content), 97):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises(InputError, match=f"{file.name}: damaged"):
+            dml.Index.load(folder, model=index.model)
+
+
+def forget_checksums(folder: Path) -> None:
+    """Make a saved index one of a version that stored no checksums."""
+    description = json.loads((folder / "index.json").read_text())
+    del description["sha256"]
+    (folder / "index.json").write_text(json.dumps(description))
+
+
+def test_vectors_without_checksums_are_compared_with_the_model_and_the_items(index: dml.Index, tmp_path: Path) -> None:
+    folder = index.save(tmp_path / "index")
+    forget_checksums(folder)
+    (file,) = folder.glob("vectors-*")
+    image = str(index.items.paths[0])
+    assert dml.Index.load(folder).search(image, k=1)[1][0, 0] == image
+    for dimension, ids, line in [
+        (8, np.arange(12) + 1, "vectors: one has the id 12, which no image has"),
+        (4, np.arange(12), "its vectors have 4 dimensions, those of the model 8; build the index again"),
+    ]:
+        vectors = VectorIndex(dimension)
+        vectors.add(np.eye(12, dimension, dtype=np.float32), ids)
+        vectors.write(file)
+        description = json.loads((folder / "index.json").read_text())
+        description["bytes"]["vectors"] = file.stat().st_size
+        (folder / "index.json").write_text(json.dumps(description))
+        with pytest.raises(InputError, match=line):
+            dml.Index.load(folder).search(image, k=12)
+
+
+def test_a_changed_bit_of_the_items_is_noticed_without_checksums(index: dml.Index, tmp_path: Path) -> None:
+    folder = index.save(tmp_path / "index")
+    forget_checksums(folder)
     (items,) = folder.glob("items-*.parquet")
     content = items.read_bytes()
     for place in range(4, len(content), 97):
@@ -395,9 +434,10 @@ def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
             dml.Index.load(folder)
         (folder / name).write_bytes(content)
     (folder / files["items"]).write_bytes(b"x" * (folder / files["items"]).stat().st_size)
+    text = description.read_text()
+    forget_checksums(folder)
     with pytest.raises(InputError, match=r"items-\w+.parquet is damaged"):
         dml.Index.load(folder)
-    text = description.read_text()
     for written, other in [('"model": "model', '"model": "../model'), (r'"vectors": (\d+)', r'"vectors": "\1"')]:
         description.write_text(re.sub(written, other, text))
         with pytest.raises(InputError, match="values that dml doesn't write"):
