@@ -99,7 +99,7 @@ def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) ->
     weights = saved.path / WEIGHTS
     try:
         state = load_file(weights)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch, which opens the file, raises the last one
         raise InputError(f"{printable(weights)}: cannot be read ({error}); save the model again") from error
     model = saved.settings.build_model()
     load_state(model, state, weights)
