@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from dml.inference.serving.http_deadlines import DeadlineProtocol
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
 MOST_CONNECTIONS = 128
-"""The number of connections from which on others are told to come back: each may hold an upload in memory."""
+"""The number of connections from which on others are told to come back; idle ones count."""
 PATIENCE = 3
 """Seconds that requests under way may take after a signal."""
 
@@ -67,7 +68,7 @@ def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[Non
         log_config=None,
         log_level="warning",
         access_log=False,
-        http="h11",
+        http=DeadlineProtocol,
         loop="asyncio",
         ws="none",
         lifespan="off",

@@ -19,6 +19,8 @@ from dml.inference.serving.request_guard import RequestGuard
 
 THREADS = 2
 """The number of requests that are worked on at a time; each may hold a decoded image in memory."""
+LARGEST_UPLOADS = 16
+"""The number of uploads of the largest size that fit into the memory for all uploads together."""
 FILES = {"": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 """The files of the page and their types."""
 
@@ -166,7 +168,7 @@ async def search_by_item(
 
 @router.post(
     "/search",
-    responses={400: {"model": Problem}, 413: {"model": Problem}, 415: {"model": Problem}},
+    responses={status: {"model": Problem} for status in (400, 413, 415, 503)},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -181,22 +183,34 @@ async def search_by_upload(
     """Find the images that are most similar to the image in the body of the request."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
-    content = await _read_body(request, search.limits.max_image_bytes)
-    return Neighbors(neighbors=await _compute(limiter, partial(search.find_similar, content, k, label)))
+    content = bytearray()
+    try:
+        await _read_body(request, content)
+        neighbors = await _compute(limiter, partial(search.find_similar, bytes(content), k, label))
+    finally:
+        request.app.state.upload_bytes -= len(content)
+    return Neighbors(neighbors=neighbors)
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    """Read the body of a request, but never more than ``most`` bytes and one part."""
+async def _read_body(request: Request, content: bytearray) -> None:
+    """Append the body of a request to ``content``, and count its bytes among those of all uploads under way.
+
+    Raises:
+        RefusedRequestError: if it is larger than the largest upload, or all uploads together are too large.
+    """
+    state = request.app.state
+    most = state.search.limits.max_image_bytes
     refusal = RefusedRequestError(413, f"upload: more than {most:,} bytes; send a smaller image")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
         raise refusal
-    content = bytearray()
     async for part in request.stream():
         content += part
+        state.upload_bytes += len(part)
         if len(content) > most:
             raise refusal
-    return bytes(content)
+        if state.upload_bytes > LARGEST_UPLOADS * most:
+            raise RefusedRequestError(503, "upload: others fill the server's memory; send it again in some seconds")
 
 
 def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
@@ -214,7 +228,7 @@ def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.search, app.state.limiter = search, CapacityLimiter(THREADS)
+    app.state.search, app.state.limiter, app.state.upload_bytes = search, CapacityLimiter(THREADS), 0
     app.include_router(router)
     for name, kind in FILES.items():
         app.add_api_route(f"/{name}", _make_file_route(name or "page.html", kind), include_in_schema=False)
