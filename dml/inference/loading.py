@@ -1,5 +1,6 @@
 """The function that opens a trained model: from a run's folder, a checkpoint, or a saved folder."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from dml.inference.model_settings import SAVED_PARTS, ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.models.embedding import EmbeddingModel
+from dml.ops.checksums import rows_checksum
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.paths import expand_home
@@ -25,6 +27,8 @@ from dml.run.stages import find_stage, resolve_parts
 from dml.run.stored_configuration import extract_configuration
 from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
 from dml.training.frozen_weights import lacks_weights
+
+logger = logging.getLogger(__name__)
 
 
 @torch.random.fork_rng(devices=[])  # layers draw their first weights while they are built
@@ -158,7 +162,7 @@ def read_settings(path: Path) -> ModelSettings:
     training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}
     folder = RunFolder.from_checkpoint(path)
     metrics = folder.metrics() if folder.metrics_file.exists() else {}
-    is_tested = metrics.get("step") == training["step"]
+    is_tested = metrics.get("step") == training["step"] and _is_of_run(path, progress, folder)
     splits = folder.splits() or {}
     return ModelSettings(
         config,
@@ -168,6 +172,23 @@ def read_settings(path: Path) -> ModelSettings:
         tuple(sorted(splits.get("train", {}))),
         folder.picture_file.read_bytes() if is_tested and folder.picture_file.exists() else None,
     )
+
+
+def _is_of_run(path: Path, progress: TrainingProgress, folder: RunFolder) -> bool:
+    """Return whether a checkpoint was written by the run in whose folder it lies, and warn if it wasn't.
+
+    The run's history up to the checkpoint's step tells it, which a resumed run keeps. Where the history is missing, or
+    the checkpoint is of a version that stored no checksum of it, the checkpoint passes.
+    """
+    rows = {int(row["step"]): row for row in folder.history() if int(row["step"]) <= progress.total_steps}
+    is_own = not rows or progress.history_checksum in ("", rows_checksum(rows))
+    if not is_own:
+        logger.warning(
+            "%s: not of the run in whose folder it lies, or %s has changed; it is opened without metrics and threshold",
+            printable(path),
+            folder.history_file.name,
+        )
+    return is_own
 
 
 def _name_model(model: Mapping[str, Any]) -> str:

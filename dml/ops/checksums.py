@@ -24,6 +24,12 @@ def file_checksum(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+def rows_checksum(rows: Mapping[int, Mapping[str, Any]]) -> str:
+    """Compute the SHA-256 of rows of values by step, in hexadecimal; the order of the columns doesn't matter."""
+    texts = {step: {name: str(value) for name, value in row.items()} for step, row in rows.items()}
+    return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+
+
 def seal_text(text: str) -> bytes:
     """Encode a text, such as YAML, in UTF-8, below a comment line that holds its SHA-256.
 

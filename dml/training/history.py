@@ -1,8 +1,6 @@
-import json
 from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.ops.checksums import rows_checksum
 from dml.ops.errors import InputError
 from dml.ops.run_files import remedy_for
 from dml.ops.run_folder import RunFolder
@@ -48,8 +47,7 @@ class History(Logger):
     @property
     def checksum(self) -> str:
         """The SHA-256 of the values of all rows; the order of the columns doesn't matter."""
-        rows = {step: {name: str(value) for name, value in row.items()} for step, row in self.rows.items()}
-        return sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+        return rows_checksum(self.rows)
 
     @property
     def name(self) -> str:

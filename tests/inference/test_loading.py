@@ -490,6 +490,25 @@ def test_the_tested_checkpoint_is_taken(run: Path, tmp_path: Path) -> None:
     assert dml.load(copied).fingerprint != dml.load(run).fingerprint
 
 
+def test_a_checkpoint_of_another_run_has_no_threshold(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps may be as many as those of the run in whose folder it was copied."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    assert dml.load(copied).threshold is not None
+    assert caplog.messages == []
+    best = copied / "checkpoints" / "best.ckpt"
+    checkpoint = torch.load(best, weights_only=True)
+    torch.save({**checkpoint, "history": "0" * 64}, best)
+    model = dml.load(copied)
+    assert (model.threshold, model.calibration, model.settings.metrics) == (None, None, {})
+    (message,) = caplog.messages
+    assert message.startswith(f"{best}: not of the run in whose folder it lies, or metrics.csv has changed")
+    torch.save({**checkpoint, "history": ""}, best)  # as older versions wrote it
+    assert dml.load(copied).threshold is not None
+
+
 def test_a_recurrent_model_is_refused(run: Path, tmp_path: Path) -> None:
     checkpoint = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     checkpoint["run"]["config"]["recurrent"] = {"_target_": "dml.models.recurrent.RecurrentModel"}
