@@ -1,6 +1,8 @@
 """The graph that an export writes: from pixels to the vectors that `ImageEmbedder.embed` gives for one view."""
 
+import logging
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch.export import Dim, ExportedProgram
 from dml.inference.image_embedder import ImageEmbedder
 from dml.ops.errors import InputError
 from dml.ops.versions import own_version
+
+logger = logging.getLogger(__name__)
 
 INPUT, OUTPUT = "images", "vectors"
 """The names of the graph's input and output."""
@@ -49,6 +53,27 @@ def copy_to_cpu(embedder: ImageEmbedder) -> ImageEmbedder:
     if embedder.device.type == "cpu":
         return embedder
     return ImageEmbedder(deepcopy(embedder.model), embedder.settings, embedder.heads, "cpu")
+
+
+def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
+    """Return the model as its graph computes it, with the fingerprint of one view; warn if it averages several.
+
+    Args:
+        embedder: model on the CPU.
+    """
+    settings = embedder.settings
+    if settings.views == 1:
+        return embedder
+    config = {**settings.config, "evaluation": {**settings.config["evaluation"], "crops": 1}}
+    with_one_view = ImageEmbedder(embedder.model, replace(settings, config=config), embedder.heads, "cpu")
+    logger.warning(
+        "evaluation.crops=%d: the file gives vectors of one view, as model.embed(views=1) does; they can't be compared "
+        "with those of %d views, so its fingerprint is another one, %s",
+        settings.views,
+        settings.views,
+        with_one_view.fingerprint,
+    )
+    return with_one_view
 
 
 def find_input_size(embedder: ImageEmbedder) -> tuple[int, int]:

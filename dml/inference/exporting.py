@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dml.inference.export_graph import copy_to_cpu, describe_graph, find_input_size, trace
+from dml.inference.export_graph import copy_to_cpu, describe_graph, find_input_size, take_one_view, trace
 from dml.inference.exported_files import ONNX, PROGRAM, Run, check_libraries, open_graph, write_graph, write_quantized
 from dml.inference.graph_comparison import GraphResult, compare_graphs, refuse_difference
 from dml.inference.probe_images import Probe
@@ -100,7 +100,7 @@ def export_model(
         InputError: if a cosine is below 0.9999, recall@1 changes, or `check_export` refuses the file.
     """
     path = check_export(file, quantize)
-    on_cpu = copy_to_cpu(embedder)
+    on_cpu = take_one_view(copy_to_cpu(embedder))
     height, width = find_input_size(on_cpu)
     facts = describe_graph(on_cpu, height, width, probe.levels)
     program = trace(on_cpu, height, width)

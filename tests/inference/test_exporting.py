@@ -133,6 +133,20 @@ def test_files_hold_facts_and_no_path_of_the_machine(model: dml.ImageEmbedder, e
         assert b"/dml/" not in content
 
 
+def test_a_graph_of_a_model_of_several_views_has_the_fingerprint_of_one_view(
+    model: dml.ImageEmbedder, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = replace(SETTINGS, config={**SETTINGS.config, "evaluation": {"crops": 2, "selection": "best"}})
+    mirrored = dml.ImageEmbedder(model.model, settings, device="cpu")
+    assert np.abs(mirrored.embed(photos) - model.embed(photos)).max() > 1e-3
+    mirrored.export(tmp_path / "model.pt2")
+    facts = json.loads((tmp_path / "model.pt2.json").read_text())
+    assert facts["fingerprint"] == model.fingerprint != mirrored.fingerprint
+    (message,) = (record.getMessage() for record in caplog.records if record.name.startswith("dml."))
+    assert message.startswith("evaluation.crops=2: the file gives vectors of one view, as model.embed(views=1) does")
+    assert message.endswith(f"its fingerprint is another one, {model.fingerprint}")
+
+
 def test_a_program_of_torch_export(model: dml.ImageEmbedder, photos: Path, tmp_path: Path) -> None:
     report = model.export(tmp_path / "model.pt2")  # compares on random pixels
     assert report.exported.recall is None
