@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
@@ -249,14 +250,14 @@ class ImageEmbedder:
         if precision not in PRECISIONS:
             raise InputError(f"precision={precision}: {', '.join(PRECISIONS)}")
         size = self.settings.batch_size if batch_size is None else batch_size
-        if size < 1 or num_workers < 0:
-            raise InputError(f"batch_size={size}, num_workers={num_workers}: at least 1 and 0")
+        if not (isinstance(size, Integral) and isinstance(num_workers, Integral) and size >= 1 and num_workers >= 0):
+            raise InputError(f"batch_size={size}, num_workers={num_workers}: whole numbers of at least 1 and 0")
         transform = self._choose_transform(self.settings.views if views is None else views)
         loader = DataLoader(
             ImageInputs(images, transform, self.settings.limits),
-            batch_size=size,
+            batch_size=int(size),  # the loader takes no number of NumPy
             collate_fn=_collate,
-            num_workers=num_workers,
+            num_workers=int(num_workers),
             multiprocessing_context=choose_start_method(num_workers, start_method),
             generator=torch.Generator(),  # otherwise the loader would draw from the caller's random numbers
         )

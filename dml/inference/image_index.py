@@ -1,5 +1,6 @@
 """An index of images, which finds the images that are most similar to others."""
 
+import inspect
 import json
 import secrets
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,9 @@ UNIT_TOLERANCE = 1e-5
 
 MOST_TRAINING_VECTORS = 100_000
 """The largest number of vectors that an approximate index is trained with."""
+
+EMBED_OPTIONS = inspect.signature(ImageEmbedder.embed).parameters.keys() - {"self", "images"}
+"""The names of the options that the methods of an index pass to `ImageEmbedder.embed`."""
 
 
 class Index:
@@ -170,6 +174,8 @@ class Index:
         if self.model.ball:
             UnitEmbeddings.normalize(vectors, "vectors", self.model.ball.curvature)
             return vectors
+        if not vectors.any(axis=1).all():
+            raise InputError("vectors: one is zero, so it has no direction that could be compared")
         is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < UNIT_TOLERANCE
         return np.where(is_unit, vectors, UnitEmbeddings.normalize(vectors, "vectors").rows.numpy())
 
@@ -386,8 +392,11 @@ def _embed_items(
     These are the embeddings (N, D) themselves, or vectors (N, D + 2) for the points of a Poincare ball.
 
     Raises:
-        InputError: if not one image can be read, or the options name other views than those of queries.
+        InputError: if not one image can be read, an option is unknown, or the options name other views than those of
+            queries.
     """
+    if unknown := options.keys() - EMBED_OPTIONS:
+        raise InputError(f"{min(unknown)}: no such argument; those of embed are {', '.join(sorted(EMBED_OPTIONS))}")
     if options.get("views") not in (None, model.settings.views):
         raise InputError(
             f"views={options['views']}: queries have {model.settings.views}, as in the test of the run; leave it out"

@@ -109,9 +109,12 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
     if isinstance(image, str | Path):
         return ImageFile(str(expand_home(image)), limits)
     if isinstance(image, Image.Image):
+        if not (image.width and image.height):
+            raise InputError(f"{name}: an image of {image.width} x {image.height} pixels; expected at least 1 x 1")
         try:
             return torch.from_numpy(decode_opened(image, logger.warning, in_place=False)).permute(2, 0, 1)
-        except (OSError, PixelValueError) as error:  # Pillow decodes a file when its pixels are needed
+        # Pillow decodes a file when its pixels are needed; a ValueError tells that it can't convert a mode
+        except (OSError, PixelValueError, ValueError) as error:
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
     if isinstance(image, Tensor):
         if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3 and image.numel():

@@ -25,6 +25,8 @@ from dml.ops.paths import absolute_path, expand_home
 Source = str | Path | Sequence[str | Path] | ImageTable
 """A folder of images, a .csv file, paths, or a table."""
 
+SOURCES = "a folder of images, a .csv file, paths, or an ImageTable"
+
 
 @dataclass(frozen=True)
 class IndexItems:
@@ -138,7 +140,11 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     Raises:
         InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
     """
+    if not isinstance(source, str | Path | ImageTable | Iterable):
+        raise InputError(f"images: {printable(type(source).__name__)}; expected {SOURCES}")
     paths, names = _list_images_and_classes(source)
+    if not paths:
+        raise InputError(f"images: there is none; give {SOURCES}")
     check_paths(paths, str(source) if isinstance(source, str | Path) else "")
     return paths, names
 

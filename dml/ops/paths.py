@@ -1,6 +1,9 @@
 import os
 from pathlib import Path
 
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder of the package."""
 
@@ -12,7 +15,12 @@ def expand_home(path: str | Path) -> Path:
     """Return a path that a user gave with ``~`` or ``~name`` replaced by the home folder.
 
     A shell does so where the path is a word of its own, but not in ``dataset.root=~/images``.
+
+    Raises:
+        InputError: if it is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{printable(type(path).__name__)}: no path; give a path, as a text or a pathlib.Path")
     return Path(os.path.expanduser(path))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from small_embedders import SETTINGS, make_model
 
 import dml
@@ -470,8 +471,22 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         index.search(np.zeros((1, 5)), k=1)
     with pytest.raises(InputError, match="NaN or infinite"):
         index.search(np.full(8, np.nan), k=1)
+    with pytest.raises(InputError, match="vectors: one is zero, so it has no direction"):
+        index.search(np.eye(2, 8, k=-1), k=1)
     with pytest.raises(InputError, match="given 2 times"):
         dml.Index.build(model, [image, image])
+    with pytest.raises(InputError, match=r"images: there is none; give a folder of images, a \.csv file, paths, or an"):
+        dml.Index.build(model, [])
+    for source, line in [
+        (None, "images: NoneType; expected a folder of images"),
+        ([Image.new("RGB", (4, 4))], "Image: no path; give a path, as a text"),
+    ]:
+        with pytest.raises(InputError, match=line):
+            dml.Index.build(model, source)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="foo: no such argument; those of embed are batch_size, num_workers"):
+        dml.Index.build(model, photos, foo=2)
+    with pytest.raises(InputError, match="NoneType: no path; give a path"):
+        dml.Index.load(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no image in it"):
         dml.Index.build(model, tmp_path)
     with pytest.raises(InputError, match="factory=Flatt: FAISS can't make"):

@@ -216,6 +216,8 @@ def test_a_vector_of_nan_is_no_unreadable_image(paths: list[Path], precision: st
         ([b"bytes"], r"images\[0\]: bytes; expected a path"),
         (b"bytes", r"images\[0\]: bytes; expected a path"),
         (None, r"images\[0\]: NoneType; expected a path"),
+        (Image.new("RGB", (0, 5)), r"images\[0\]: an image of 0 x 5 pixels; expected at least 1 x 1"),
+        (Image.new("La", (40, 30)), r"images\[0\]: cannot be decoded \(conversion from La to L not supported\)"),
     ],
 )
 def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: Any, line: str) -> None:
@@ -228,7 +230,9 @@ def test_other_things_than_images_are_refused(model: dml.ImageEmbedder, images: 
     [
         ({"on_corrupt": "drop"}, "on_corrupt=drop: raise or skip"),
         ({"precision": "fp16"}, "precision=fp16: 32, bf16, 16"),
-        ({"batch_size": 0}, "batch_size=0, num_workers=0: at least 1 and 0"),
+        ({"batch_size": 0}, "batch_size=0, num_workers=0: whole numbers of at least 1 and 0"),
+        ({"batch_size": 1.5}, "batch_size=1.5, num_workers=0: whole numbers"),
+        ({"num_workers": "2"}, "num_workers=2: whole numbers"),
     ],
 )
 def test_options_are_checked(model: dml.ImageEmbedder, paths: list[Path], options: dict[str, Any], line: str) -> None:
@@ -468,6 +472,11 @@ def test_a_folder_runs_no_unknown_code(model: dml.ImageEmbedder, tmp_path: Path)
 def test_a_place_without_a_model_is_named(tmp_path: Path, place: str, line: str) -> None:
     with pytest.raises(InputError, match=line):
         dml.load(tmp_path / place)
+
+
+def test_what_is_no_path_is_named() -> None:
+    with pytest.raises(InputError, match=r"NoneType: no path; give a path, as a text or a pathlib\.Path"):
+        dml.load(None)  # type: ignore[arg-type]
 
 
 def test_unknown_heads_and_devices_are_named(run: Path) -> None:
