@@ -67,7 +67,7 @@ def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: P
     assert page.url == f"{address}/#7"
     probability = 100 * CALIBRATION_OF_INDEX.probability(1.0)
     assert scores.first.text_content() == f"1.000 same {probability:.0f} %"
-    assert "if 45 % of all pairs of images are of one class" in page.locator("#explanation").text_content()
+    assert "if 45 % of all pairs of images are of one class." in page.locator("#explanation").text_content()
     shown = [float(text.split()[0]) for text in scores.all_text_contents()]
     assert shown == sorted(shown, reverse=True)
     assert "From 0.980 on" in page.locator("#explanation").text_content()
@@ -196,6 +196,10 @@ def test_images_without_a_label_count_for_no_label(browser: Any, index: Index, l
         assert [option.get_attribute("value") for option in page.locator("#labels option").all()] == [
             label for label in labels if label
         ]
+        page.locator("#results button").first.click()
+        playwright.expect(page.locator("#explanation")).to_contain_text(
+            "if 5 % of all pairs of images are of one class, as among the validation classes."
+        )
         page.close()
 
 

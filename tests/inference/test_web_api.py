@@ -88,6 +88,7 @@ def test_a_label_filters_before_the_neighbors_are_counted(client: TestClient, in
 def test_it_describes_the_index(client: TestClient, index: Index) -> None:
     facts = client.get("/api/index").json()
     assert (facts["images"], facts["labels"], facts["kind"], facts["threshold"]) == (12, 2, "Flat", THRESHOLD)
+    assert (facts["prior"], facts["prior_is_of_labels"]) == (CALIBRATION_OF_INDEX.prior, True)
     assert facts["fingerprint"] == index.model.fingerprint
     assert client.get("/api/labels").json() == [{"label": "cats", "images": 6}, {"label": "dogs", "images": 6}]
     page = client.get("/api/items", params={"offset": 1, "limit": 2, "label": "dogs"}).json()
@@ -104,7 +105,8 @@ def test_it_describes_the_index(client: TestClient, index: Index) -> None:
 def test_images_without_a_label_count_for_no_label(index: Index) -> None:
     unlabelled = Index.build(index.model, index.items.paths.tolist())
     with TestClient(create_app(ImageSearch(unlabelled), HOSTS), base_url="http://localhost") as client:
-        assert client.get("/api/index").json()["labels"] == 0
+        facts = client.get("/api/index").json()
+        assert (facts["labels"], facts["prior"], facts["prior_is_of_labels"]) == (0, 0.05, False)
         assert client.get("/api/labels").json() == []
         assert client.get("/api/items").json()["total"] == 12
 

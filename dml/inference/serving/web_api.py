@@ -50,6 +50,7 @@ class IndexFacts(BaseModel):
     threshold: float | None = Field(description="score from which on two images are judged to be of one class")
     threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
     prior: float | None = Field(description="share of pairs of one class for which probabilities are")
+    prior_is_of_labels: bool = Field(description="whether it is that of the labels, and not of the validation classes")
     max_upload_bytes: int
     max_upload_pixels: int
 
@@ -113,6 +114,7 @@ def describe_index(search: Search) -> IndexFacts:
         threshold=index.threshold,
         threshold_errors={} if index.threshold is None else index.model.threshold_errors,
         prior=calibration.prior if (calibration := index.calibration) else None,
+        prior_is_of_labels=index.items.same_share is not None,
         max_upload_bytes=search.limits.max_image_bytes,
         max_upload_pixels=search.limits.max_pixels,
     )

@@ -129,7 +129,7 @@
       }
     }
     if (index.prior !== null) {
-      sentences.push(`The percentage is the probability that an image is of the query's class, if ${percent(index.prior)} % of all pairs of images are of one class.`);
+      sentences.push(`The percentage is the probability that an image is of the query's class, if ${percent(index.prior)} % of all pairs of images are of one class${index.prior_is_of_labels ? "" : ", as among the validation classes"}.`);
     }
     return sentences.join(" ");
   }
