@@ -374,7 +374,7 @@ def _name_first(paths: Sequence[str]) -> str:
 
 
 def _count_dimensions(model: ImageEmbedder) -> int:
-    """Return the size of the vectors by which an index searches: points of a Poincare ball take two numbers more."""
+    """Return the size of the vectors by which an index searches: points of a Poincare ball have two more."""
     return model.dimension + (2 if model.ball else 0)
 
 
