@@ -10,9 +10,13 @@ import pytest
 import timm
 import torch
 import yaml
+from configurations import CONF, compose
 from conftest import ROOT, SHORT_RUN, Here, Refused
+from omegaconf import OmegaConf
 from runs import last, metrics
 
+from dml.commands.hydra_command import PROCESS_KEYS
+from dml.ops.nested import flat, is_below
 from dml.ops.run_folder import RunFolder
 
 SHORT = [
@@ -179,6 +183,29 @@ def test_a_folder_does_not_read_the_environment(
     line = refused(f"resume={run}")
     assert "${oc.env:DML_TEST_SECRET}" in line
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("trainer", ["default", "ddp", "slurm"])
+def test_another_trainer_changes_the_processes_of_a_resumed_run_alone(
+    here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], trainer: str
+) -> None:
+    training = ["trainer.max_steps=6", "trainer.gradient_clip_val=5", "trainer.precision=bf16-mixed"]
+    training += ["trainer.accelerator=cpu", "trainer.max_time=00:12:00:00"]
+    processes = ["trainer=ddp" if trainer == "default" else "trainer=default", "trainer.devices=3"]
+    processes += ["trainer.sync_batchnorm=true", "+trainer.strategy.static_graph=true"]
+    RunFolder(tmp_path).write_configuration("{}", "{}", yaml.safe_dump([*training, *processes]))
+    here("train", f"resume={tmp_path}", f"trainer={trainer}", "trainer.max_time=null", "--cfg", "job")
+    resumed = yaml.safe_load(capfd.readouterr().out)["trainer"]
+    composed: Any = compose(f"trainer={trainer}", *training[:-1]).trainer
+    assert resumed == OmegaConf.to_container(composed, resolve=False)
+
+
+def test_trainers_differ_in_their_processes_alone() -> None:
+    default = flat(OmegaConf.to_container(compose().trainer, resolve=False), "trainer")
+    for path in (CONF / "trainer").glob("*.yaml"):
+        other = flat(OmegaConf.to_container(compose(f"trainer={path.stem}").trainer, resolve=False), "trainer")
+        changed = [key for key in {**default, **other} if default.get(key) != other.get(key)]
+        assert all(is_below(key, PROCESS_KEYS) for key in changed), changed
 
 
 def test_a_loss_of_ones_own_is_resumed_if_the_run_is_trusted(

@@ -51,6 +51,9 @@ COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
 
+PROCESS_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.sync_batchnorm")
+"""The keys that the files of conf/trainer differ in: the number of processes, and how they train together."""
+
 
 def main(command: str, *, is_named: bool = False) -> None:
     """Run one of `COMMANDS` with the overrides of the command line.
@@ -254,12 +257,14 @@ def _merge(stored: Sequence[str], arguments: Sequence[str]) -> list[str]:
 
     An argument takes the place of the stored override of its key. One that chooses another configuration of a group,
     such as ``dataset=csv``, takes the place of all stored overrides in the group: they were made for another choice.
+    Of the trainer it replaces `PROCESS_KEYS` alone, since the other keys mean the same for every choice.
 
     Raises:
         InputError: if a stored override may do harm, and the arguments don't trust the file.
     """
     keys = {key_of(argument) for argument in arguments}
     chosen_groups = {key_of(argument) for argument in arguments if argument not in stored} & GROUPS
-    remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), chosen_groups)]
+    replaced = [*chosen_groups - {"trainer"}, *(PROCESS_KEYS if "trainer" in chosen_groups else ())]
+    remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), replaced)]
     trust.check_overrides(remaining, arguments)
     return remaining + list(arguments)
