@@ -115,7 +115,7 @@ def _check_finished_stages(config: DictConfig, before: DictConfig, current: str)
 
 def _list_changes(config: DictConfig, current: str) -> list[tuple[str, Any]]:
     """Return the name and the changes of each stage before the current one."""
-    stages: Any = OmegaConf.to_container(config.stages)
+    stages = plain_config(config)["stages"]
     names = [str(name) for name in stages]
     return [(str(name), stages[name] or {}) for name in [*stages][: names.index(current) if current in names else 0]]
 

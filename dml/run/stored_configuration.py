@@ -18,6 +18,7 @@ from dml.ops.nested import flat, is_below
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RUN_KEYS, RunFolder, without_run_keys
 from dml.run.config_folders import CONF
+from dml.run.resolved_values import resolve_environment
 
 LATER_KEYS = {"adapter": None, "frozen": False, "shard_loss": True}
 """Keys that older versions lacked, with the value that trains as those versions did."""
@@ -31,7 +32,7 @@ TABLE_KEYS = ("corrections", "class_splits", "planted")
 
 @dataclass(frozen=True)
 class StoredConfiguration:
-    """The overrides that a run was started with, and the configuration, unresolved, that they gave."""
+    """The overrides that a run was started with, and the configuration that they gave, see `plain_config`."""
 
     overrides: list[str]
     config: dict[str, Any]
@@ -92,8 +93,7 @@ def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
     """Write `.hydra/` of a run, as Hydra does; without the groups' choices if Hydra didn't start the job."""
     hydra: Any = HydraConfig.instance().cfg
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    written = _without_defaults(plain)
+    written = _without_defaults(resolve_environment(config))
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
 
@@ -104,10 +104,9 @@ def _task_overrides(overrides: Any) -> list[str]:
 def plain_config(config: Any) -> dict[str, Any]:
     """Return a configuration as plain values, without `RUN_KEYS`, and without what `_without_defaults` removes.
 
-    Interpolations stay unresolved.
+    Interpolations stay unresolved, except those that read the environment: another value there is another run.
     """
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    return without_run_keys(_without_defaults(plain))
+    return without_run_keys(_without_defaults(resolve_environment(config)))
 
 
 def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def check_unchanged(
         parts: top-level keys to compare; none means all.
 
     Raises:
-        InputError: if a value differs that no new override names, because ``conf/`` has changed since.
+        InputError: if a value differs that no new override names: ``conf/`` or the environment has changed since.
     """
     latest = {key_of(override): override for override in stored.overrides}  # of several the last one counts
     new = [override for override in overrides if override != latest.get(key_of(override))]
@@ -176,7 +175,7 @@ def check_unchanged(
         overrides_as_before = " ".join(_format_override(key, then.get(key)) for key in changed)
         raise InputError(
             f"{_format_override(first, now.get(first))}: the run was made with {_format_value(then.get(first))}, and "
-            f"conf/ has changed since; give {overrides_as_before} to go on as before"
+            f"conf/ or the environment has changed since; give {overrides_as_before} to go on as before"
         )
 
 

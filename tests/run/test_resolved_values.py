@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from dml.commands.compare_command import compare_runs
 from dml.ops.files import write_text
 from dml.ops.run_folder import RunFolder
-from dml.run.resolved_values import resolve_values
+from dml.run.resolved_values import resolve_environment, resolve_values
 
 CONFIG = {
     "seed": 3,
@@ -38,6 +38,36 @@ def test_values_that_do_not_follow_from_the_seed_are_resolved() -> None:
     assert resolve_values({"lr": "${rate}", "rate": "${seed}"}, unresolved="seed") == {
         "lr": "${rate}",
         "rate": "${seed}",
+    }
+
+
+def test_the_environment_of_later_is_not_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "0.5")
+    stored = {"lr": "${oc.decode:${oc.env:LR}}", "head": {"lr": "${lr}"}, "sizes": ["${oc.env:LR}"], "seed": 1}
+    assert resolve_values(stored, unresolved="seed") == stored
+
+
+def test_values_of_the_environment_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "0.5")
+    monkeypatch.delenv("UNSET", raising=False)
+    config = {
+        "lr": "${oc.decode:${oc.env:LR}}",
+        "head": {"lr": "${lr}", "size": "${resize_for:${oc.decode:${ oc.env:SIZE,224}}}"},
+        "roots": [
+            "${oc.env:LR}/x",
+            {"missing": "???", "unset": "${oc.env:UNSET}", "list": "${oc.decode:${oc.env:L,[1]}}"},
+        ],
+        "name": "${hydra:runtime.choices.loss}",
+        "logger": {"key": "${oc.env:LR}"},
+        "trainer": {"devices": "${oc.env:LR}", "max_steps": "${oc.decode:${oc.env:STEPS,7}}"},
+        "hydra": {"dir": "${oc.env:LR}"},
+    }
+    assert resolve_environment(OmegaConf.create(config)) == {
+        **config,
+        "lr": 0.5,
+        "head": {"lr": "${lr}", "size": 256},
+        "roots": ["0.5/x", {"missing": "???", "unset": "${oc.env:UNSET}", "list": [1]}],
+        "trainer": {"devices": "${oc.env:LR}", "max_steps": 7},
     }
 
 

@@ -39,7 +39,7 @@ def test_an_override_that_another_had_replaced_can_be_given_again() -> None:
 
 
 def test_what_nobody_asked_for_may_not() -> None:
-    with pytest.raises(InputError, match=r"seed=1: the run was made with 0, and conf/ has changed since"):
+    with pytest.raises(InputError, match=r"was made with 0, and conf/ or the environment has changed since"):
         check_unchanged(config(seed=1), ["loss=rll", "loss.margin=0.4"], STORED)
     with pytest.raises(InputError, match=r"data=5: the run was made with null"):
         check_unchanged(config(data=5), ["loss=rll", "loss.margin=0.4"], STORED)
@@ -50,7 +50,7 @@ def test_all_values_that_keep_the_run_as_it_was_are_named() -> None:
     with pytest.raises(InputError) as refused:
         check_unchanged(OmegaConf.create({"a": 1, "b": 2, "c": "3", "d": 4, "e": 5, "f": "6"}), [], stored)
     line = str(refused.value)
-    assert line.startswith("a=1: the run was made with null, and conf/ has changed since; give ")
+    assert line.startswith("a=1: the run was made with null, and conf/ or the environment has changed since; give ")
     overrides = shlex.split(line.partition("give ")[2].removesuffix(" to go on as before"))
     parsed = OverridesParser.create().parse_overrides(overrides)
     assert {override.key_or_group: override.value() for override in parsed} == stored.config
@@ -93,6 +93,21 @@ def test_a_run_that_trains_all_keeps_the_identity_of_before_there_was_frozen() -
 def test_a_run_whose_loss_is_sharded_keeps_the_identity_of_before() -> None:
     assert plain_config(config(shard_loss=True)) == plain_config(config())
     assert plain_config(config(shard_loss=False))["shard_loss"] is False
+
+
+def test_another_value_in_the_environment_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpolated = config(margin="${oc.decode:${oc.env:MARGIN}}", more="${seed}")
+    monkeypatch.setenv("MARGIN", "0.4")
+    assert plain_config(interpolated) == plain_config(config(more="${seed}"))
+    monkeypatch.setenv("MARGIN", "0.2")
+    assert plain_config(interpolated) == plain_config(config(margin=0.2, more="${seed}"))
+
+
+def test_a_run_under_slurm_is_the_same_on_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NNODES", "1")
+    before = plain_config(compose("trainer=slurm"))
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    assert plain_config(compose("trainer=slurm")) == before
 
 
 def test_unset_changes_of_a_data_set_are_not_stored() -> None:

@@ -180,6 +180,15 @@ def test_a_configuration_keeps_its_folder_whatever_its_number(tmp_path: Path) ->
     assert placed(tmp_path, 8, seed=4, lr=1e-5) == "8"
 
 
+def test_another_value_in_the_environment_gets_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "1e-3")
+    assert placed(tmp_path, 0, lr="${oc.decode:${oc.env:LR}}") == "0"
+    assert RunFolder(tmp_path / "0").config == {"lr": 1e-3}
+    assert placed(tmp_path, 1, lr="${oc.decode:${oc.env:LR}}") == "0"
+    monkeypatch.setenv("LR", "1e-1")
+    assert placed(tmp_path, 1, lr="${oc.decode:${oc.env:LR}}") == "1"
+
+
 def test_optuna_searches_prunes_and_goes_on(here: Here, told: Lines, small_emoji: Path, tmp_path: Path) -> None:
     short = ["trainer.max_steps=2", "trainer.val_check_interval=1"]
     search = ["-m", "sweep=optuna", f"hydra.sweep.dir={tmp_path}", f"dataset.root={small_emoji}", *TINY, *short]
