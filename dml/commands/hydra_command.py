@@ -131,7 +131,7 @@ class Task:
         sys.argv[1:] = self.arguments  # Lightning starts the other processes of a run with them
         hydra_config = HydraConfig.get()
         folder = RunFolder(hydra_config.runtime.output_dir)
-        overrides = list_overrides(hydra_config)
+        overrides = list_overrides(hydra_config, config)
         follower_processes.announce_folder(folder.path)
         in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
         signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.paths import IS_INSTALLED, PACKAGE
 
@@ -21,7 +22,11 @@ REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 """An interpolation of another value of the configuration, as opposed to one that calls a resolver."""
 
 
-def list_overrides(hydra: Any) -> list[str]:
+PLAIN_WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][\w./@+-]*", re.ASCII | re.IGNORECASE)
+"""A text that Hydra reads back as it is without quotes."""
+
+
+def list_overrides(hydra: Any, config: DictConfig) -> list[str]:
     """Return the overrides of a run as it stores them.
 
     References to other values, such as ``${dataset.root}``, stay as they are. What a resolver returns, such as the
@@ -29,11 +34,19 @@ def list_overrides(hydra: Any) -> list[str]:
 
     Args:
         hydra: the configuration below ``hydra``.
+        config: configuration of the run, in which the references are looked up.
     """
     task = OmegaConf.select(hydra, "overrides.task", default=[])
     texts: Any = OmegaConf.to_container(task, resolve=False) if OmegaConf.is_config(task) else task
-    stored = [str(task[index]) if calls_resolver(text) else text for index, text in enumerate(texts)]
+    stored = [_resolve_override(text, config) if calls_resolver(text) else text for text in texts]
     return [*search_path_overrides(hydra), *stored]
+
+
+def _resolve_override(text: str, config: DictConfig) -> str:
+    """Return an override with the value of its interpolations, which is written as its type: 0.1 is no text."""
+    value = OverridesParser.create().parse_override(text).value()
+    resolved: Any = OmegaConf.to_container(OmegaConf.create([value], parent=config), resolve=True)
+    return f"{text.partition('=')[0]}={format_value(resolved[0])}"
 
 
 def calls_resolver(text: str) -> bool:
@@ -64,6 +77,21 @@ def _make_absolute(folder: str) -> str:
     if not separator:
         return f"{FILE}{Path(folder).resolve()}"
     return f"{FILE}{Path(path).resolve()}" if scheme == "file" else folder
+
+
+def format_value(value: Any) -> str:
+    """Return a value in the grammar of Hydra's overrides.
+
+    >>> format_value({"lr": 1e-4, "names": ["sop", "two words", "1"], "root": None})
+    "{lr:0.0001,names:[sop,'two words','1'],root:null}"
+    """
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{format_value(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(format_value, value))}]"
+    if isinstance(value, str):
+        return value if PLAIN_WORD.fullmatch(value) else quote(value)
+    return "null" if value is None else str(value).lower()
 
 
 def quote(path: str | Path) -> str:

@@ -1,7 +1,5 @@
 """The overrides and the configuration that a run stores, with which it is resumed or tested again."""
 
-import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from dml.ops.errors import InputError
 from dml.ops.nested import flat, is_below
 from dml.ops.overrides import key_of
 from dml.ops.run_folder import RUN_KEYS, RunFolder, without_run_keys
-from dml.run.config_folders import CONF
+from dml.run.config_folders import CONF, format_value
 from dml.run.resolved_values import resolve_environment
 
 LATER_KEYS = {"adapter": None, "frozen": False, "shard_loss": True}
@@ -174,17 +172,11 @@ def check_unchanged(
         first, *_ = changed
         overrides_as_before = " ".join(_format_override(key, then.get(key)) for key in changed)
         raise InputError(
-            f"{_format_override(first, now.get(first))}: the run was made with {_format_value(then.get(first))}, and "
+            f"{_format_override(first, now.get(first))}: the run was made with {format_value(then.get(first))}, and "
             f"conf/ or the environment has changed since; give {overrides_as_before} to go on as before"
         )
 
 
 def _format_override(key: str, value: Any) -> str:
     """Return an override as a shell takes it."""
-    return shlex.quote(f"{key}={_format_value(value)}")
-
-
-def _format_value(value: Any) -> str:
-    """Return a value in Hydra's grammar: null, true, 0.4, or a text, in quotes where it needs them."""
-    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./@+-]*", value)
-    return str(value) if is_plain else json.dumps(value)
+    return shlex.quote(f"{key}={format_value(value)}")

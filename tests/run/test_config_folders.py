@@ -3,13 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dml.ops.run_folder import RunFolder
-from dml.run.config_folders import search_path_overrides
+from dml.run.config_folders import format_value, list_overrides, search_path_overrides
 from dml.run.resolvers import sweep_subfolder
 from dml.run.stored_configuration import read_stored_configuration
 
@@ -38,6 +41,44 @@ def test_a_run_of_a_sweep_knows_its_search_path(tmp_path: Path) -> None:
         "hydra.searchpath=['file:///conf']",
         "seed=1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "stored"),
+    [
+        ('optimizer.lr="${oc.decode:${oc.env:RATE}}"', "optimizer.lr=0.001"),
+        ("+optimizer.lr='${oc.decode:${oc.env:RATE}}'", "+optimizer.lr=0.001"),
+        ("dataset.name=${oc.env:RATE}", "dataset.name='1e-3'"),  # a text, as it was for the run
+        ("dataset.root='${oc.env:FOLDER}/${dataset.name}'", "dataset.root='/my photos/sop'"),
+        (
+            "++a.b={lr: '${oc.decode:${oc.env:RATE}}', names: [x, '${oc.env:FOLDER}']}",
+            "++a.b={lr:0.001,names:[x,'/my photos']}",
+        ),
+        ("dataset.cache=${oc.decode:null}", "dataset.cache=null"),
+        ("dataset.cache='${oc.decode:${oc.env:YES}}'", "dataset.cache=true"),
+        ("dataset.root='${dataset.name}'", "dataset.root='${dataset.name}'"),
+        ("loss=rll", "loss=rll"),
+    ],
+)
+def test_an_override_is_stored_with_its_value_and_the_type_of_it(
+    monkeypatch: pytest.MonkeyPatch, override: str, stored: str
+) -> None:
+    monkeypatch.setenv("RATE", "1e-3")
+    monkeypatch.setenv("FOLDER", "/my photos")
+    monkeypatch.setenv("YES", "True")
+    config = OmegaConf.create({"dataset": {"name": "sop"}, "hydra": {"overrides": {"task": [override]}}})
+    assert list_overrides(config.hydra, config) == [stored]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.from_regex(r"[a-z_]+", fullmatch=True), inner),
+)
+
+
+@given(VALUES)
+def test_hydra_reads_a_formatted_value_back(value: Any) -> None:
+    assert OverridesParser.create().parse_override(f"key={format_value(value)}").value() == value
 
 
 @pytest.mark.parametrize(("options", "found"), [([], True), (["-P"], False)])
