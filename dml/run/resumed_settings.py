@@ -9,28 +9,42 @@ from omegaconf import DictConfig, OmegaConf
 from dml.ops.errors import InputError
 from dml.ops.nested import flat, is_below
 from dml.ops.run_folder import RunFolder
+from dml.run.resolved_values import resolve_values
 from dml.run.stages import Stage, find_stage
-from dml.run.stored_configuration import plain_config
+from dml.run.stored_configuration import list_callbacks, plain_config
 from dml.training.checkpoints import TrainingProgress
 
 CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker", "choose_heads")
 """The keys that say which of two checkpoints is the better one, and of which heads its embeddings are."""
 
+BEGINNING_KEYS = ("seed", "init", "initial_heads", "proxies")
+"""The keys that decide how a training begins."""
 
-TRAINED_KEYS = ("loss", "sampler", "optimizer", "scheduler", "transform.train", "proxies", "ema", "seed")
-"""The keys that training steps alone use, with all that is below them."""
+TRAINED_KEYS = (
+    *("loss", "sampler", "optimizer", "scheduler", "transform.size", "transform.train", "ema", "callbacks"),
+    *("model", "adapter", "recurrent", "stored", "gradient_cache", "matmul_precision"),
+    *("trainer.gradient_clip_val", "trainer.gradient_clip_algorithm", "trainer.precision", "trainer.callbacks"),
+)
+"""The keys, beside `BEGINNING_KEYS`, that change what a training step does, with all that is below them."""
+
+UNTRAINED_KEYS = (
+    *("model.concatenation", "model.backbone.weights"),
+    *(f"callbacks.{name}" for name in ("progress", "first_validation", "final_validation")),
+    *(f"callbacks.{name}" for name in ("best_checkpoint", "last_checkpoint")),
+)
+"""The keys below `TRAINED_KEYS` that no step of a resumed run uses: a file of weights may have been moved."""
 
 
 def check_resumed_settings(
     config: DictConfig, stored: Mapping[str, Any], folder: RunFolder, progress: TrainingProgress
 ) -> None:
-    """Make sure that a resumed run keeps its loss, the choice of its checkpoint, and the stages that it has finished.
+    """Make sure that a resumed run keeps its beginning, its loss, the choice of its checkpoint, and finished stages.
 
     Args:
         config: configuration of the resumed run.
         stored: configuration of the run so far.
         folder: folder of the run.
-        progress: stage that the run has got to.
+        progress: stage and step that the run has got to.
 
     Raises:
         InputError: if it changes one of them.
@@ -40,6 +54,9 @@ def check_resumed_settings(
     stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)
+    for key in BEGINNING_KEYS if progress.total_steps else ():
+        old, new = (part.get(key) for part in (stage_before, stage))
+        _check_same(key, old, new, f"trained {progress.total_steps} steps", remedy)
     key = "trainer.accumulate_grad_batches"
     old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
     counted = f"{remedy}; gradient_cache saves memory without other steps"
@@ -77,14 +94,25 @@ def check_trained_settings(
         raise InputError(f"trainer.max_steps={most}: the run has {steps} steps already; a shorter one is a new run")
     if most > steps:
         return
-    now, before = (find_stage(run, last_stage.name).config for run in (config, OmegaConf.create(dict(stored))))
-    values, values_before = (flat(plain_config(part)) for part in (now, before))
+    run_before = OmegaConf.create({**stored, "callbacks": list_callbacks(stored)})
+    now, before = (find_stage(run_config, last_stage.name).config for run_config in (config, run_before))
+    values, values_before = (_list_values(part) for part in (now, before))
     for key in {**values, **values_before}:
-        if is_below(key, TRAINED_KEYS) and (new := values.get(key)) != (old := values_before.get(key)):
+        is_trained = is_below(key, TRAINED_KEYS) and not is_below(key, UNTRAINED_KEYS)
+        if is_trained and (new := values.get(key)) != (old := values_before.get(key)):
             raise InputError(
                 f"{key}={new}: the run has trained all of its {steps} steps with {old}; a larger trainer.max_steps "
                 "trains on with the new value, and a new run begins with it"
             )
+
+
+def _list_values(stage: DictConfig) -> dict[str, Any]:
+    """Return the values of a stage by dotted key, with those that interpolations have.
+
+    Those of ``callbacks`` stay: they name keys that are compared anyway, and that runs of older versions may lack.
+    """
+    plain = plain_config(stage)
+    return flat(resolve_values(plain, unresolved="resume") | {"callbacks": list_callbacks(plain)})
 
 
 def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:

@@ -139,6 +139,11 @@ def _default_callbacks() -> dict[str, Any]:
     return dict(entries)
 
 
+def list_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``callbacks`` of a configuration, with the default's, which `plain_config` leaves out."""
+    return {**_default_callbacks(), **config.get("callbacks", {})}
+
+
 def check_unchanged(
     config: DictConfig, overrides: list[str], stored: StoredConfiguration, parts: tuple[str, ...] = ()
 ) -> None:
