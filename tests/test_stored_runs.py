@@ -200,6 +200,16 @@ def test_another_trainer_changes_the_processes_of_a_resumed_run_alone(
     assert resumed == OmegaConf.to_container(composed, resolve=False)
 
 
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 0.02), ("sgd", 0.01)])
+def test_the_choice_that_a_resumed_run_has_keeps_its_values(
+    here: Here, tmp_path: Path, capfd: pytest.CaptureFixture[str], optimizer: str, lr: float
+) -> None:
+    choices = {"hydra": {"runtime": {"choices": {"optimizer": "adamw"}}}}
+    RunFolder(tmp_path).write_configuration("{}", yaml.safe_dump(choices), "[optimizer.lr=0.02]")
+    here("train", f"resume={tmp_path}", f"optimizer={optimizer}", "--cfg", "job")
+    assert OmegaConf.create(capfd.readouterr().out).optimizer.lr == lr
+
+
 def test_trainers_differ_in_their_processes_alone() -> None:
     default = flat(OmegaConf.to_container(compose().trainer, resolve=False), "trainer")
     for path in (CONF / "trainer").glob("*.yaml"):

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -244,27 +244,34 @@ def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     if folder := find_path(arguments, "resume"):
         if asks_for_sweep(arguments):
             raise InputError(f"resume={folder}: goes on with one run, without --multirun")
-        stored = read_stored_configuration(RunFolder(folder))
-        return put_options_first([*_merge(stored.overrides, arguments), f"hydra.run.dir={quote(folder)}"])
+        run = RunFolder(folder)
+        merged = _merge(read_stored_configuration(run).overrides, arguments, run.choices)
+        return put_options_first([*merged, f"hydra.run.dir={quote(folder)}"])
     if checkpoint := find_path(arguments, "checkpoint"):
         stored = read_checkpoint_configuration(checkpoint)
-        return put_options_first([*_merge(stored.overrides, arguments), *keep_transform(stored, arguments)])
+        return put_options_first([*_merge(stored.overrides, arguments, {}), *keep_transform(stored, arguments)])
     return list(arguments)
 
 
-def _merge(stored: Sequence[str], arguments: Sequence[str]) -> list[str]:
+def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str, Any]) -> list[str]:
     """Return the stored overrides that the arguments leave as they are, and then the arguments.
 
     An argument takes the place of the stored override of its key. One that chooses another configuration of a group,
     such as ``dataset=csv``, takes the place of all stored overrides in the group: they were made for another choice.
     Of the trainer it replaces `PROCESS_KEYS` alone, since the other keys mean the same for every choice.
 
+    Args:
+        stored: overrides of the run.
+        arguments: arguments of the command line.
+        choices: choice of the run in each group, as far as it is known.
+
     Raises:
         InputError: if a stored override may do harm, and the arguments don't trust the file.
     """
     keys = {key_of(argument) for argument in arguments}
-    chosen_groups = {key_of(argument) for argument in arguments if argument not in stored} & GROUPS
-    replaced = [*chosen_groups - {"trainer"}, *(PROCESS_KEYS if "trainer" in chosen_groups else ())]
+    new = {key_of(argument): argument.partition("=")[2] for argument in arguments if argument not in stored}
+    replaced = {key for key in new.keys() & GROUPS - {"trainer"} if new[key] != choices.get(key)}
+    replaced |= set(PROCESS_KEYS) if "trainer" in new else set()
     remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), replaced)]
     trust.check_overrides(remaining, arguments)
     return remaining + list(arguments)
