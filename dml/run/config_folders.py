@@ -21,7 +21,6 @@ GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 """An interpolation of another value of the configuration, as opposed to one that calls a resolver."""
 
-
 PLAIN_WORD = re.compile(r"(?!(null|true|false|inf|nan)$)[a-z_/][\w./@+-]*", re.ASCII | re.IGNORECASE)
 """A text that Hydra reads back as it is without quotes."""
 

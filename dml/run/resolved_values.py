@@ -59,9 +59,8 @@ def resolve_values(config: dict[str, Any], unresolved: str) -> dict[str, Any]:
         config: configuration of plain values.
         unresolved: a key at the top of the configuration, such as "seed".
     """
-    tree = OmegaConf.create(
-        _without_environment(config) | {unresolved: "???"}
-    )  # nothing can follow from what is missing
+    # nothing can follow from what is marked as missing
+    tree = OmegaConf.create(_without_environment(config) | {unresolved: "???"})
     resolved = _resolve(tree, config | {unresolved: None})
     return {key: config[key] if key == unresolved else resolved[key] for key in config}
 
