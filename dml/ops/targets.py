@@ -97,14 +97,14 @@ def is_known(target: Any) -> bool:
     """
     if not isinstance(target, str):
         return False
-    module, _, name = target.rpartition(".")
+    module = target.rpartition(".")[0]
     if target in NAMES:
         return True
     if module in SUBCLASSES:
-        target_class, base = _import_object(module, name), _import_object(*_split(SUBCLASSES[module]))
+        target_class, base = import_object(target), import_object(SUBCLASSES[module])
         return isinstance(target_class, type) and isinstance(base, type) and issubclass(target_class, base)
     if PROJECT_NAMES.fullmatch(target):
-        named = _import_object(module, name)
+        named = import_object(target)
         # The objects that a module imports are attributes of the module too; they don't count.
         return (isinstance(named, type) or isfunction(named)) and named.__module__ == module
     return False
@@ -141,15 +141,10 @@ def _unknown_arguments(node: Mapping[Any, Any], path: str) -> Iterator[Unknown]:
         yield from (Unknown(f"{path}.{key}", str(node[key])) for key in node if key not in safe)
 
 
-def _split(path: str) -> tuple[str, str]:
-    """Split a dotted path into module and name."""
+def import_object(path: str) -> Any:
+    """Import the object of a dotted path; return None if there is none."""
     module, _, name = path.rpartition(".")
-    return module, name
-
-
-def _import_object(module: str, name: str) -> Any:
-    """Import the object of that name; return None if there is none."""
     try:
-        return getattr(import_module(module), name, None)
+        return getattr(import_module(module), name, None) if module else None
     except ImportError:
         return None

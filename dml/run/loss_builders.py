@@ -5,7 +5,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from dml.losses.loss_contract import check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import count_classes
 from dml.ops.errors import InputError
+from dml.ops.targets import import_object
 from dml.ops.training_protocols import UsesHierarchy
 
 
@@ -76,7 +77,7 @@ def _fill_in(node: DictConfig | ListConfig, num_classes: Sequence[int], embeddin
 
 def _builds(node: DictConfig | ListConfig, kind: type[nn.Module]) -> TypeGuard[DictConfig]:
     """Return whether a node builds an object of a class; other classes may have arguments of the same names."""
-    target = get_object(node._target_) if isinstance(node, DictConfig) and "_target_" in node else None
+    target = import_object(node._target_) if isinstance(node, DictConfig) and "_target_" in node else None
     return isinstance(target, type) and issubclass(target, kind)
 
 
