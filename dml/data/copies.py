@@ -20,6 +20,7 @@ from dml.data.verification import read_verified
 HASHES_FILE = "digests.parquet"
 """The file of a data set's cache folder that holds the SHA-256 of image files."""
 
+EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
 SAMPLED_QUERIES = 64
 """The number of queries that `warn_of_copies` compares with the gallery, so that it takes a moment."""
 
@@ -53,14 +54,13 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
         refuse_links(folder.path)
     rows = table.rows("query", "gallery")
     paths = table.paths[rows].tolist()
-    stamps = [(size, time) for size, time in read_stamps(paths).tolist()]
     is_query = table.split[rows] == "query"
     sizes = read_sizes(paths)
     query_sizes = {size for size, query in zip(sizes, is_query, strict=True) if query} - {MISSING[0]}
     candidates = [i for i, size in enumerate(sizes) if size in query_sizes]
-    hashes = _find_hashes(
-        [paths[i] for i in candidates], [stamps[i] for i in candidates], folder, limits.max_image_bytes
-    )
+    compared = [paths[i] for i in candidates]
+    stamps = [(size, time) for size, time in read_stamps(compared).tolist()]
+    hashes = _find_hashes(compared, stamps, folder, limits.max_image_bytes)
     content_ids: dict[str, int] = {}
     content = np.full(len(table), UNKNOWN, dtype=np.int64)
     for i in candidates:
@@ -106,11 +106,8 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
     if in_gallery:
         of = "queries" if count == len(rows) else f"queries that were compared, of {len(rows):,},"
         logger.warning(
-            "%s of %s %s are in their gallery as files of the same content, and find themselves; "
-            "dataset.queries_in_gallery=true excludes each copy from the ranking of its query",
-            f"{in_gallery:,}",
-            f"{count:,}",
-            of,
+            "%s of %s %s are in their gallery as files of the same content, and find themselves; %s",
+            *(f"{in_gallery:,}", f"{count:,}", of, EXCLUDE_COPIES),
         )
 
 

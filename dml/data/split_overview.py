@@ -7,6 +7,7 @@ from itertools import combinations
 import numpy as np
 from rich.table import Table
 
+from dml.data.copies import EXCLUDE_COPIES
 from dml.data.table import SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
 from dml.data.verification import NO_FILE, CheckedImage
 from dml.ops.counts import format_count
@@ -130,7 +131,7 @@ def _advise(first: str, second: str) -> str:
     if first in TRAINING_SPLITS and second in TEST_SPLITS:
         return "; the test then flatters what the training has seen"
     if (first, second) == ("query", "gallery"):
-        return "; dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
+        return f"; {EXCLUDE_COPIES}"
     return ""
 
 

@@ -96,7 +96,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def describe_files(path: Path, names: dict[str, str]) -> dict[str, Any]:
-    """Return what ``index.json`` says of the files of a version, by which `check_files` knows them again."""
+    """Return the names, sizes and checksums of the files of a version, with which `check_files` compares them."""
     files = {kind: path / names[kind] for kind in ("vectors", "items")}
     return {
         "files": names,

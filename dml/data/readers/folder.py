@@ -240,7 +240,7 @@ def describe_unread(paths: list[str]) -> str:
     counts = Counter(os.path.splitext(path)[1].lower() or "without an ending" for path in paths)
     kinds = [f"{count:,} {printable(suffix)}" for suffix, count in counts.most_common(MAX_KINDS)]
     if rest := len(counts) - len(kinds):
-        kinds.append(f"{format_count(rest, 'other ending')}")
+        kinds.append(format_count(rest, "other ending"))
     are_images = counts.keys() <= {*UNREAD_SUFFIXES}
     noun = "image" if are_images else "file"
     files = f"1 {noun} of a kind" if len(paths) == 1 else f"{len(paths):,} {noun}s of kinds"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -196,26 +197,29 @@ class EmbeddingParts:
         return self.folder / f"{part:06}.parquet"
 
     def _check_plan(self) -> None:
-        """Write the plan, or compare it with the one that the folder was begun with."""
+        """Write the plan, or compare it with that of the parts that are there."""
         file = self.folder / PLAN
         if not file.is_file():
             remove_partial_files(self.folder)
             if stray := next((path.name for path in self.folder.iterdir() if not path.name.startswith(".lock")), None):
                 raise InputError(f"{printable(self.folder)}: holds something else ({printable(stray)}); delete it")
-            write_text(file, json.dumps(self._plan, indent=1) + "\n")
+        elif self._read_plan(file) == self._plan:
             return
+        write_text(file, json.dumps(self._plan, indent=1) + "\n")
+
+    def _read_plan(self, file: Path) -> dict[str, Any]:
+        """Read the plan with which the folder was begun; one that differs is an error if there are parts."""
         try:
             begun = dict(json.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise InputError(f"{printable(file)}: damaged; delete the folder to begin again") from error
-        if begun != self._plan and not any(self.folder.glob("*.parquet")):
-            write_text(file, json.dumps(self._plan, indent=1) + "\n")  # nothing was embedded, so nothing is lost
-        elif begun != self._plan:
+        if begun != self._plan and any(self.folder.glob("*.parquet")):
             key = next((key for key in MEANINGS if begun.get(key) != self._plan[key]), "format")
             raise InputError(
                 f"{printable(self.folder)}: begun with another {MEANINGS[key]} ({printable(begun.get(key))}, now "
                 f"{self._plan[key]}); repeat the command as it was, or delete the folder to begin again"
             )
+        return begun
 
 
 def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:
