@@ -2,7 +2,7 @@
 
 python scripts/check_gpu.py                              # all GPUs of this machine
 python scripts/check_gpu.py --steps 50 model=resnet50    # overrides as for train.py
-python scripts/check_gpu.py --photographs --checks float32 compiled    # two of the checks, on photographs
+python scripts/check_gpu.py --photographs --checks float32,compiled    # two of the checks, on photographs
 python scripts/check_gpu.py --accelerator cpu --small    # the same checks on a few images, without a GPU
 
 The script trains emoji in float32, in bfloat16 and compiled. It stops the float32 run half way and resumes it. It
@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from small_emoji import slice_of_emoji
 
+from dml.commands.command_parser import parse_names
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.training.checkpoints import read_checkpoint
@@ -245,6 +246,13 @@ def _run_guarded(name: str, check: Callable[[str], Row]) -> Row:
         return Row(name, "failed", " ".join(str(error).split())[-200:])
 
 
+def _parse_checks(text: str) -> list[str]:
+    names = parse_names(text)
+    if unknown := [name for name in names if name not in CHECKS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]}: no such check; there are {', '.join(CHECKS)}")
+    return names
+
+
 def main() -> None:
     """Run all checks and print their table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -258,7 +266,7 @@ def main() -> None:
         "--photographs", action="store_true", help=f"train on {PHOTOGRAPHS:,} photographs of 224 pixels"
     )
     parser.add_argument(
-        "--checks", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=f"some of {', '.join(CHECKS)}"
+        "--checks", type=_parse_checks, default=CHECKS, metavar="A,B", help=f"some of {', '.join(CHECKS)} (all)"
     )
     parser.add_argument(
         "--output", type=Path, default=None, help="an empty folder for the runs; by default a temporary one"
