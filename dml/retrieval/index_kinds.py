@@ -23,6 +23,12 @@ def find_core(index: Any) -> Any:
     return find_core(index.index) if isinstance(index, faiss.IndexIDMap | faiss.IndexPreTransform) else index
 
 
+def find_codes(index: Any) -> Any:
+    """Return the part of an index that searches codes of the vectors, whatever computes the scores anew after it."""
+    core = find_core(index)
+    return find_codes(core.base_index) if isinstance(core, faiss.IndexRefine) else core
+
+
 def find_lists(index: Any) -> Any:
     """Return the part of an index that keeps the vectors in inverted lists, with ids of its own; None without one.
 

@@ -1,9 +1,7 @@
 """An index of vectors that can be changed, saved and opened again: FAISS with ids of one's choice."""
 
-import os
+import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,10 @@ import numpy as np
 from dml.ops.errors import InputError
 from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products
+from dml.retrieval.index_training import train_index
 from dml.retrieval.tied_neighbors import Floats, Integers, search_with_ties, sort_ties
+
+logger = logging.getLogger(__name__)
 
 EXACT = "Flat"
 """FAISS's name of the exact index."""
@@ -77,15 +78,11 @@ class VectorIndex:
         trial = cls(dimension, re.sub(r"\bIVF\d+", "IVF1", factory))
         trial.factory = factory  # for error lines
         trial.set_parameters(parameters)
-        core = find_core(trial._index)
-        if hasattr(core, "do_polysemous_training"):  # it takes seconds for each byte of a code, however few the vectors
-            core.do_polysemous_training = False
         number = min(count, TRIAL_VECTORS)
         vectors = np.random.default_rng(0).normal(size=(number, dimension)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         try:
-            with _hidden_warnings():
-                trial.train(vectors)
+            trial._train(vectors)
         except InputError:
             if number == count:
                 raise
@@ -147,8 +144,18 @@ class VectorIndex:
         Raises:
             InputError: if there are too few vectors.
         """
+        if asked := self._train(vectors):
+            logger.warning(
+                "factory=%s: it is trained with %s vectors, and FAISS asks for %s; it may miss more neighbours",
+                self.factory,
+                f"{len(vectors):,}",
+                f"{asked:,}",
+            )
+
+    def _train(self, vectors: Floats) -> int:
+        """Train, and return the number of vectors that FAISS asks for; 0 if these are enough."""
         try:
-            self._index.train(_contiguous(vectors))
+            return train_index(self._index, _contiguous(vectors), self.parameters)
         except RuntimeError as error:
             raise InputError(
                 f"factory={self.factory}: {len(vectors)} vectors can't train it ({_reason(error)})"
@@ -274,19 +281,6 @@ def _check_metric(index: Any, factory: str) -> None:
 def _reason(error: RuntimeError) -> str:
     """Return the message of an error of FAISS, without the C++ function and line number in front of it."""
     return " ".join(re.split(r":\d+: (?:Error: )?", str(error))[-1].split())
-
-
-@contextmanager
-def _hidden_warnings() -> Iterator[None]:
-    """Hide that there are few training vectors, which FAISS writes to the file descriptor of stderr."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def _contiguous(vectors: Floats) -> Floats:
