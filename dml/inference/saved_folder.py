@@ -23,6 +23,7 @@ from dml.ops.escaping import printable
 from dml.ops.files import disk_refusal, wait_for_disk
 from dml.ops.paths import expand_home
 from dml.ops.run_files import replace_nan, restore_nan
+from dml.ops.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from dml.inference.image_embedder import ImageEmbedder
@@ -71,7 +72,7 @@ def read_folder(path: Path) -> SavedModel:
     """
     try:
         description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-        config = yaml.safe_load((path / CONFIG).read_text(encoding="utf-8"))
+        config = parse_yaml((path / CONFIG).read_text(encoding="utf-8"))
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
         heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))

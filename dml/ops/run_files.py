@@ -11,6 +11,7 @@ import yaml
 
 from dml.ops.checksums import DamageError, seal_text, seal_values, unseal_text, unseal_values
 from dml.ops.files import replacing
+from dml.ops.yaml_text import parse_yaml
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ def read_yaml(path: Path, kind: type[T]) -> T:
         DamageError: if the content is of another type, or isn't as it was written.
     """
     try:
-        content = yaml.safe_load(read_sealed_text(path))
+        content = parse_yaml(read_sealed_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2000-13-01 is a ValueError
         raise DamageError(f"no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, kind):

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from dml.evaluation.metric_config import MetricConfig
@@ -199,4 +199,10 @@ def _split_range(rows: range, size: int) -> Iterator[range]:
 def _limit_to_one_thread() -> None:
     """Limit torch to one thread within a thread of the pool, which already has one for each processor."""
     torch.get_num_threads()  # the first call in a thread sets the limit of that thread, so it comes before ours
-    threadpool_limits(1, user_api="openmp")
+    _find_thread_pools().limit(limits=1, user_api="openmp")
+
+
+@cache
+def _find_thread_pools() -> ThreadpoolController:
+    """Find the libraries with threads of their own, for which all libraries of the process are looked through."""
+    return ThreadpoolController()

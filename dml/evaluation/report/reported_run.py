@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from dml.data.images import UnreadableImageError, read_image, without_remedy
@@ -22,6 +21,7 @@ from dml.evaluation.per_query import QueryTable, read_queries
 from dml.ops.errors import InputError
 from dml.ops.run_folder import RunFolder
 from dml.ops.versions import own_version
+from dml.ops.yaml_text import parse_yaml
 from dml.retrieval.search import FAISS_VERSION
 
 
@@ -59,7 +59,7 @@ class ReportedRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The configuration as nested dictionaries."""
-        settings: dict[str, Any] = yaml.safe_load(self.config)
+        settings: dict[str, Any] = parse_yaml(self.config)
         return settings
 
     @cached_property

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.ops.errors import InputError
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.leaderboard.contest_results import ContestResult, read_result
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun
@@ -69,7 +68,7 @@ class Ablation:
 
 def read_ablation(path: Path = REFERENCE / "ablation.yaml") -> Ablation:
     """Read the variants from a file; the head of ablation.yaml describes its entries."""
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
     shared_variants, whole_variants = (
         {name: _read_overrides(entry, content["datasets"]) for name, entry in content[group].items()}
         for group in ("variants", "whole")

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.evaluation.metric_config import METRICS_BY_NAME
 from dml.ops.errors import InputError
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.experiments import shorten
 from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Training
 
@@ -163,7 +162,7 @@ def read_claims(path: Path = REFERENCE / "claims.yaml", shortened: int = 1) -> C
     Raises:
         InputError: if a name in the file stands for nothing, or a value is missing.
     """
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = parse_yaml(path.read_text(encoding="utf-8"))
     try:
         on_datasets = tuple(
             _read_claims_on(name, entry or {}, content, shortened) for name, entry in content["datasets"].items()

@@ -6,9 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.ops.errors import InputError, suggest
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import REFERENCE, Training
 from dml.run.config_folders import quote
@@ -118,7 +117,7 @@ def csv_rows(figure: Figure, values: Sequence[Value]) -> list[list[object]]:
 
 @cache
 def _read_entries() -> dict[str, Any]:
-    entries: dict[str, Any] = yaml.safe_load((REFERENCE / "figures.yaml").read_text(encoding="utf-8"))
+    entries: dict[str, Any] = parse_yaml((REFERENCE / "figures.yaml").read_text(encoding="utf-8"))
     return entries
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.ops.errors import InputError, suggest
 from dml.ops.overrides import key_of
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.tables.paper_tables import REFERENCE, Training
 from dml.run.config_folders import quote
 
@@ -102,7 +101,7 @@ def read_leaderboard(roots: Mapping[str, Path], path: Path = REFERENCE / "leader
         roots: {name of a data set: its ``dataset.root``}, for those that aren't embedded.
         path: leaderboard.yaml, or a file like it.
     """
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
     kinds = {
         name: TrainingKind(entry["title"], entry["column"], tuple(entry["overrides"]))
         for name, entry in content["kinds"].items()

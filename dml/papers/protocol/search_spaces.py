@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.ops.errors import InputError, suggest
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.tables.paper_tables import REFERENCE
 from dml.run.config_folders import CONF
 
@@ -72,7 +71,7 @@ def read_ranges(
     known = {file.stem for file in (CONF / "loss").glob("*.yaml")}
     if loss not in known:
         raise InputError(f"losses={loss}: no such loss{suggest(loss, known)}")
-    parameters: Mapping[str, list[Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))["losses"].get(loss, {})
+    parameters: Mapping[str, list[Any]] = parse_yaml(path.read_text(encoding="utf-8"))["losses"].get(loss, {})
     ranges = [SearchedRange(RATE, *rates, is_log=True)]
     for key, values in parameters.items():
         numbers = [value if isinstance(value, int) else float(value) for value in values]  # YAML reads 3e-4 as text

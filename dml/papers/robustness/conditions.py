@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.ops.errors import InputError, suggest
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.leaderboard.contest_results import ContestResult, read_result, read_results
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun
@@ -53,7 +52,7 @@ class Conditions:
 
 def read_conditions(path: Path = REFERENCE / "robustness.yaml") -> Conditions:
     """Read the conditions from a file; the head of robustness.yaml describes its entries."""
-    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
     conditions = tuple(
         Condition(name, entry["title"], tuple(entry["overrides"])) for name, entry in content["conditions"].items()
     )

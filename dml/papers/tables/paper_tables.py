@@ -10,11 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import metric_names_of_kind
 from dml.ops.errors import InputError
+from dml.ops.yaml_text import parse_yaml
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 """The folder of the papers' numbers, and of the experiments that stand for them."""
@@ -233,7 +232,7 @@ def _read_cell(line: dict[str, str]) -> Cell:
 @cache
 def read_entries(paper: str) -> dict[str, dict[str, Any]]:
     """Read reference/PAPER.yaml -> {table: {row: entry}}; the head of rll.yaml describes an entry."""
-    content = yaml.safe_load(_entries_path(paper).read_text(encoding="utf-8")) or {}
+    content = parse_yaml(_entries_path(paper).read_text(encoding="utf-8")) or {}
     return {str(table): entries for table, entries in content.items()}
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import yaml
-
 from dml.ops.nested import flat
 from dml.ops.overrides import key_of
+from dml.ops.yaml_text import parse_yaml
 from dml.papers.tables.paper_tables import Cell, Table, Training
 from dml.run.config_folders import CONF
 
@@ -108,7 +107,7 @@ def read_file(experiment: str) -> ExperimentFile:
     """Read the values and the comments of one file of conf/experiment."""
     path = f"{experiment}.yaml"
     text = (CONF / "experiment" / path).read_text(encoding="utf-8")
-    values = yaml.safe_load(text) or {}
+    values = parse_yaml(text) or {}
     defaults = [_read_default(entry) for entry in values.pop("defaults", [])]
     prefix = "experiment/"
     includes = tuple(group.removeprefix(prefix) for group, choice in defaults if choice is None and prefix in group)
@@ -169,10 +168,10 @@ def _inline_comments(lines: Iterable[str]) -> Iterator[tuple[tuple[str, ...], st
 def _line_overrides(line: str, prefix: str) -> Iterator[str]:
     """Yield the overrides that have the effect of a line of YAML: "- override /loss: nra" -> "loss=nra"."""
     if line.startswith("- "):
-        group, choice = _read_default(yaml.safe_load(line[2:]))
+        group, choice = _read_default(parse_yaml(line[2:]))
         yield f"{group}={choice}" if choice is not None else group
     else:
-        yield from (f"{prefix}{key}={_format_value(value)}" for key, value in flat(yaml.safe_load(line)).items())
+        yield from (f"{prefix}{key}={_format_value(value)}" for key, value in flat(parse_yaml(line)).items())
 
 
 def _format_value(value: Any) -> str:
