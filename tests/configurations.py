@@ -3,7 +3,7 @@
 import hashlib
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,24 +27,39 @@ def _compose_once(command: str, overrides: tuple[str, ...]) -> bytes:
         return pickle.dumps(hydra.compose(command, overrides=list(overrides)))
 
 
-def keep_results(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """Return the function with a memory that the processes of a test session share.
+class SharedResults:
+    """Pickled results that the processes of a test session share, each computed by the first that needs it.
 
     Args:
-        function: a function of texts and tuples of texts, which has no memory itself.
         folder: the session's folder for the results.
     """
 
-    @cache
-    def keep(*arguments: Any) -> Any:
-        name = hashlib.sha256(repr((function.__qualname__, arguments)).encode()).hexdigest()
-        path = folder / f"{name}.pickle"
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[Hashable, bytes] = {}
+
+    def recall(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return a copy of what was computed for this key, of texts, numbers and tuples."""
+        if key not in self._known:
+            self._known[key] = self._read_or_compute(key, compute)
+        return pickle.loads(self._known[key])
+
+    def _read_or_compute(self, key: Hashable, compute: Callable[[], Any]) -> bytes:
+        path = self._folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.pickle"
         if path.exists():
-            return pickle.loads(path.read_bytes())
-        result = function(*arguments)
-        partial = folder / f"{name}.{os.getpid()}.partial"
-        partial.write_bytes(pickle.dumps(result))
+            return path.read_bytes()
+        result = pickle.dumps(compute())
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_bytes(result)
         partial.replace(path)
         return result
+
+
+def keep_results(function: Callable[..., Any], results: SharedResults) -> Callable[..., Any]:
+    """Return the function, of texts and tuples of texts and without a memory of its own, with one that is shared."""
+
+    @cache
+    def keep(*arguments: Any) -> Any:
+        return results.recall((function.__qualname__, arguments), lambda: function(*arguments))
 
     return keep

@@ -102,9 +102,10 @@ def _compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         session = session.parent
     folder = session / "compositions"
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patched, remembering():
+    results = configurations.SharedResults(folder)
+    with pytest.MonkeyPatch.context() as patched, remembering(results):
         for module, name in ((configurations, "_compose_once"), (experiments, "_compose_groups")):
-            patched.setattr(module, name, configurations.keep_results(getattr(module, name).__wrapped__, folder))
+            patched.setattr(module, name, configurations.keep_results(getattr(module, name).__wrapped__, results))
         yield
 
 

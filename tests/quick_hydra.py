@@ -4,7 +4,7 @@ A composition takes 0.16 s, and Hydra composes twice a command: a quarter of a s
 anew composes as a user's does; `tests/test_quick_hydra.py` compares the two.
 """
 
-import pickle
+import copy
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -12,9 +12,10 @@ from functools import wraps
 from typing import Any
 
 import pytest
+from configurations import SharedResults
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
@@ -28,7 +29,6 @@ INSTALLED = ConfigStore.instance().repo
 """What Hydra and its plugins register; a test that registers more does so in a copy."""
 
 Function = Callable[..., Any]
-Memory = dict[Hashable, Any]
 
 
 def _sources(repository: IConfigRepository) -> tuple[tuple[str, str], ...] | None:
@@ -38,17 +38,16 @@ def _sources(repository: IConfigRepository) -> tuple[tuple[str, str], ...] | Non
     return None if is_own or ConfigStore.instance().repo is not INSTALLED else found
 
 
-def _recall(memory: Memory, repository: IConfigRepository, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+def _recall(
+    memory: SharedResults, repository: IConfigRepository, key: tuple[Any, ...], compute: Callable[[], Any]
+) -> Any:
     """Return a copy of what was computed for this key; nothing is remembered of a test's own files."""
     if (sources := _sources(repository)) is None:
         return compute()
-    known = (sources, *key)
-    if known not in memory:
-        memory[known] = pickle.dumps(compute())
-    return pickle.loads(memory[known])
+    return memory.recall((sources, *key), compute)
 
 
-def _mode_by_overrides(get_mode: Function, _: Memory) -> Function:
+def _mode_by_overrides(get_mode: Function, _: SharedResults) -> Function:
     """Hydra composes to find `hydra.mode`, which no file of `conf/` sets."""
 
     @wraps(get_mode)
@@ -63,7 +62,7 @@ def _mode_by_overrides(get_mode: Function, _: Memory) -> Function:
     return quick_get_mode
 
 
-def _load_once(load_config: Function, memory: Memory) -> Function:
+def _load_once(load_config: Function, memory: SharedResults) -> Function:
     @wraps(load_config)
     def quick_load_config(repository: ConfigRepository, config_path: str) -> Any:
         return _recall(memory, repository, ("file", config_path), lambda: load_config(repository, config_path))
@@ -71,7 +70,7 @@ def _load_once(load_config: Function, memory: Memory) -> Function:
     return quick_load_config
 
 
-def _embed_once(load_single_config: Function, memory: Memory) -> Function:
+def _embed_once(load_single_config: Function, memory: SharedResults) -> Function:
     """The content of a file at its place in the whole."""
 
     @wraps(load_single_config)
@@ -82,7 +81,7 @@ def _embed_once(load_single_config: Function, memory: Memory) -> Function:
     return quick_load_single_config
 
 
-def _map_if_interpolated(create_interpolation_map: Function, _: Memory) -> Function:
+def _map_if_interpolated(create_interpolation_map: Function, _: SharedResults) -> Function:
     """Hydra makes a configuration of all choices for each file, and reads it if one choice stands in another."""
 
     @wraps(create_interpolation_map)
@@ -94,8 +93,9 @@ def _map_if_interpolated(create_interpolation_map: Function, _: Memory) -> Funct
     return quick_create_map
 
 
-def _list_once(create_defaults_list: Function, memory: Memory) -> Function:
+def _list_once(create_defaults_list: Function, _: SharedResults) -> Function:
     """The list of files follows from the overrides that choose files; all others are values."""
+    lists: dict[Hashable, DefaultsList] = {}
 
     @wraps(create_defaults_list)
     def quick_list(
@@ -114,9 +114,9 @@ def _list_once(create_defaults_list: Function, memory: Memory) -> Function:
         values = [override for override in overrides_list if _is_value(override, repo)]
         choices = tuple(override.input_line for override in overrides_list if override not in values)
         key = ("list", sources, config_name, choices, prepend_hydra, skip_missing)
-        if key not in memory:
-            memory[key] = create()
-        known: DefaultsList = memory[key]
+        if key not in lists:
+            lists[key] = create()
+        known = lists[key]
         own = [override for override in values if not override.is_sweep_override()]
         return DefaultsList(known.defaults, known.defaults_tree, own, known.overrides)
 
@@ -131,7 +131,7 @@ def _is_value(override: Override, repository: IConfigRepository) -> bool:
     )
 
 
-def _join_once(compose: Function, memory: Memory) -> Function:
+def _join_once(compose: Function, memory: SharedResults) -> Function:
     @wraps(compose)
     def quick_compose(loader: ConfigLoaderImpl, defaults: list[Any], repo: IConfigRepository) -> Any:
         key = ("joined", tuple(astuple(default) for default in defaults))
@@ -140,9 +140,21 @@ def _join_once(compose: Function, memory: Memory) -> Function:
     return quick_compose
 
 
-REPLACEMENTS: list[tuple[Any, str, Callable[[Function, Memory], Function]]] = [
+def _copy_repository(init: Function, _: SharedResults) -> Function:
+    """Hydra copies all configurations of its plugins, to replace the list of their sources in the copy."""
+
+    @wraps(init)
+    def quick_init(caching: CachingConfigRepository, delegate: IConfigRepository) -> None:
+        caching.delegate = copy.copy(delegate)
+        caching.cache = {}
+
+    return quick_init
+
+
+REPLACEMENTS: list[tuple[Any, str, Callable[[Function, SharedResults], Function]]] = [
     (Hydra, "get_mode", _mode_by_overrides),
     (ConfigRepository, "load_config", _load_once),
+    (CachingConfigRepository, "__init__", _copy_repository),
     (ConfigLoaderImpl, "_load_single_config", _embed_once),
     (defaults_list, "_create_interpolation_map", _map_if_interpolated),
     (config_loader_impl, "create_defaults_list", _list_once),
@@ -152,9 +164,8 @@ REPLACEMENTS: list[tuple[Any, str, Callable[[Function, Memory], Function]]] = [
 
 
 @contextmanager
-def remembering() -> Iterator[None]:
-    """Let Hydra read each file of `conf/`, and join each choice of files, once in this process and its forks."""
-    memory: Memory = {}
+def remembering(memory: SharedResults) -> Iterator[None]:
+    """Let Hydra read each file of `conf/`, and join each choice of files, once in this session."""
     with pytest.MonkeyPatch.context() as patched:
         for owner, name, replace in REPLACEMENTS:
             patched.setattr(owner, name, replace(getattr(owner, name), memory))
