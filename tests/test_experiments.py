@@ -97,6 +97,7 @@ QUICK = tuple(name for name in EXAMPLES if not name.startswith("claims/"))
 """Those that `make test` trains; tests/test_staged_runs.py trains in the stages that the claims have."""
 
 
+@pytest.mark.thorough  # it composes all experiments
 def test_each_structure_has_an_example() -> None:
     structures = {structure(training): name for name, training in reversed(TRAININGS.items())}
     assert set(structures.values()) == set(EXAMPLES)

@@ -31,7 +31,7 @@ from dml.evaluation.run_comparison import (
 from dml.ops.errors import InputError
 
 SHORT = [override for override in SMALL if override != "evaluation.report=null"]  # its test writes per_query.parquet
-SHORT += ["evaluation.report.map=false", "trainer.max_steps=2"]
+SHORT += ["evaluation.report.map=false", "evaluation.raw=false", "evaluation.sheet=null", "trainer.max_steps=2"]
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start", ["run_processes", "run_forks"])
+@pytest.mark.parametrize("start", ["run_processes", pytest.param("run_forks", marks=pytest.mark.thorough)])
 def test_a_signal_ends_a_run_that_is_being_started(start: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STOPPED.format(start=start))
     program = [sys.executable, "program.py"]
