@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def choose_processes(processes: int | None) -> int:
-    """Return the number of processes that the option ``processes`` asks for; None asks for one for each core.
+    """Return the number of processes to start: the value of the option ``processes``, or the cores if that is None.
 
     Raises:
         InputError: if the number is below 1.

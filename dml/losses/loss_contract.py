@@ -16,7 +16,7 @@ def check_module(loss: object, key: str = "loss") -> None:
     """Check that a loss is a module whose ``__init__`` has called that of its base class.
 
     Args:
-        loss: what a configuration made.
+        loss: object that the `_target_` of a configuration returned.
         key: key of the loss in the configuration.
 
     Raises:
@@ -63,7 +63,7 @@ def check_value(loss: nn.Module, value: Any) -> None:
 
     Args:
         loss: loss of a head, or a part of one.
-        value: what it returned.
+        value: return value of the loss.
 
     Raises:
         InputError: if it is something else.

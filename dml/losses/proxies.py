@@ -35,7 +35,7 @@ def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, 
     [(1, torch.Size([3, 2]))]
 
     Args:
-        loss: any loss.
+        loss: loss that may have proxies, itself or in its parts.
         num_classes: number of training classes of each level.
         embedding_dim: size of an embedding, D.
         level: level of the labels that the loss sees first.

@@ -106,9 +106,9 @@ class EmbeddingParts:
 
     def _refuse_busy_shards(self, shard: Shard) -> None:
         """Raise an error if a process is at work on a shard that has parts of this one: the whole job has all."""
-        own, whole = self._lock_path(shard), self._lock_path(WHOLE)
-        for path in self.folder.glob(".lock-*") if shard == WHOLE else [whole]:
-            if path != own and FileLock(path).is_held():
+        lock_of_shard, lock_of_all = self._lock_path(shard), self._lock_path(WHOLE)
+        for path in self.folder.glob(".lock-*") if shard == WHOLE else [lock_of_all]:
+            if path != lock_of_shard and FileLock(path).is_held():
                 raise BlockingIOError(errno.EWOULDBLOCK, path.read_text().strip() or "another process")
 
     def missing(self, shard: Shard) -> list[int]:

@@ -57,7 +57,7 @@ def running_server(app: ASGIApp, listener: socket.socket) -> Iterator[Future[Non
     The server isn't in the main thread, where it would replace the handling of signals.
 
     Args:
-        app: the application.
+        app: application that answers the requests, see `dml.inference.serving.web_api.create_app`.
         listener: socket of `open_listener`.
 
     Yields:

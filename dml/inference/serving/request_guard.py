@@ -32,7 +32,7 @@ class RequestGuard:
     A request that takes longer than the server waits for at its end is told so: that is no error of the application.
 
     Args:
-        app: the application.
+        app: application behind the guard.
     """
 
     def __init__(self, app: ASGIApp) -> None:

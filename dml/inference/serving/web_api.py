@@ -219,7 +219,7 @@ def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
     """Make the application that answers requests.
 
     Args:
-        search: the index.
+        search: search in the index that is served.
         hosts: names by which browsers may call the server. Without this check, a page of another origin could lead a
             name of its own to this machine (DNS rebinding), and read the answers.
     """
