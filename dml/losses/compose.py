@@ -1,4 +1,5 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -115,7 +116,12 @@ def takes_queries(loss: nn.Module) -> bool:
 
     A subclass may override the ``forward`` of a loss that takes queries by one that doesn't.
     """
-    return has_trait(loss, "takes_queries") and "queries" in signature(loss.forward).parameters
+    return has_trait(loss, "takes_queries") and _has_argument(type(loss).forward, "queries")
+
+
+@cache  # every step asks
+def _has_argument(function: Callable[..., Any], name: str) -> bool:
+    return name in signature(function).parameters
 
 
 def loss_value(
