@@ -253,8 +253,8 @@ def _parse_checks(text: str) -> list[str]:
     return names
 
 
-def main() -> None:
-    """Run all checks and print their table."""
+def _parse_arguments() -> argparse.Namespace:
+    """Read the command line; mistakes that argparse doesn't see end the script with one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accelerator", choices=("cuda", "cpu"), default="cuda", help="device to check (%(default)s)")
     parser.add_argument(
@@ -279,6 +279,12 @@ def main() -> None:
         sys.exit(f"error: --steps={arguments.steps}: more than {WARM_UP}, the steps that aren't measured")
     if "float32" not in arguments.checks and (compared := [name for name in COMPARED if name in arguments.checks]):
         sys.exit(f"error: --checks {compared[0]}: compares with the run of float32, which must be among the checks")
+    return arguments
+
+
+def main() -> None:
+    """Run all checks and print their table."""
+    arguments = _parse_arguments()
     folder = (arguments.output or Path(tempfile.mkdtemp(prefix="check_gpu_"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     overrides = list(arguments.overrides)
