@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,25 @@ class LoaderSettings:
             raise InputError(f"data.on_corrupt={self.on_corrupt}: raise or skip")
 
 
+class ImageLoader(DataLoader[Item | None]):
+    """A loader whose workers can be ended before they have loaded all images.
+
+    PyTorch ends them when the garbage collector finds the iterator, and may wait seconds for each, see
+    `dml.data.stream.BatchStream.close`.
+    """
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        self._find_iterator = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """End the workers of the last iteration."""
+        iterator: Any = self._find_iterator() if hasattr(self, "_find_iterator") else None
+        if hasattr(iterator, "_shutdown_workers"):  # an iterator without workers has nothing to end
+            iterator._shutdown_workers()
+
+
 class EvaluationData(LightningDataModule):
     """Loads the images of a split for a test, each once and in the order of the table.
 
@@ -76,6 +96,7 @@ class EvaluationData(LightningDataModule):
         self.settings = settings
         self.cache = cache
         self.tested_on = "test"
+        self._loader: ImageLoader | None = None
 
     def test_dataloader(self) -> DataLoader[Item | None]:
         """Return a loader of the tested images."""
@@ -92,7 +113,7 @@ class EvaluationData(LightningDataModule):
         rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
         dataset = self._make_dataset(table, transform, on_corrupt)
         num_workers = self._count_workers(dataset)
-        return DataLoader(
+        self._loader = ImageLoader(
             dataset,
             batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
             collate_fn=dataset.collate,
@@ -101,6 +122,12 @@ class EvaluationData(LightningDataModule):
             multiprocessing_context=choose_start_method(num_workers),
             pin_memory=self.settings.pin_memory,
         )
+        return self._loader
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """End the workers of an evaluation that has failed: the process may go on with the next run of a sweep."""
+        if self._loader is not None:
+            self._loader.close()
 
     def _count_workers(self, dataset: BatchDataset) -> int:  # noqa: ARG002
         """Return the number of processes that load the items of a data set."""
@@ -174,8 +201,9 @@ class DataModule(EvaluationData):
         if stage == "fit":
             self.stream.close()
 
-    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
-        """End the workers of a training that has failed: the process may go on with the next run of a sweep."""
+    def on_exception(self, exception: BaseException) -> None:
+        """End the workers of a training that has failed, see `EvaluationData.on_exception`."""
+        super().on_exception(exception)
         if hasattr(self, "stream"):
             self.stream.close()
 

@@ -3,7 +3,11 @@
 from multiprocessing import active_children
 from pathlib import Path
 
+import pytest
 from conftest import PLAIN, Here, Refused
+
+from dml.data.dataset import Draw, ImageDataset, Item
+from dml.data.images import UnreadableImageError
 
 
 def test_no_worker_outlives_its_training(here: Here, small_emoji: Path, tmp_path: Path) -> None:
@@ -17,4 +21,23 @@ def test_no_worker_outlives_a_training_that_fails(refused: Refused, small_emoji:
     before = set(active_children())
     arguments = [f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=2"]
     refused(*arguments, "optimizer.lr=1e30", f"hydra.run.dir={tmp_path}")
+    assert set(active_children()) <= before
+
+
+@pytest.mark.parametrize("interval", ["1", "null"], ids=["validation", "test"])
+def test_no_worker_outlives_an_evaluation_that_fails(
+    refused: Refused, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    before = set(active_children())
+    load = ImageDataset.__getitem__
+
+    def load_drawn(dataset: ImageDataset, index: int | Draw) -> Item | None:
+        if not isinstance(index, tuple):  # a training draws its images
+            raise UnreadableImageError("damaged meanwhile")
+        return load(dataset, index)
+
+    monkeypatch.setattr(ImageDataset, "__getitem__", load_drawn)
+    arguments = [f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=1", "trainer.max_steps=1"]
+    run = f"hydra.run.dir={tmp_path}"
+    assert "damaged meanwhile" in refused(*arguments, f"trainer.val_check_interval={interval}", run)
     assert set(active_children()) <= before
