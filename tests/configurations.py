@@ -58,7 +58,6 @@ class SharedResults:
 def keep_results(function: Callable[..., Any], results: SharedResults) -> Callable[..., Any]:
     """Return the function, of texts and tuples of texts and without a memory of its own, with one that is shared."""
 
-    @cache
     def keep(*arguments: Any) -> Any:
         return results.recall((function.__qualname__, arguments), lambda: function(*arguments))
 

@@ -113,7 +113,7 @@ def _list_once(create_defaults_list: Function, _: SharedResults) -> Function:
             return create()
         values = [override for override in overrides_list if _is_value(override, repo)]
         choices = tuple(override.input_line for override in overrides_list if override not in values)
-        key = ("list", sources, config_name, choices, prepend_hydra, skip_missing)
+        key = (sources, config_name, choices, prepend_hydra, skip_missing)
         if key not in lists:
             lists[key] = create()
         known = lists[key]

@@ -91,7 +91,7 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
 
 
 def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:
-    """Warn if query images are in their gallery too, where nobody said so: each finds itself, and counts as found.
+    """Warn if the gallery holds copies of query images, each of which is then the nearest neighbour of its query.
 
     Args:
         table: the table of the data set.
@@ -104,10 +104,10 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
     compared = table.take(np.concatenate([sampled, table.rows("gallery")]))
     in_gallery, count = count_queries_in_gallery(assign_content_ids(compared, None, limits))
     if in_gallery:
-        of = "queries" if count == len(rows) else f"queries that were compared, of {len(rows):,},"
+        compared_queries = "queries" if count == len(rows) else f"queries that were compared, of {len(rows):,},"
         logger.warning(
             "%s of %s %s are in their gallery as files of the same content, and find themselves; %s",
-            *(f"{in_gallery:,}", f"{count:,}", of, EXCLUDE_COPIES),
+            *(f"{in_gallery:,}", f"{count:,}", compared_queries, EXCLUDE_COPIES),
         )
 
 

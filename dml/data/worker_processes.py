@@ -56,7 +56,7 @@ def run_in_processes(work: Callable[[Job], Result], jobs: Sequence[Job], process
             pool.shutdown(cancel_futures=True)
 
 
-def choose_start_method(num_workers: int, wanted: str | None = None) -> str | None:
+def choose_start_method(num_workers: int, start_method: str | None = None) -> str | None:
     """Return the method by which a data loader has to start its workers; None takes Python's default.
 
     The processes that ``launcher=joblib`` trains in have joblib's method "loky" as the default, which no data loader
@@ -64,10 +64,10 @@ def choose_start_method(num_workers: int, wanted: str | None = None) -> str | No
 
     Args:
         num_workers: number of workers; a loader without any takes no method.
-        wanted: method that the caller needs, such as "spawn"; None for none in particular.
+        start_method: method that the caller needs, such as "spawn"; None for none in particular.
     """
-    if not num_workers or wanted:
-        return wanted if num_workers else None
+    if not num_workers or start_method:
+        return start_method if num_workers else None
     is_in_joblib = multiprocessing.get_start_method(allow_none=True) == "loky"
     return "fork" if is_in_joblib else None
 

@@ -144,16 +144,16 @@ class VectorIndex:
         Raises:
             InputError: if there are too few vectors.
         """
-        if asked := self._train(vectors):
+        if recommended := self._train(vectors):
             logger.warning(
                 "factory=%s: it is trained with %s vectors, and FAISS asks for %s; it may miss more neighbours",
                 self.factory,
                 f"{len(vectors):,}",
-                f"{asked:,}",
+                f"{recommended:,}",
             )
 
     def _train(self, vectors: Floats) -> int:
-        """Train, and return the number of vectors that FAISS asks for; 0 if these are enough."""
+        """Train -> the number of vectors that FAISS recommends for the training; 0 if there are as many."""
         try:
             return train_index(self._index, _contiguous(vectors), self.parameters)
         except RuntimeError as error:

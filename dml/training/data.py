@@ -96,7 +96,7 @@ class EvaluationData(LightningDataModule):
         self.settings = settings
         self.cache = cache
         self.tested_on = "test"
-        self._loader: ImageLoader | None = None
+        self._loaders: weakref.WeakSet[ImageLoader] = weakref.WeakSet()
 
     def test_dataloader(self) -> DataLoader[Item | None]:
         """Return a loader of the tested images."""
@@ -113,7 +113,7 @@ class EvaluationData(LightningDataModule):
         rows, size = range(rank, len(table), world_size), self.settings.eval_batch_size
         dataset = self._make_dataset(table, transform, on_corrupt)
         num_workers = self._count_workers(dataset)
-        self._loader = ImageLoader(
+        loader = ImageLoader(
             dataset,
             batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
             collate_fn=dataset.collate,
@@ -122,12 +122,13 @@ class EvaluationData(LightningDataModule):
             multiprocessing_context=choose_start_method(num_workers),
             pin_memory=self.settings.pin_memory,
         )
-        return self._loader
+        self._loaders.add(loader)
+        return loader
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """End the workers of an evaluation that has failed: the process may go on with the next run of a sweep."""
-        if self._loader is not None:
-            self._loader.close()
+        for loader in self._loaders:
+            loader.close()
 
     def _count_workers(self, dataset: BatchDataset) -> int:  # noqa: ARG002
         """Return the number of processes that load the items of a data set."""

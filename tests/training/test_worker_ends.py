@@ -4,10 +4,13 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+from configurations import compose
 from conftest import PLAIN, Here, Refused
 
 from dml.data.dataset import Draw, ImageDataset, Item
 from dml.data.images import UnreadableImageError
+from dml.ops.errors import InputError
+from dml.run.builders import build_data, build_table
 
 
 def test_no_worker_outlives_its_training(here: Here, small_emoji: Path, tmp_path: Path) -> None:
@@ -40,4 +43,16 @@ def test_no_worker_outlives_an_evaluation_that_fails(
     arguments = [f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=1", "trainer.max_steps=1"]
     run = f"hydra.run.dir={tmp_path}"
     assert "damaged meanwhile" in refused(*arguments, f"trainer.val_check_interval={interval}", run)
+    assert set(active_children()) <= before
+
+
+def test_the_workers_of_all_loaders_end(small_emoji: Path) -> None:
+    """A training that stores embeddings makes another loader after that of its validations."""
+    before = set(active_children())
+    config = compose(f"dataset.root={small_emoji}", *PLAIN, "data.num_workers=1")
+    images = build_data(config, build_table(config))
+    loaders = [images.val_dataloader(), images.training_images()]
+    loading = [iter(loader) for loader in loaders]
+    images.on_exception(InputError("a batch"))
+    assert len(loading) == len(loaders)
     assert set(active_children()) <= before

@@ -86,9 +86,9 @@ class ReportedRun:
         Raises:
             InputError: if the picture can't be read.
         """
-        found = os.path.join(self.start_folder, path) if self.start_folder and find_missing([path]) else path
+        full_path = os.path.join(self.start_folder, path) if self.start_folder and find_missing([path]) else path
         try:
-            return read_image(found, self.limits)
+            return read_image(full_path, self.limits)
         except UnreadableImageError as error:
             raise InputError(
                 f"{without_remedy(error)}; a report shows the images of its run, and dml evaluate checkpoint=BEST.CKPT "
