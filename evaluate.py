@@ -1,6 +1,6 @@
 """Tests a checkpoint again, on its own data set or another: ``python evaluate.py checkpoint=outputs/.../best.ckpt``."""
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)

@@ -1,6 +1,6 @@
 """Trains, tests once, and shows the result: ``python train.py loss=rll dataset=emoji``; ``--help`` lists the groups."""
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)

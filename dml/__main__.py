@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from dml.ops.lean_imports import import_lean
-from dml.ops.signals import handle_signals
+from dml.ops.libraries.lean_imports import import_lean
+from dml.ops.process.signals import handle_signals
 
 
 class Command(NamedTuple):
@@ -30,16 +30,32 @@ COMMANDS = {
     "inspect": Command("dml.commands.job_commands", "inspect", "show what a data set holds, and what networks find"),
     "audit": Command("dml.commands.job_commands", "audit", "find copies and doubtful labels in a data set"),
     "shift": Command("dml.commands.job_commands", "shift", "write class splits of growing distance"),
-    "report": Command("dml.commands.report_command", "write_report", "write the report of one run, or of two together"),
-    "compare": Command("dml.commands.compare_command", "compare_runs", "print a table of finished runs"),
-    "embed": Command("dml.commands.embed_command", "embed_images", "write the vectors of images to a file"),
-    "index": Command("dml.commands.index_command", "index_images", "make an index of images, or extend one"),
-    "search": Command("dml.commands.search_command", "search_images", "find the images that are most similar to one"),
-    "export": Command("dml.commands.export_command", "export_model", "write a model as ONNX or as a torch.export file"),
-    "compress": Command(
-        "dml.commands.compress_command", "compress_vectors", "measure what smaller vectors of a model cost"
+    "report": Command(
+        "dml.commands.parsed_commands.report_command", "write_report", "write the report of one run, or of two together"
     ),
-    "serve": Command("dml.commands.serve_command", "serve_index", "show an index as a page to search in a browser"),
+    "compare": Command(
+        "dml.commands.parsed_commands.compare_command", "compare_runs", "print a table of finished runs"
+    ),
+    "embed": Command(
+        "dml.commands.parsed_commands.embed_command", "embed_images", "write the vectors of images to a file"
+    ),
+    "index": Command(
+        "dml.commands.parsed_commands.index_command", "index_images", "make an index of images, or extend one"
+    ),
+    "search": Command(
+        "dml.commands.parsed_commands.search_command", "search_images", "find the images that are most similar to one"
+    ),
+    "export": Command(
+        "dml.commands.parsed_commands.export_command", "export_model", "write a model as ONNX or as a torch.export file"
+    ),
+    "compress": Command(
+        "dml.commands.parsed_commands.compress_command",
+        "compress_vectors",
+        "measure what smaller vectors of a model cost",
+    ),
+    "serve": Command(
+        "dml.commands.parsed_commands.serve_command", "serve_index", "show an index as a page to search in a browser"
+    ),
     "tables": Command("dml.papers.tables.tables_command", "run_tables", "reproduce tables of the papers"),
     "claims": Command("dml.papers.claims.claims_command", "run_claims", "test the papers' claims in a small setting"),
     "leaderboard": Command(

@@ -9,7 +9,7 @@ classes merged. The data set itself stays as it is. What the audit finds in it w
 alarm, and is printed first. It takes one to two minutes on two cores.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -27,13 +27,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.commands.audit_job import collect_images
-from dml.commands.audit_network import AuditNetwork, build_network
-from dml.commands.checked_images import check_and_summarize, read_part, take_readable
-from dml.data.cache import CacheFolder
-from dml.data.images import read_image
-from dml.data.picture_traits import HASH_BITS, measure_traits
-from dml.data.prepared_files import hold_preparation_lock
+from dml.commands.data_jobs.audit_job import collect_images
+from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
+from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, take_readable
+from dml.data.image_files.images import read_image
+from dml.data.overview.picture_traits import HASH_BITS, measure_traits
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes
 from dml.evaluation.audit.data_audit import audit_images, find_neighbors

@@ -9,7 +9,7 @@ beside it. docs/benchmarks.json holds what it printed, the day, the machine, the
 and the versions of the libraries. The benchmark against other libraries is another one: scripts/bench_peers.py.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)
@@ -29,8 +29,8 @@ from typing import Any
 from machine import OtherWork, describe_machine
 
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.text_tables import replace_between
+from dml.ops.filesystem.files import write_text
+from dml.ops.text.text_tables import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "benchmarks.json", ROOT / "docs" / "benchmarks.md"

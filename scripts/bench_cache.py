@@ -7,7 +7,7 @@ The images are noise of 256 x 256 pixels. None of them is in memory at first, an
 cache stands the same file, mapped into memory.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dml.data.cache import ImageCache
-from dml.data.pixel_file import PixelFile
+from dml.data.prepared.cache import ImageCache
+from dml.data.prepared.pixel_file import PixelFile
 
 SIDE = 256
 BYTES = SIDE * SIDE * 3

@@ -11,7 +11,7 @@ how much faster the option is. Weights are random, except those of the default n
 - compiled            ``compile=true``, if there is a compiler; evaluations never use the compiled network
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds

@@ -7,7 +7,7 @@ The bare loop decodes and transforms each image and calls the network with batch
 runs in one process, in turns; ratios are the medians of the rounds.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import dml
-from dml.data.images import ImageFile
+from dml.data.image_files.images import ImageFile
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.index_items import list_source
 from dml.inference.model_settings import ModelSettings

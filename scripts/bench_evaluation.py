@@ -10,7 +10,7 @@ process. --gallery predicts the time of each size by the square of the size, fro
 million images; its embeddings have 128 dimensions, in classes of ten.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds

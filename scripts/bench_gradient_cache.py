@@ -8,7 +8,7 @@ the process has with its images and after a small first step. Gradient caching s
 memory of 64.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds

@@ -9,7 +9,7 @@ to the memory of this process at most, without that of the processes that it sta
 exponent: n times as many images as in the column before took n to this power as long; 1 is in proportion.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -34,19 +34,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from process_memory import AddedMemory
 
-from dml.data.cache import CacheFolder
-from dml.data.cache_build import build_cache
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.cache_build import build_cache
+from dml.data.prepared.verification import CheckedImage, check_images, write_table
 from dml.data.readers.tar_shards import read
 from dml.data.table import ImageTable, load
 from dml.data.transforms import Resize
-from dml.data.verification import CheckedImage, check_images, write_table
-from dml.evaluation.embedding_map import embedding_map
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.per_query import join_lists, read_queries, write_queries
 from dml.evaluation.report import ReportedRun, run_report
+from dml.evaluation.sheets.embedding_map import embedding_map
 from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.ops.text_tables import markdown_table
+from dml.ops.text.text_tables import markdown_table
 from dml.retrieval.search import nearest_neighbors
 from dml.samplers.class_balanced import ClassBalancedSampler
 

@@ -9,7 +9,7 @@ cache where the transform has one. All run in one process with one thread, in tu
 each second of CPU time, in brackets beside those of torchvision's pipeline.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -31,11 +31,11 @@ from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from dml.data.cache import CacheFolder
-from dml.data.cache_build import build_cache
 from dml.data.dataset import ImageDataset, collate
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.cache_build import build_cache
+from dml.data.prepared.verification import check_images
 from dml.data.table import ImageTable
-from dml.data.verification import check_images
 from dml.run.config_folders import CONF
 
 IMAGES = 128

@@ -9,7 +9,7 @@ Every measurement is a process of its own in the peer's environment, and the pee
 the method.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)
@@ -31,7 +31,7 @@ from peers.page import MAIN_LOSS, MARKERS, check_agreement, format_page
 from peers.protocol import LOSSES, Job
 
 from dml.ops.errors import InputError
-from dml.ops.text_tables import replace_between
+from dml.ops.text.text_tables import replace_between
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "peers.json", ROOT / "docs" / "performance.md"

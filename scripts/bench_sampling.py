@@ -8,7 +8,7 @@ The embeddings are synthetic, with 512 dimensions, around the centres of classes
 both.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds

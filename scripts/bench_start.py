@@ -9,10 +9,10 @@ Each command runs in new processes, in turns with a script that only imports the
 - default    ``dml search`` in an index of the default network, against torch and timm
 
 Seconds are CPU time, of user and system together, and wall time, each the median of TIMES runs (5). Libraries that
-Lightning and timm import although dml uses nothing of them (`dml.ops.lean_imports`) count as the libraries' own.
+Lightning and timm import although dml uses nothing of them (`lean_imports`) count as the libraries' own.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -36,7 +36,7 @@ from dml.inference.model_settings import ModelSettings
 
 TRAIN = """
 import os
-from dml.ops.lean_imports import import_lean
+from dml.ops.libraries.lean_imports import import_lean
 import_lean()
 from dml.__main__ import dispatch
 from dml.training.module import MetricLearner

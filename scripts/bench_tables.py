@@ -7,7 +7,7 @@ without images. Each row is measured in a new process. MB are what reading adds 
 and at the end.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds

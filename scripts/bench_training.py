@@ -6,7 +6,7 @@ Both loops do the same steps on the same tensors in one process, in turns, so th
 affects both.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback
 from torch.optim import Optimizer
 
-from dml.commands.log_levels import quiet
+from dml.commands.start.log_levels import quiet
 from dml.data.dataset import Batch
 from dml.run import builders, loop
 from dml.run.config_folders import CONF

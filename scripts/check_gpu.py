@@ -12,7 +12,7 @@ together. At the end it prints a table. The exit code is 1 if a check failed. --
 and not how well a network learns.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -34,10 +34,10 @@ from rich.console import Console
 from rich.table import Table
 from small_emoji import slice_of_emoji
 
-from dml.commands.command_parser import parse_names
+from dml.commands.parsed_commands.command_parser import parse_names
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
-from dml.training.checkpoints import read_checkpoint
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.training.checkpointing.checkpoints import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-4

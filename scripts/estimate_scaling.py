@@ -7,7 +7,7 @@ No number here was measured on a GPU. The bytes of each loss were counted on a C
 what tensors allocate. The times are calculated from `MACHINE` and `RUN`.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds

@@ -10,7 +10,7 @@ the end of the run. Every second run accumulates the gradients of two batches. T
 differs from the uninterrupted one.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -34,7 +34,7 @@ from kill_points import POINTS, count_points, die_at
 from small_emoji import slice_of_emoji
 
 from dml.commands import main as dml
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 
 STEPS = 8
 ARGUMENTS = [

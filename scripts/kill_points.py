@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from dml.ops.run_folder import RunFolder
-from dml.run import final_test, jobs
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.run import jobs
+from dml.run.model_tests import final_test
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
-from dml.training.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
 from dml.training.history import History
 from dml.training.module import MetricLearner
 

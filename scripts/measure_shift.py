@@ -7,7 +7,7 @@ All tables are in docs/shift.md. The splits are drawn once, with seed 0; the see
 runs are not repeated. It takes about fifteen minutes on two cores.
 """
 
-from dml.ops.signals import handle_signals
+from dml.ops.process.signals import handle_signals
 
 if __name__ == "__main__":
     handle_signals(is_importing=True)  # before imports that take seconds
@@ -21,10 +21,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from dml.commands.audit_network import build_backbone_network
-from dml.data.class_splits import apply_class_splits, read_class_splits
+from dml.commands.data_jobs.audit_network import build_backbone_network
 from dml.data.table import ImageTable
-from dml.evaluation.class_sums import PER_QUERY, ClassSums, sum_by_class, sum_runs_by_class
+from dml.data.table_changes.class_splits import apply_class_splits, read_class_splits
+from dml.evaluation.comparisons.class_sums import PER_QUERY, ClassSums, sum_by_class, sum_runs_by_class
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.measured_facts import (
     describe_measurement,
@@ -33,13 +33,13 @@ from dml.evaluation.measured_facts import (
     join_facts,
     merge_facts,
 )
-from dml.ops.run_folder import RunFolder
-from dml.ops.text_tables import markdown_table
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.text_tables import markdown_table
 from dml.papers.plans import run_forks
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
-from dml.run.stored_configuration import plain_config
+from dml.run.resuming.stored_configuration import plain_config
 
 LEVELS = (0, 2, 5)
 LOSSES = ("rll", "multi_similarity", "normalized_softmax", "circle")

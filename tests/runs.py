@@ -14,8 +14,8 @@ import torch
 from kill_points import die_at
 
 from dml.commands import main
-from dml.ops import signals
-from dml.ops.run_folder import RunFolder
+from dml.ops.process import signals
+from dml.ops.run_folders.run_folder import RunFolder
 
 
 def kill_at(point: str, occurrence: int, *arguments: str, within: str = "") -> None:

@@ -15,15 +15,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from small_networks import TWO_CONVOLUTIONS
 
-from dml.commands.log_levels import quiet
-from dml.ops.nested import flat, is_below
-from dml.ops.overrides import key_of
-from dml.ops.run_folder import RunFolder
+from dml.commands.start.log_levels import quiet
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.overrides import key_of
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.experiments import compose, shrink
 from dml.papers.tables.paper_tables import Training, read_entries, read_tables
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
-from dml.run.stored_configuration import plain_config
+from dml.run.resuming.stored_configuration import plain_config
 
 pytestmark = pytest.mark.pipeline
 

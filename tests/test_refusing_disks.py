@@ -15,11 +15,11 @@ import torch.utils.data
 from conftest import PLAIN, Here, Refused
 from runs import assert_same_run, last
 
-from dml.commands.error_lines import explain
+from dml.commands.failures.error_lines import explain
 from dml.data.dataset import ImageDataset
-from dml.ops.files import replacing, write_text
-from dml.ops.run_folder import RunFolder, RunState
-from dml.ops.text_tables import write_csv
+from dml.ops.filesystem.files import replacing, write_text
+from dml.ops.run_folders.run_folder import RunFolder, RunState
+from dml.ops.text.text_tables import write_csv
 
 QUICK = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]", "scheduler=constant"]
 

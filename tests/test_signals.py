@@ -12,7 +12,7 @@ from conftest import PLAIN, ROOT, Here
 from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
-from dml.ops.run_folder import RunFolder, RunState
+from dml.ops.run_folders.run_folder import RunFolder, RunState
 
 QUICK = [*PLAIN, "evaluation.metrics=[recall]", "data.num_workers=1"]
 pytestmark = pytest.mark.pipeline
@@ -94,8 +94,8 @@ def test_a_second_signal_ends_at_once(here: Here, whole: Path, small_emoji: Path
 
 BEGIN = """
 import os, signal, sys
-from dml.ops.signals import handle_signals, handling, Stopped
-import dml.ops.signals as signals
+from dml.ops.process.signals import handle_signals, handling, Stopped
+import dml.ops.process.signals as signals
 handle_signals()
 signals.start_raising()
 """
@@ -156,7 +156,7 @@ def test_a_library_that_does_not_return_is_ended() -> None:
 HIDDEN = (
     BEGIN
     + """
-from dml.commands.error_lines import one_line_errors
+from dml.commands.failures.error_lines import one_line_errors
 from dml.ops.errors import InputError
 with one_line_errors():
     try:

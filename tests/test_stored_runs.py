@@ -11,13 +11,14 @@ import timm
 import torch
 import yaml
 from configurations import CONF, compose
-from conftest import ROOT, SHORT_RUN, Here, Refused
+from conftest import SHORT_RUN, Here, Refused
 from omegaconf import OmegaConf
 from runs import last, metrics
+from trees.tree import write_images
 
 from dml.commands.hydra_command import PROCESS_KEYS
-from dml.ops.nested import flat, is_below
-from dml.ops.run_folder import RunFolder
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.run_folders.run_folder import RunFolder
 
 SHORT = [
     *SHORT_RUN,
@@ -77,11 +78,8 @@ def test_a_test_needs_no_pretrained_weights(here: Here, finished: Path, tmp_path
 
 
 @pytest.fixture
-def other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def other_data(tmp_path: Path) -> list[str]:
     """The overrides that choose a folder of a few images in place of the run's data set."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "data"))
-    from trees.tree import write_images
-
     names = [
         f"{split}/{name}/{i}.png" for split, name in (("train", "a"), ("test", "b"), ("test", "c")) for i in (0, 1)
     ]

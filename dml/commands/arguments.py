@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
 from dml.run.config_folders import CONF, GROUPS, quote
 
 UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")

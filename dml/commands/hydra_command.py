@@ -13,7 +13,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from dml.commands import follower_processes, trust
 from dml.commands.arguments import (
     asks_for_sweep,
     check_choices,
@@ -23,25 +22,31 @@ from dml.commands.arguments import (
     put_options_first,
     quote_paths,
 )
-from dml.commands.config_types import check_types, select_used_parts
-from dml.commands.error_lines import is_users_mistake, one_line_errors, told_errors
+from dml.commands.checks import trust
+from dml.commands.checks.config_types import check_types, select_used_parts
+from dml.commands.checks.required_values import check_parts, check_values
+from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, told_errors
 from dml.commands.group_help import register_group_help
-from dml.commands.log_levels import quiet
-from dml.commands.required_values import check_parts, check_values
-from dml.commands.start_line import announce_start
-from dml.commands.sweep_signals import run_in_worker, stopping_workers, sweep_hint
-from dml.commands.working_folder import import_from_working_folder
-from dml.ops import child_processes, signals
+from dml.commands.start import follower_processes
+from dml.commands.start.log_levels import quiet
+from dml.commands.start.start_line import announce_start
+from dml.commands.start.sweep_signals import run_in_worker, stopping_workers, sweep_hint
+from dml.commands.start.working_folder import import_from_working_folder
+from dml.ops.configuration.nested import is_below
+from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.lean_imports import import_lean
-from dml.ops.nested import is_below
-from dml.ops.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
-from dml.ops.overrides import key_of
-from dml.ops.run_folder import RunFolder
+from dml.ops.libraries.lean_imports import import_lean
+from dml.ops.process import child_processes, signals
+from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
-from dml.run.stored_configuration import keep_transform, read_checkpoint_configuration, read_stored_configuration
+from dml.run.resuming.stored_configuration import (
+    keep_transform,
+    read_checkpoint_configuration,
+    read_stored_configuration,
+)
 from dml.training.distributed import watch
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
@@ -61,7 +66,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
 
-    At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.ops.signals`.
+    At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.ops.process.signals`.
 
     Args:
         command: one of `COMMANDS`.
@@ -155,7 +160,7 @@ class Task:
         quiet()  # Lightning sets its own level when it is imported
         trust.check_targets(self.command, config, self.typed)
         check_types(select_used_parts(self.command, config))  # it imports the targets
-        from dml.commands.training_checks import check_job  # late: it imports torch
+        from dml.commands.checks.training_checks import check_job  # late: it imports torch
 
         check_job(self.command, config)
         result = job(config, folder, overrides)
@@ -204,15 +209,15 @@ def _import_job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], An
 
         return prepare
     if command == "inspect":
-        from dml.commands.inspect_job import inspect
+        from dml.commands.data_jobs.inspect_job import inspect
 
         return inspect
     if command == "audit":
-        from dml.commands.audit_job import audit
+        from dml.commands.data_jobs.audit_job import audit
 
         return audit
     if command == "shift":
-        from dml.commands.shift_job import shift
+        from dml.commands.data_jobs.shift_job import shift
 
         return shift
     if command == "evaluate":

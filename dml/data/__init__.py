@@ -1,0 +1,1 @@
+"""Data sets: the table of images, the batches of a training, and transforms."""

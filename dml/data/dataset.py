@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.cache import DamagedPixelsError, ImageCache
-from dml.data.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
-from dml.data.limits import ImageLimits
+from dml.data.image_files.images import LIMITS, REMEDY, ImageFile, UnreadableImageError
+from dml.data.image_files.limits import ImageLimits
+from dml.data.prepared.cache import DamagedPixelsError, ImageCache
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack
 from dml.ops.errors import InputError

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dml.data.limits import read_list_bytes
+from dml.data.image_files.limits import read_list_bytes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
 
 SEPARATORS = ",;\t"
 """The characters that may stand between the cells of a .csv file."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.io import loadmat
 
-from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
+from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
 from dml.ops.errors import InputError
-from dml.ops.regular_files import RefusedFileError, check_unpacked
+from dml.ops.filesystem.regular_files import RefusedFileError, check_unpacked
 
 HEADER_BYTES = 128
 """Size of the header of a file of version 5; its last two bytes tell the byte order."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
-from dml.ops.counts import format_count
 from dml.ops.errors import InputError
+from dml.ops.text.counts import format_count
 
 SPLIT_NAMES = {name: name for name in SPLITS} | {
     "training": "train",

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 from dml.data.dataset import Batch, BatchDataset, Draw
 from dml.data.worker_processes import choose_start_method
-from dml.ops.child_processes import survive_group_signals
-from dml.ops.dotted_names import dotted_name
+from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
+from dml.ops.process.child_processes import survive_group_signals
 
 
 class BatchSampler(Protocol):

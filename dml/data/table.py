@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.names import check_class_names, check_paths
-from dml.ops.dotted_names import dotted_name
+from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 

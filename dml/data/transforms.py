@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml.data.images import Box, ImageFile
+from dml.data.image_files.images import Box, ImageFile
 from dml.ops.errors import InputError, check_number
 
 REDUCING_GAP = 2

@@ -1,3 +1,5 @@
+"""Evaluation: embeddings and labels become metrics, tables, pictures and a report."""
+
 from dml.evaluation.evaluator import Evaluation, Evaluator, evaluate, evaluate_table
 from dml.evaluation.metric import Kind, Metric
 from dml.evaluation.metric_config import MetricConfig

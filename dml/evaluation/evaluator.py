@@ -154,7 +154,7 @@ class Evaluator:
             embeddings: (N, D) embeddings of any real type, or embeddings that were normalised before.
             rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
             neighbors: number of nearest items to return for each query.
-            reranker: steps that change the ranking, see `dml.evaluation.rerankings`; None for the plain one.
+            reranker: steps that change the ranking, see `rerankings`; None for the plain one.
 
         Raises:
             InputError: if the splits are not one evaluation, the number of embeddings is not that of the rows, or

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dml.evaluation.metric_names import join_head_names, split_head_names
+from dml.evaluation.printed_metrics.metric_names import join_head_names, split_head_names
 from dml.ops.errors import InputError
 
 

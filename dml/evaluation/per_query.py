@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dml.data.table import ImageTable
 from dml.evaluation.ranking.queries import PerQuery
 from dml.ops.errors import InputError
-from dml.ops.files import replacing
+from dml.ops.filesystem.files import replacing
 
 Strings = npt.NDArray[np.object_]
 """An array of str objects, in which equal strings share their memory."""

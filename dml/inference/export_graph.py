@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 from dml.inference.image_embedder import ImageEmbedder
 from dml.ops.errors import InputError
-from dml.ops.versions import own_version
+from dml.ops.libraries.versions import own_version
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from dml.inference.export_graph import DYNAMIC, INPUT, OUTPUT
 from dml.ops.errors import InputError
-from dml.ops.extras import check_installed
+from dml.ops.libraries.extras import check_installed
 
 ONNX, PROGRAM = ".onnx", ".pt2"
 """The ends of the names of files that can be written."""

@@ -21,8 +21,8 @@ from dml.inference.graph_comparison import GraphResult, compare_graphs, refuse_d
 from dml.inference.probe_images import Probe
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.files import replacing, write_text
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.files import replacing, write_text
+from dml.ops.filesystem.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference.image_embedder import ImageEmbedder

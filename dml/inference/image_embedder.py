@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dml.data.images import ImageFile, UnreadableImageError
+from dml.data.image_files.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
-from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX
 from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.pair_calibration import Calibration
 from dml.models.embedding import EmbeddingModel
-from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
 from dml.ops.tensor_hashes import add_tensors
+from dml.ops.text.console import progress_bar
 from dml.training.crops import embed_views
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class ImageEmbedder:
         """Turn an image into the network's input (3, h, w) uint8 RGB, one view unless ``views`` says otherwise.
 
         Args:
-            image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or `dml.data.images.ImageFile`.
+            image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or an `ImageFile`.
             views: number of views of the image, see `embed`; with V > 1 of them, the input is (V, 3, h, w).
 
         Raises:

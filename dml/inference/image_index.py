@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from dml.data.images import UnreadableImageError
+from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import check_readable
@@ -32,8 +32,8 @@ from dml.inference.loading import load
 from dml.metrics.pair_calibration import Calibration
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.files import replacing, write_text
-from dml.ops.paths import absolute_path, expand_home
+from dml.ops.filesystem.files import replacing, write_text
+from dml.ops.filesystem.paths import absolute_path, expand_home
 from dml.ops.poincare import product_distances, ranking_vectors
 from dml.retrieval.vector_index import EXACT, VectorIndex
 

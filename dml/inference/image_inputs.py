@@ -13,14 +13,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.decoding import PixelValueError, decode_opened
+from dml.data.image_files.decoding import PixelValueError, decode_opened
+from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
+from dml.data.image_files.limits import ImageLimits
 from dml.data.image_listing import list_images
-from dml.data.images import ImageFile, UnreadableImageError, without_remedy
-from dml.data.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
 
 logger = logging.getLogger(__name__)
 

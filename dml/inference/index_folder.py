@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dml.ops.checksums import file_checksum
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.locks import FileLock
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.checksums import file_checksum
+from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.paths import expand_home
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""

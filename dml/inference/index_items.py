@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dml.data.contents import MISSING, read_stamps
+from dml.data.image_files.contents import MISSING, read_stamps
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar
 from dml.data.names import check_paths
@@ -20,7 +20,7 @@ from dml.data.readers import csv
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import absolute_path, expand_home
+from dml.ops.filesystem.paths import absolute_path, expand_home
 
 Source = str | Path | Sequence[str | Path] | ImageTable
 """A folder of images, a .csv file, paths, or a table."""

@@ -17,16 +17,16 @@ from dml.inference.model_settings import SAVED_PARTS, ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.models.embedding import EmbeddingModel
-from dml.ops.checksums import rows_checksum
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.checksums import rows_checksum
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
+from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage, resolve_parts
-from dml.run.stored_configuration import extract_configuration
-from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
-from dml.training.frozen_weights import lacks_weights
+from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
+from dml.training.checkpointing.frozen_weights import lacks_weights
 
 logger = logging.getLogger(__name__)
 

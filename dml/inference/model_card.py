@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import EvalResult, ModelCardData
 
-from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, format_percent
-from dml.evaluation.metric_names import HEADS, RERANKED, join_head_names
+from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX, format_percent
+from dml.evaluation.printed_metrics.metric_names import HEADS, RERANKED, join_head_names
 from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.model_settings import ModelSettings
-from dml.ops.text_tables import markdown_table
+from dml.ops.text.text_tables import markdown_table
 
 if TYPE_CHECKING:
     from dml.inference.image_embedder import ImageEmbedder

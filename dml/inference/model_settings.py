@@ -8,13 +8,13 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from dml.data.limits import ImageLimits
+from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
+from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
-from dml.ops.targets import unknown_targets
 from dml.run.model_builders import build_crops_transform, build_embedding_model
 
 DECISIVE_PARTS = ("model", "transform")

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from dml.data.images import UnreadableImageError, without_remedy
-from dml.data.subsets import take_some_classes
+from dml.data.image_files.images import UnreadableImageError, without_remedy
 from dml.data.table import ImageTable
+from dml.data.table_changes.subsets import take_some_classes
 from dml.data.transforms import stack
 from dml.evaluation import evaluate
 from dml.inference.image_inputs import read_pixels
 from dml.inference.index_items import Source, list_source
+from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
-from dml.ops.targets import unknown_targets
 from dml.run import builders
 from dml.run.evaluators import choose_final_split
 

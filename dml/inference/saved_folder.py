@@ -20,10 +20,10 @@ from safetensors.torch import save
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.files import disk_refusal, wait_for_disk
-from dml.ops.paths import expand_home
-from dml.ops.run_files import replace_nan, restore_nan
-from dml.ops.yaml_text import parse_yaml
+from dml.ops.filesystem.files import disk_refusal, wait_for_disk
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.run_folders.run_files import replace_nan, restore_nan
 
 if TYPE_CHECKING:
     from dml.inference.image_embedder import ImageEmbedder

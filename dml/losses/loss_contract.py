@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dml.ops.dotted_names import dotted_name
+from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
 VALUE = "expected a scalar tensor with a gradient"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
-from dml.ops.dotted_names import dotted_name
+from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dml.ops.checksums import DamageError, check_zip, is_zip
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.ops.filesystem.paths import expand_home
 
 StateDict = Mapping[str, Tensor]
 

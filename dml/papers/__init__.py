@@ -1,0 +1,1 @@
+"""The papers' tables, claims and figures, and comparisons of all losses."""

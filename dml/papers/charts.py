@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.ops.files import replacing
+from dml.ops.filesystem.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # importing matplotlib is slow

@@ -14,13 +14,13 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
-from dml.ops.nested import flat, is_below
-from dml.ops.overrides import key_of
 from dml.papers.cost import count_steps
 from dml.papers.tables.paper_tables import Training
 from dml.run.config_folders import CONF
-from dml.run.stored_configuration import plain_config
+from dml.run.resuming.stored_configuration import plain_config
 from dml.samplers.base import AUTO, AUTO_CLASSES
 
 IGNORED_KEYS = (

@@ -16,13 +16,13 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.hydra_command import main
-from dml.ops import child_processes, signals
+from dml.ops.configuration.nested import is_below
+from dml.ops.configuration.overrides import check_set_elsewhere, key_of
 from dml.ops.errors import InputError
-from dml.ops.nested import is_below
-from dml.ops.overrides import check_set_elsewhere, key_of
-from dml.ops.paths import expand_home
-from dml.ops.run_folder import RunFolder, RunState
-from dml.ops.subprocesses import python_command, python_environment, run_process
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.process import child_processes, signals
+from dml.ops.process.subprocesses import python_command, python_environment, run_process
+from dml.ops.run_folders.run_folder import RunFolder, RunState
 from dml.papers.experiments import IGNORED_KEYS, compose, identify, shrink
 from dml.papers.tables.paper_tables import Table, Training
 

@@ -7,16 +7,16 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dml.data.cache import CacheFolder
-from dml.data.copies import assign_content_ids, warn_of_copies
-from dml.data.limits import ImageLimits
-from dml.data.readability import check_readability
-from dml.data.subsets import take_some_classes
+from dml.data.image_files.limits import ImageLimits
+from dml.data.overview.copies import assign_content_ids, warn_of_copies
+from dml.data.overview.readability import check_readability
+from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
+from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
-from dml.evaluation.metric_names import MetricName
 from dml.evaluation.monitor import make_validation_config
+from dml.evaluation.printed_metrics.metric_names import MetricName
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
@@ -28,11 +28,11 @@ from dml.run.model_builders import build_crops_transform as build_crops_transfor
 from dml.run.model_builders import build_model as build_model
 from dml.run.table_reading import read_table
 from dml.training.callbacks.loss_schedule import make_loss_schedule
+from dml.training.checkpointing.frozen_weights import FrozenWeights
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import ModelEmbedder
-from dml.training.frozen_data import FrozenDataModule
-from dml.training.frozen_learner import FrozenLearner
-from dml.training.frozen_weights import FrozenWeights
+from dml.training.frozen.frozen_data import FrozenDataModule
+from dml.training.frozen.frozen_learner import FrozenLearner
 from dml.training.gradient_cache import check_chunk_size
 from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
 from dml.training.head_choice import HeadChoice
@@ -58,7 +58,7 @@ def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:
 
 
 def check_readable(config: DictConfig, images: ImageTable) -> None:
-    """Make sure that all image files exist and that some can be decoded, see `dml.data.readability`.
+    """Make sure that all image files exist and that some can be decoded, see `dml.data.overview.readability`.
 
     Queries that are in their gallery too are told, unless the configuration of the data set knows of them.
     """

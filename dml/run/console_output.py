@@ -6,11 +6,11 @@ from omegaconf import DictConfig
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.copies import count_queries_in_gallery
+from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.losses.memory import CrossBatchMemory
-from dml.ops.console import console
 from dml.ops.escaping import in_markup
+from dml.ops.text.console import console
 from dml.run import builders
 from dml.training.data import DataModule
 from dml.training.hardware import parse_compile

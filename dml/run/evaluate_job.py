@@ -9,21 +9,21 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import builders, loop
-from dml.run.data_changes import check_tested_data
 from dml.run.evaluators import check_tested_settings, choose_tested_split
-from dml.run.final_test import run_test
-from dml.run.stages import find_stage, make_evaluation_config
-from dml.run.stored_configuration import (
+from dml.run.model_tests.final_test import run_test
+from dml.run.resuming.data_changes import check_tested_data
+from dml.run.resuming.stored_configuration import (
     StoredConfiguration,
     check_unchanged,
     extract_configuration,
     write_configuration,
 )
-from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
-from dml.training.frozen_weights import lacks_weights
+from dml.run.stages import find_stage, make_evaluation_config
+from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, read_checkpoint
+from dml.training.checkpointing.frozen_weights import lacks_weights
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:

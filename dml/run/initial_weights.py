@@ -9,12 +9,12 @@ from torch import nn
 
 from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
+from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
-from dml.ops.targets import unknown_targets
 from dml.run import builders
+from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage
-from dml.run.stored_configuration import extract_configuration
-from dml.training.checkpoints import (
+from dml.training.checkpointing.checkpoints import (
     TrainingProgress,
     load_initial_state,
     load_initial_weights,

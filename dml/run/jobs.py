@@ -10,34 +10,39 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.split_changes import SplitSummary, summarize_data
+from dml.data.overview.split_changes import SplitSummary, summarize_data
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
-from dml.ops import signals
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
-from dml.ops.run_folder import CONFIGURATION, RunFolder, configuration_id
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.process import signals
+from dml.ops.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
-from dml.run.configuration_rollback import restoring_configuration
-from dml.run.data_changes import check_resumed_data
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
-from dml.run.feature_source import FeatureSource, build_feature_source
-from dml.run.final_test import run_test
 from dml.run.initial_weights import load_beginning
-from dml.run.resumed_settings import check_resumed_settings, check_trained_settings
+from dml.run.model_tests.feature_source import FeatureSource, build_feature_source
+from dml.run.model_tests.final_test import run_test
+from dml.run.model_tests.untrained_model import evaluate_raw_features, store_fixed_neighbors
+from dml.run.resuming.configuration_rollback import restoring_configuration
+from dml.run.resuming.data_changes import check_resumed_data
+from dml.run.resuming.resumed_settings import check_resumed_settings, check_trained_settings
+from dml.run.resuming.stored_configuration import (
+    check_unchanged,
+    plain_config,
+    read_stored_configuration,
+    write_configuration,
+)
 from dml.run.stages import Stage, find_stage, list_stages
-from dml.run.stored_configuration import check_unchanged, plain_config, read_stored_configuration, write_configuration
 from dml.run.sweeps import build_pruning
-from dml.run.untrained_model import evaluate_raw_features, store_fixed_neighbors
 from dml.training.callbacks.last_checkpoint import RunEnder
-from dml.training.checkpoint_io import AtomicCheckpointIO
-from dml.training.checkpoints import TrainingProgress, load_model
+from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpointing.checkpoints import TrainingProgress, load_model
+from dml.training.checkpointing.frozen_weights import FrozenWeights
 from dml.training.data import DataModule
 from dml.training.distributed import watch
-from dml.training.frozen_data import FrozenDataModule
-from dml.training.frozen_learner import FrozenLearner
-from dml.training.frozen_weights import FrozenWeights
+from dml.training.frozen.frozen_data import FrozenDataModule
+from dml.training.frozen.frozen_learner import FrozenLearner
 from dml.training.hardware import check_accelerator
 from dml.training.history import History
 from dml.training.module import MetricLearner

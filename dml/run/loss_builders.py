@@ -14,8 +14,8 @@ from dml.losses.compose import AtLevel
 from dml.losses.loss_contract import check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import count_classes
+from dml.ops.configuration.targets import import_object
 from dml.ops.errors import InputError
-from dml.ops.targets import import_object
 from dml.ops.training_protocols import UsesHierarchy
 
 

@@ -7,24 +7,24 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.filesize import decimal
 
-from dml.data.cache import CacheFolder
-from dml.data.cache_build import build_cache
-from dml.data.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
-from dml.data.count_table import make_count_table
-from dml.data.limits import ImageLimits, limit_list_bytes
-from dml.data.pngs import user_cache_folder
-from dml.data.prepared_files import hold_preparation_lock, make_writable_folder
+from dml.data.image_files.limits import ImageLimits, limit_list_bytes
+from dml.data.image_files.pngs import user_cache_folder
+from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
+from dml.data.overview.count_table import make_count_table
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.cache_build import build_cache
+from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
+from dml.data.prepared.verification import CheckedImage, check_images, list_faults, write_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
-from dml.data.verification import CheckedImage, check_images, list_faults, write_table
 from dml.data.worker_processes import choose_processes
-from dml.evaluation.table_pictures import check_sheet, write_contact_sheets
-from dml.ops.console import console, progress_bar, warn
-from dml.ops.counts import format_count
+from dml.evaluation.sheets.table_pictures import check_sheet, write_contact_sheets
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
-from dml.ops.files import remove_partial_files
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.files import remove_partial_files
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.console import console, progress_bar, warn
+from dml.ops.text.counts import format_count
 
 PRINTED_FAULTS = 5
 """The number of faults of a kind that are printed."""

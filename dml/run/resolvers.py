@@ -8,11 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
-from dml.ops.new_folders import make_folder
-from dml.ops.paths import expand_home
-from dml.ops.run_folder import RunFolder, configuration_id, folders_below
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.run_folders.new_folders import make_folder
+from dml.ops.run_folders.run_folder import RunFolder, configuration_id, folders_below
 from dml.run.config_folders import list_overrides
-from dml.run.stored_configuration import plain_config
+from dml.run.resuming.stored_configuration import plain_config
 
 
 def unless(value: Any, default: Any) -> Any:

@@ -9,14 +9,14 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops import signals
-from dml.ops.console import console
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
-from dml.ops.run_folder import RunFolder
-from dml.ops.subprocesses import python_command, python_environment, run_process
+from dml.ops.process import signals
+from dml.ops.process.subprocesses import python_command, python_environment, run_process
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.console import console
 from dml.run.config_folders import quote
-from dml.run.stored_configuration import plain_config, read_stored_configuration, write_configuration
+from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback

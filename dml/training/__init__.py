@@ -1,0 +1,1 @@
+"""The training: the Lightning module, its data, its optimizers and its schedules."""

@@ -8,16 +8,16 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dml.data.cache import CacheFolder
 from dml.data.dataset import BatchDataset, ImageDataset, Item
-from dml.data.images import LIMITS
-from dml.data.limits import ImageLimits
+from dml.data.image_files.images import LIMITS
+from dml.data.image_files.limits import ImageLimits
+from dml.data.prepared.cache import CacheFolder
 from dml.data.stream import BatchSampler, BatchStream, check_sampler
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method
-from dml.ops.child_processes import survive_group_signals
 from dml.ops.errors import InputError
+from dml.ops.process.child_processes import survive_group_signals
 
 Transform = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dml.data.limits import ImageLimits
+from dml.data.image_files.limits import ImageLimits
 from dml.ops.errors import InputError, suggest
 from dml.training.data import LoaderSettings
 

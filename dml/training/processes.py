@@ -5,8 +5,8 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from dml.ops import signals
 from dml.ops.errors import InputError
+from dml.ops.process import signals
 from dml.training.distributed import watch
 
 
@@ -46,7 +46,7 @@ def disable_signal_handling(trainer: Trainer) -> None:
     """Keep Lightning from handling signals, and from telling all processes in each step whether one has come.
 
     Lightning's handler broadcasts while other collectives are under way, which can hang. The broadcast in each step
-    makes the steps of several processes wait for the GPU. dml handles signals itself (`dml.ops.signals`, `watch`).
+    makes the steps of several processes wait for the GPU. dml handles signals itself (`signals`, `watch`).
     """
     signals.state.release = _disable_observer
     trainer._signal_connector.register_signal_handlers = _do_nothing  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""The rows of docs/reliability.md: faults that are made to happen to real commands."""

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dml.ops.files import replacing
-from dml.ops.text_tables import markdown_table
+from dml.ops.filesystem.files import replacing
+from dml.ops.text.text_tables import markdown_table
 from faults.commands import GRACE_PERIOD, MEMORY_LIMIT, TIME_LIMIT
 from faults.rows import Fault, Result
 

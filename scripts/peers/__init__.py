@@ -1,0 +1,1 @@
+"""The same training and evaluation by dml and by other libraries, each in its own environment."""

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from dml.ops.errors import InputError
-from dml.ops.text_tables import markdown_table
+from dml.ops.text.text_tables import markdown_table
 from peers.protocol import LOSSES
 
 MARKERS = ("<!-- peers -->", "<!-- /peers -->")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dml.__main__ import COMMANDS, dispatch, format_help
-from dml.commands.report_command import find_common_folder
+from dml.commands.parsed_commands.report_command import find_common_folder
 
 HYDRA = {"train", "evaluate", "prepare", "inspect", "audit", "shift"}
 """The commands whose help is Hydra's."""

@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.data.images import Box, ImageFile
+from dml.data.image_files.images import Box, ImageFile
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize, stack
 from dml.ops.errors import InputError
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dml.data.corrections import read_corrections
 from dml.data.table import ImageTable
+from dml.data.table_changes.corrections import read_corrections
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes, report_small_classes
 from dml.evaluation.audit.data_audit import find_neighbors
 from dml.evaluation.audit.doubtful_labels import iterate_probabilities

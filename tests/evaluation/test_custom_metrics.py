@@ -13,12 +13,12 @@ from conftest import PLAIN
 from dml.commands import main
 from dml.data.table import ImageTable
 from dml.evaluation import Kind, Metric, MetricConfig, evaluate, evaluate_table
-from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics, metric_label
-from dml.evaluation.metric_names import metric_names
+from dml.evaluation.comparisons.run_comparison import compare, find_runs, markdown
 from dml.evaluation.per_query import COLUMNS
+from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_stored_metrics, metric_label
+from dml.evaluation.printed_metrics.metric_names import metric_names
 from dml.evaluation.report import comparison_report, read_run
 from dml.evaluation.report.side_by_side import align_queries, compare_metrics
-from dml.evaluation.run_comparison import compare, find_runs, markdown
 from dml.ops.errors import InputError
 
 EMBEDDINGS = np.random.default_rng(0).normal(size=(60, 4))

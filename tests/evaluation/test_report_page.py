@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from report_runs import HOSTILE, MakeRun
 
-from dml.commands.report_command import write_report
-from dml.data.images import read_image
+from dml.commands.parsed_commands.report_command import write_report
+from dml.data.image_files.images import read_image
 from dml.data.table import UNKNOWN
 from dml.evaluation.per_query import write_queries
 from dml.evaluation.report import comparison_report, read_run, run_report

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from report_runs import MakeRun
 
-from dml.evaluation.metric_descriptions import describe_metric, metric_label
 from dml.evaluation.per_query import QueryTable
+from dml.evaluation.printed_metrics.metric_descriptions import describe_metric, metric_label
 from dml.evaluation.report.confusion import find_confusions
 from dml.evaluation.report.metrics import choose_headlines, format_metric, make_metric_tables
 from dml.evaluation.report.reported_run import ReportedRun, collect_versions, read_run
@@ -28,7 +28,7 @@ from dml.evaluation.report.sheets import (
 )
 from dml.evaluation.report.tiles import COLUMNS, Tiles
 from dml.ops.errors import InputError
-from dml.ops.run_files import write_sealed_text
+from dml.ops.run_folders.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 

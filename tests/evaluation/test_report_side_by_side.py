@@ -8,7 +8,7 @@ import pytest
 from report_runs import MakeRun
 
 from dml.data.table import UNKNOWN
-from dml.evaluation.comparison import mean_difference
+from dml.evaluation.comparisons.comparison import mean_difference
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report import ReportedRun, read_run
 from dml.evaluation.report.side_by_side import (

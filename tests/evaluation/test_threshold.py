@@ -28,7 +28,7 @@ from dml.metrics.pair_calibration import compute_calibration_errors, fit_calibra
 from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import PairVerification, equal_error_rate, opis
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 
 pytest_plugins = ("report_runs",)
 

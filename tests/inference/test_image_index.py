@@ -20,7 +20,7 @@ from PIL import Image
 from small_embedders import SETTINGS, make_model
 
 import dml
-from dml.data.images import UnreadableImageError
+from dml.data.image_files.images import UnreadableImageError
 from dml.data.table import ImageTable
 from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder

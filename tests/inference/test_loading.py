@@ -23,13 +23,13 @@ from small_embedders import make_model
 
 import dml
 from dml.commands import main
-from dml.data.images import UnreadableImageError
+from dml.data.image_files.images import UnreadableImageError
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable, hold_out_classes
 from dml.evaluation import evaluate
 from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
 RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", *SHORT]
@@ -72,7 +72,7 @@ def paths(tested: ImageTable, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 def read_pixels(path: str) -> NDArray[np.uint8]:
-    from dml.data.images import read_image
+    from dml.data.image_files.images import read_image
 
     return read_image(path).permute(1, 2, 0).numpy()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
 from dml.papers.ablation.ablation_command import run_ablation
 from dml.papers.ablation.variants import AblationKind, collect_results, read_ablation, train_missing_runs
 from dml.papers.experiments import compose
@@ -18,7 +18,7 @@ from dml.papers.leaderboard import contest_runs
 from dml.papers.leaderboard.contest_results import read_results, write_results
 from dml.papers.leaderboard.leaderboard_command import run_leaderboard
 from dml.papers.plans import Plan, PlannedRun
-from dml.run.stored_configuration import plain_config
+from dml.run.resuming.stored_configuration import plain_config
 
 ABLATION = read_ablation()
 KINDS = list(ABLATION.kinds.values())

@@ -11,8 +11,8 @@ from conftest import ROOT
 from omegaconf import OmegaConf
 from PIL import Image
 
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
 from dml.papers.claims import claim_runs
 from dml.papers.claims.claim_results import ClaimResults, validation_folder
 from dml.papers.claims.claims_command import run_claims

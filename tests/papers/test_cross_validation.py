@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import PLAIN, ROOT, Here
 
-from dml.evaluation.class_sums import ClassSums, sum_by_class, sum_runs_by_class
+from dml.evaluation.comparisons.class_sums import ClassSums, sum_by_class, sum_runs_by_class
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.protocol.cross_validation import SEARCHED, TESTED, CrossValidation, Method
 from dml.papers.protocol.cross_validation_page import compare_pairs, render_matrix

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dml.commands.log_levels import quiet
+from dml.commands.start.log_levels import quiet
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.experiments import compose
 from dml.papers.figures.drawings import (
     PlaneEmbeddings,

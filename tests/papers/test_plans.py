@@ -11,7 +11,7 @@ from dml.papers.tables.paper_tables import Training
 pytestmark = pytest.mark.pipeline
 
 PROGRAM = """
-from dml.commands.error_lines import print_line
+from dml.commands.failures.error_lines import print_line
 from dml.papers.plans import {start}
 fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
 assert not {start}([fine, fine], print_line, 2)
@@ -21,8 +21,8 @@ assert {start}([fine, ["train", "loss=nothing"]], print_line, 1)
 
 STOPPED = """
 import os, signal
-from dml.commands.error_lines import one_line_errors, print_line
-from dml.ops.signals import handle_signals
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.ops.process.signals import handle_signals
 from dml.papers.plans import {start}
 
 def stop_before_the_start(line):

@@ -20,9 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
 from dml.evaluation.head_sets import list_evaluated_heads
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.cost import count_steps, estimate_gpu_hours
 from dml.papers.experiments import compose, identify, shrink
 from dml.papers.figures.figures_command import run_figures
@@ -31,8 +31,8 @@ from dml.papers.tables.paper_tables import Cell, Table, Training, find_tables, r
 from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
 from dml.papers.tables.tables_command import run_tables
 from dml.run.config_folders import CONF
+from dml.run.resuming.stored_configuration import plain_config
 from dml.run.stages import Stage, list_stages
-from dml.run.stored_configuration import plain_config
 
 pytestmark = pytest.mark.pipeline
 

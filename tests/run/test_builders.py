@@ -1,5 +1,4 @@
 import sys
-from importlib import import_module
 from inspect import signature
 from itertools import product
 from pathlib import Path
@@ -13,19 +12,19 @@ from PIL import Image
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
+from trees import dyml_vehicle
 
-from dml.commands.config_types import check_types
-from dml.data.copies import count_queries_in_gallery
+from dml.commands.checks.config_types import check_types
+from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator
 from dml.ops.errors import InputError
 from dml.run import builders, loop
-from dml.run.config_folders import CONF
 from dml.run.evaluators import build_metric_config
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
 from dml.training.float32 import Float32Precision
 from dml.training.run_length import describe_late_milestones
 from dml.training.trainer_arguments import REFUSED_ARGUMENTS
@@ -157,10 +156,9 @@ def test_without_validation_there_is_none() -> None:
 
 
 @pytest.fixture
-def vehicle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def vehicle(tmp_path: Path) -> Path:
     """A miniature of DyML-Vehicle whose queries are in their galleries too, under other names."""
-    monkeypatch.syspath_prepend(str(CONF.parent / "tests" / "data"))
-    import_module("trees.dyml_vehicle").build(tmp_path)
+    dyml_vehicle.build(tmp_path)
     for level in ("fine", "middle", "coarse"):
         for split in ("query", "gallery"):
             for path in (tmp_path / f"bmk_{level}" / split).iterdir():
@@ -276,7 +274,7 @@ def test_arguments_reach_lightnings_trainer() -> None:
         "trainer.inference_mode=false",
         "trainer.limit_test_batches=5",
         "trainer.profiler=simple",
-        "trainer.plugins=[{_target_: dml.training.checkpoint_io.AtomicCheckpointIO}]",
+        "trainer.plugins=[{_target_: dml.training.checkpointing.checkpoint_io.AtomicCheckpointIO}]",
     )
     assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (2, "norm")
     assert (trainer.min_steps, trainer.max_steps, trainer.min_epochs) == (3, 400, 0)

@@ -8,7 +8,7 @@ from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Timer
 from test_builders import composed
 
-from dml.commands.error_lines import explain
+from dml.commands.failures.error_lines import explain
 from dml.ops.errors import InputError
 from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import format_value, list_overrides, search_path_overrides
 from dml.run.resolvers import sweep_subfolder
-from dml.run.stored_configuration import read_stored_configuration
+from dml.run.resuming.stored_configuration import read_stored_configuration
 
 
 def test_a_search_path_is_kept_as_an_override_that_holds_in_any_folder(
@@ -88,7 +88,7 @@ def test_modules_in_the_working_folder_are_found_unless_python_is_told_otherwise
     (tmp_path / "own_module.py").touch()
     (tmp_path / "program.py").write_text(
         "from importlib.util import find_spec\n"
-        "from dml.commands.working_folder import import_from_working_folder\n"
+        "from dml.commands.start.working_folder import import_from_working_folder\n"
         "import_from_working_folder()\n"
         "print(find_spec('own_module') is not None)\n"
     )

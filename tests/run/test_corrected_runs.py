@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
 

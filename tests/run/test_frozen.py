@@ -11,9 +11,9 @@ from conftest import SMALL, Here, Refused
 from runs import assert_same_run, kill_at, last
 
 from dml.models.embedding import EmbeddingModel
-from dml.run import untrained_model
-from dml.training.checkpoints import read_checkpoint
-from dml.training.head_inputs import FeatureEmbedder
+from dml.run.model_tests import untrained_model
+from dml.training.checkpointing.checkpoints import read_checkpoint
+from dml.training.frozen.head_inputs import FeatureEmbedder
 
 FROZEN = [
     *SMALL,

@@ -14,12 +14,12 @@ from PIL import Image
 from rich.console import Console
 
 from dml.commands.job_commands import replace_resize_option
-from dml.data.cache import CacheFolder
-from dml.data.count_table import make_count_table
 from dml.data.dataset import ImageDataset
+from dml.data.overview.count_table import make_count_table
+from dml.data.prepared.cache import CacheFolder
 from dml.data.transforms import Pipeline, Resize
 from dml.ops.errors import InputError
-from dml.ops.speed import ProgressMeter
+from dml.ops.text.speed import ProgressMeter
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF
 
@@ -86,7 +86,7 @@ def test_a_sound_data_set(prepare: Prepare, sop: Path, capsys: pytest.CaptureFix
 def test_output_that_is_no_terminal_says_how_far_it_is(
     prepare: Prepare, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dml.ops.console.ProgressMeter", lambda: ProgressMeter(interval=0))
+    monkeypatch.setattr("dml.ops.text.console.ProgressMeter", lambda: ProgressMeter(interval=0))
     prepare("resize=8")
     lines = capsys.readouterr().out.splitlines()
     for what in ("verified", "decoded"):

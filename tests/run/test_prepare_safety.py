@@ -14,11 +14,11 @@ from configurations import compose
 from conftest import PLAIN
 from PIL import Image
 
-from dml.data.cache import CacheFolder
-from dml.data.prepared_files import hold_preparation_lock
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.transforms import Resize
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import builders, prepare_job
 
 pytestmark = pytest.mark.pipeline
@@ -116,7 +116,7 @@ def test_the_second_of_two_is_refused(prepare: Prepare, root: Path, refused: Cal
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from dml.data.prepared_files import hold_preparation_lock\n"
+            "import sys; from pathlib import Path; from dml.data.prepared.prepared_files import hold_preparation_lock\n"
             "with hold_preparation_lock(Path(sys.argv[1])): print(flush=True); sys.stdin.read()",
             str(folder),
         ],

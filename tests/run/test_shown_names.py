@@ -11,13 +11,13 @@ from PIL import Image
 from rich.console import Console
 
 import dml
-from dml.data.count_table import make_count_table
+from dml.data.overview.count_table import make_count_table
+from dml.data.prepared.verification import CheckedImage, list_faults
 from dml.data.table import ImageTable
-from dml.data.verification import CheckedImage, list_faults
-from dml.evaluation.intervals import Interval
-from dml.evaluation.metric_table import metric_table
-from dml.evaluation.pictures import draw_contact_sheet
-from dml.evaluation.run_comparison import ConfigurationResult, markdown
+from dml.evaluation.comparisons.intervals import Interval
+from dml.evaluation.comparisons.run_comparison import ConfigurationResult, markdown
+from dml.evaluation.printed_metrics.metric_table import metric_table
+from dml.evaluation.sheets.pictures import draw_contact_sheet
 from dml.run import console_output, prepare_job
 
 NAMES = ["[/red]", "[bold]x", "a\x1b[31mb", "two\nlines", "\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]

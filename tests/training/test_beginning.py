@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from runs import last
 
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import builders
 from dml.training.callbacks.best_checkpoint import BestCheckpoint
 

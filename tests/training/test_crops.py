@@ -9,8 +9,8 @@ from conftest import PLAIN
 from torch import Tensor
 from torchvision.transforms import v2
 
-from dml.commands.log_levels import quiet
-from dml.data.images import ImageFile
+from dml.commands.start.log_levels import quiet
+from dml.data.image_files.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError

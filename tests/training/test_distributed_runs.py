@@ -21,8 +21,8 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from runs import last
 
-from dml.commands import follower_processes
-from dml.commands.error_lines import explain
+from dml.commands.failures.error_lines import explain
+from dml.commands.start import follower_processes
 from dml.ops.errors import InputError
 from dml.run import loop
 from dml.run.config_folders import CONF

@@ -10,8 +10,8 @@ from runs import last, metrics
 from torch import Tensor
 
 import dml
-from dml.evaluation.metric_names import MetricName
-from dml.ops.run_folder import RunFolder
+from dml.evaluation.printed_metrics.metric_names import MetricName
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.embedders import Embedded
 from dml.training.head_choice import HeadChoice
 

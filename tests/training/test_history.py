@@ -11,7 +11,7 @@ from trainers import small_trainer
 
 from dml.ops.errors import InputError
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
-from dml.training.checkpoint_io import AtomicCheckpointIO
+from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
 from dml.training.history import History
 
 

@@ -8,7 +8,7 @@ from configurations import compose
 from conftest import PLAIN, Here, Refused
 
 from dml.data.dataset import Draw, ImageDataset, Item
-from dml.data.images import UnreadableImageError
+from dml.data.image_files.images import UnreadableImageError
 from dml.ops.errors import InputError
 from dml.run.builders import build_data, build_table
 

@@ -6,10 +6,10 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from dml.data.pngs import find_or_write_png_archive, member_paths, user_cache_folder
+from dml.data.image_files.pngs import find_or_write_png_archive, member_paths, user_cache_folder
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
 
 
 def read(root: str | Path | None = None, *, test_fraction: float = 0.25, seed: int = 0) -> ImageTable:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.archives import read_zip_member
-from dml.data.limits import LIST_OPTION, current_max_list_bytes
+from dml.data.image_files.archives import read_zip_member
+from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes
 from dml.data.table import ImageTable, hold_out_classes
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
-from dml.ops.regular_files import RefusedFileError, check_regular
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.filesystem.regular_files import RefusedFileError, check_regular
 
 LEVELS = ("emoji", "subgroup", "group")
 

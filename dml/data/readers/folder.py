@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.decoding import HEIF_SUFFIXES, reads_heif
+from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.layout import Layout
 from dml.data.splits import SPLIT_NAMES, complete_splits, find_split_prefix, number_classes
 from dml.data.table import SPLITS, ImageTable
-from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.text.counts import format_count
 
 SUFFIXES = (
     *(".apng", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),

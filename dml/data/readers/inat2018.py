@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.image_files.limits import read_list_bytes
 from dml.data.layout import Layout, parse_whole_number, read_list_rows
-from dml.data.limits import read_list_bytes
 from dml.data.splits import number_classes
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from dml.data.archives import index_tar, read_member
+from dml.data.image_files.archives import index_tar, read_member
+from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.layout import Layout
-from dml.data.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
 from dml.data.splits import complete_splits, find_split_prefix, number_classes
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
-from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.text.counts import format_count
 
 logger = logging.getLogger(__name__)
 

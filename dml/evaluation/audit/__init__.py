@@ -1,0 +1,1 @@
+"""The search for copies and doubtful labels in a data set."""

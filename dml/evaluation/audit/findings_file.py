@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dml.data.corrections import iterate_rows
+from dml.data.table_changes.corrections import iterate_rows
 from dml.evaluation.audit.findings import Finding
-from dml.ops.files import write_text
-from dml.ops.text_tables import format_csv
+from dml.ops.filesystem.files import write_text
+from dml.ops.text.text_tables import format_csv
 
 COLUMNS = ("issue", "score", "remark", "path", "label", "other_path", "other_label", "action", "new_label")
 FILLED_BY_AUDIT = COLUMNS[:7]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.prepared.verification import CheckedImage
 from dml.data.table import ImageTable
-from dml.data.verification import CheckedImage
 from dml.evaluation.audit.findings import BROKEN_IMAGE, ODD_IMAGE, AuditedImages, Finding
 from dml.evaluation.audit.settings import AuditSettings
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dml.evaluation.compression.measurement import METRICS, CompressionRow
-from dml.ops.text_tables import markdown_table
+from dml.ops.text.text_tables import markdown_table
 
 HEADER = ("vectors", "dimensions", "stored as", "bytes", "recall@1", "MAP@R", "queries/s")
 """The columns of the table; the metrics are in percent."""

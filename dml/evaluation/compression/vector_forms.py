@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dml.evaluation.raw_comparison import PrincipalComponents
+from dml.evaluation.further_rankings.raw_comparison import PrincipalComponents
 from dml.ops.errors import InputError
 from dml.retrieval.rows import unit_rows
 

@@ -1,3 +1,5 @@
+"""The report of a run, of two runs, or of an audit: one HTML file."""
+
 from dml.evaluation.report.audited_data import MOST_SHOWN, AuditReport
 from dml.evaluation.report.page import audit_report, comparison_report, run_report, search_report
 from dml.evaluation.report.reported_run import ReportedRun, collect_versions, read_run

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
-from dml.evaluation.metric_descriptions import MetricDescription, describe_metric, format_value
-from dml.evaluation.metric_names import (
+from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_metric, format_value
+from dml.evaluation.printed_metrics.metric_names import (
     HEADS,
     PCA,
     RERANKED,

@@ -8,7 +8,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dml.data.images import read_image
+from dml.data.image_files.images import read_image
 from dml.data.table import UNKNOWN
 from dml.evaluation.report.audited_data import AuditReport, make_finding_sections
 from dml.evaluation.report.compression_section import make_compression_section

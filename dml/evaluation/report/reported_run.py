@@ -11,17 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from dml.data.images import UnreadableImageError, read_image, without_remedy
-from dml.data.limits import ImageLimits
-from dml.data.readability import find_missing
+from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
+from dml.data.image_files.limits import ImageLimits
+from dml.data.overview.readability import find_missing
 from dml.evaluation.measured_facts import SELECTIONS
-from dml.evaluation.metric_descriptions import MetricDescription, describe_stored_metrics
-from dml.evaluation.metric_names import find_head_sets
 from dml.evaluation.per_query import QueryTable, read_queries
+from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_stored_metrics
+from dml.evaluation.printed_metrics.metric_names import find_head_sets
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
-from dml.ops.versions import own_version
-from dml.ops.yaml_text import parse_yaml
+from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.libraries.versions import own_version
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.retrieval.search import FAISS_VERSION
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dml.evaluation.metric_descriptions import format_percent
+from dml.evaluation.printed_metrics.metric_descriptions import format_percent
 from dml.evaluation.report.sheets import OTHER, SAME, CaptionedPicture, QueryResult
 from dml.evaluation.report.tiles import COLUMNS, MOST_ROWS, Tiles
 from dml.ops.errors import InputError

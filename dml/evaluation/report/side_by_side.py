@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.data.table import UNKNOWN
-from dml.evaluation.comparison import Difference, mean_difference
-from dml.evaluation.metric_descriptions import MetricDescription, describe_metric
+from dml.evaluation.comparisons.comparison import Difference, mean_difference
 from dml.evaluation.per_query import QueryTable, Strings
+from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_metric
 from dml.evaluation.report.metrics import (
     ALL_LEVELS,
     MEAN_OF_LEVELS,
@@ -32,8 +32,8 @@ from dml.evaluation.report.sheets import (
     show_query,
 )
 from dml.evaluation.report.tiles import Tiles
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
-from dml.ops.nested import flat
 
 RESAMPLES = 2000
 

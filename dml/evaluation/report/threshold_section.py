@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX, describe_metric, format_percent
+from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX, describe_metric, format_percent
 from dml.evaluation.report.curves import Tick, draw_path
 from dml.evaluation.report.metrics import format_metric
 from dml.evaluation.report.reported_run import ReportedRun

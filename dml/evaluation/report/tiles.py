@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 ReadPicture = Callable[[str], Tensor]
-"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.images.read_image`."""
+"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""
 
 INNER, EDGE = 64, 1
 """Pixels of a picture's side and of the margin around it: browsers blend the edges of neighbouring scaled tiles."""

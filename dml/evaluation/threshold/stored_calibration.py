@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
-from dml.evaluation.metric_descriptions import CALIBRATION_PREFIX
+from dml.evaluation.printed_metrics.metric_descriptions import CALIBRATION_PREFIX
 from dml.metrics.pair_calibration import Calibration
 
 RELIABILITY = "reliability"

@@ -6,7 +6,7 @@ import numpy as np
 
 from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import METRICS
-from dml.evaluation.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX
 from dml.evaluation.threshold.open_set import find_nearest_known, reject_unknown
 from dml.evaluation.threshold.stored_calibration import RELIABILITY, RELIABILITY_BALANCED, name_values
 from dml.evaluation.threshold.threshold_choice import (

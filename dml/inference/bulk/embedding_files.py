@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dml.inference.image_inputs import check_readable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.files import replacing
+from dml.ops.filesystem.files import replacing
 
 SUFFIXES = (".parquet", ".npz")
 

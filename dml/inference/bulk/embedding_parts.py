@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dml.data.contents import read_sizes, read_stamps
+from dml.data.image_files.contents import read_sizes, read_stamps
 from dml.inference.bulk.embedding_files import check_output, make_table, write_embeddings
 from dml.inference.bulk.shards import WHOLE, Shard
-from dml.ops.counts import format_count
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.files import remove_partial_files, replacing, write_text
-from dml.ops.locks import FileLock
+from dml.ops.filesystem.files import remove_partial_files, replacing, write_text
+from dml.ops.filesystem.locks import FileLock
+from dml.ops.text.counts import format_count
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dml.inference.bulk.embedding_parts import EmbeddingParts
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.console import progress_bar
+from dml.ops.text.console import progress_bar
 
 
 def embed_parts(model: ImageEmbedder, parts: EmbeddingParts, missing: list[int], options: dict[str, Any]) -> None:

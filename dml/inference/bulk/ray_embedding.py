@@ -12,10 +12,10 @@ from ray.data import DataContext, from_items
 
 from dml.inference.bulk.embedding_parts import EmbeddingParts
 from dml.inference.loading import load
-from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
-from dml.ops.freed_memory import keep_freed_memory
-from dml.ops.paths import absolute_path
+from dml.ops.filesystem.paths import absolute_path
+from dml.ops.process.freed_memory import keep_freed_memory
+from dml.ops.text.console import progress_bar
 
 
 class PartEmbedder:

@@ -9,7 +9,7 @@ from dml.inference.vector_stores.retries import StoreError, describe
 from dml.inference.vector_stores.store_protocol import VectorStore
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
-from dml.ops.extras import check_installed
+from dml.ops.libraries.extras import check_installed
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*")
 LONGEST_NAME = 100

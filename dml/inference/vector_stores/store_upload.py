@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.contents import UNREADABLE
+from dml.data.image_files.contents import UNREADABLE
 from dml.inference.bulk.embedding_parts import check_names
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
@@ -17,9 +17,9 @@ from dml.inference.vector_stores.retries import Retries, StoreError
 from dml.inference.vector_stores.store_address import StoreAddress, check_name
 from dml.inference.vector_stores.store_protocol import CollectionFacts, VectorStore
 from dml.inference.vector_stores.stored_images import StoredImages, relative_names
-from dml.ops.console import progress_bar
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.text.console import progress_bar
 
 IDS_AT_A_TIME = 1000
 """Number of ids that the data base is asked for at a time."""

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.contents import read_content
+from dml.data.image_files.contents import read_content
 from dml.inference.vector_stores.store_protocol import Points
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.paths import absolute_path
+from dml.ops.filesystem.paths import absolute_path
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
 
@@ -44,7 +44,7 @@ class StoredImages:
         """Return a hash of an image's file, or of its member of an archive, and of its label.
 
         Raises:
-            one of `dml.data.contents.UNREADABLE`: if the file can't be read.
+            one of `dml.data.image_files.contents.UNREADABLE`: if the file can't be read.
         """
         return sha256(f"{sha256(read_content(self.paths[row])).hexdigest()} {self.labels[row]}".encode()).hexdigest()
 

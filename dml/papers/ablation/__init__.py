@@ -1,0 +1,1 @@
+"""The default training with one part changed at a time."""

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.commands.parsed_commands.command_parser import CommandParser, add_contest_options, parse_names
 
 DESCRIPTION = """\
 Change one part of the default training at a time, with three seeds on emoji

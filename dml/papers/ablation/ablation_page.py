@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dml.evaluation.intervals import mean_interval
+from dml.evaluation.comparisons.intervals import mean_interval
 from dml.evaluation.measured_facts import join_facts
-from dml.ops.files import write_text
-from dml.ops.text_tables import markdown_table
+from dml.ops.filesystem.files import write_text
+from dml.ops.text.text_tables import markdown_table
 from dml.papers.ablation.variants import Ablation, AblationKind
 from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
 from dml.papers.leaderboard.leaderboard_page import format_difference

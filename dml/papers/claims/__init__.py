@@ -1,0 +1,1 @@
+"""The papers' claims, tested in a small setting."""

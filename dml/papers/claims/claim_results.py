@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.locks import replacing_alone
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.files import write_text
+from dml.ops.filesystem.locks import replacing_alone
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import PlannedRun
 
 KEPT_METRICS = ("level0/recall@1", "level0/map@r", "h_ap", "asi", "ndcg")

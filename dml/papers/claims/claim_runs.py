@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from dml.commands.error_lines import print_line
-from dml.ops.run_folder import RunFolder
+from dml.commands.failures.error_lines import print_line
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.claims.claim_results import validation_folder
 from dml.papers.claims.definitions import Claims
 from dml.papers.claims.tuning import Candidate, Tuning, group_by_seed, validation_command

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors, print_line
-from dml.ops.extras import check_installed
-from dml.ops.paths import expand_home
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.commands.parsed_commands.command_parser import CommandParser
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.libraries.extras import check_installed
 
 DESCRIPTION = """\
 Test the papers' claims: train small forms of what the papers compare, on the

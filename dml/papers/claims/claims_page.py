@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from dml.evaluation.intervals import Interval, mean_interval
+from dml.evaluation.comparisons.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.text_tables import markdown_table, replace_between
+from dml.ops.filesystem.files import write_text
+from dml.ops.text.text_tables import markdown_table, replace_between
 from dml.papers.claims.claims_on_dataset import ClaimsOnDataset
 from dml.papers.claims.definitions import METRIC_LABELS, Arm, Claim, Overrides
 from dml.papers.claims.tuning import Candidate, Tuning, select_best

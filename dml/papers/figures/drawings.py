@@ -15,17 +15,17 @@ from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml.evaluation.pictures import choose_queries
+from dml.evaluation.sheets.pictures import choose_queries
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
 from dml.models.recurrent import AnyModel
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.charts import new_chart
 from dml.papers.experiments import compose
 from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, Plot, Value, read_values
 from dml.papers.plans import Plan, PlannedRun
 from dml.run import builders, loop
-from dml.training.checkpoints import load_model
+from dml.training.checkpointing.checkpoints import load_model
 from dml.training.embedders import Embedded, Embedder
 
 MAX_POINTS = 5000

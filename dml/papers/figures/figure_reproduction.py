@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dml.commands.error_lines import print_line
-from dml.commands.log_levels import quiet
+from dml.commands.failures.error_lines import print_line
+from dml.commands.start.log_levels import quiet
 from dml.ops.errors import InputError
-from dml.ops.text_tables import write_csv
+from dml.ops.text.text_tables import write_csv
 from dml.papers.figures.sweep_figures import Figure, csv_rows
 from dml.papers.plans import Plan, check_data, list_commands, run_forks, run_processes, train_runs
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors
-from dml.ops.extras import check_installed
-from dml.ops.paths import expand_home
+from dml.commands.failures.error_lines import one_line_errors
+from dml.commands.parsed_commands.command_parser import CommandParser
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.libraries.extras import check_installed
 
 DESCRIPTION = """\
 Train what figures of the papers take and draw them: nra_3, nra_4 and

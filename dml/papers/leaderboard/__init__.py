@@ -1,0 +1,1 @@
+"""Every loss compared after the same search."""

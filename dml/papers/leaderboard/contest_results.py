@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from dml.evaluation.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
+from dml.evaluation.comparisons.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.locks import replacing_alone
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.files import write_text
+from dml.ops.filesystem.locks import replacing_alone
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.leaderboard.contest_runs import Search, score_candidate
 from dml.papers.leaderboard.contests import SEARCHED_KIND, Contest
 from dml.papers.plans import PlannedRun

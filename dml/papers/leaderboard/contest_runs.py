@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from dml.commands.error_lines import print_line
-from dml.ops.run_folder import RunFolder
+from dml.commands.failures.error_lines import print_line
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.leaderboard.contests import Contest, Overrides
 from dml.papers.plans import Plan, PlannedRun, run_forks, train_runs
 

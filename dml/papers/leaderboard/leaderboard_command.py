@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors, print_line
-from dml.ops.paths import expand_home
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.commands.parsed_commands.command_parser import CommandParser, add_contest_options, parse_names
+from dml.ops.filesystem.paths import expand_home
 
 DESCRIPTION = """\
 Train every loss with the same small search on the validation classes, test the

@@ -1,0 +1,1 @@
+"""Losses compared by cross-validation, with one look at the test classes."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from dml.data.table import TEST_SPLITS
+from dml.ops.configuration.overrides import check_set_elsewhere, key_of
 from dml.ops.errors import InputError
-from dml.ops.overrides import check_set_elsewhere, key_of
 from dml.papers.experiments import compose, identify
 from dml.papers.plans import PlannedRun, check_data, find_input_paths
 from dml.papers.protocol.search_spaces import RATES, Proposal, SearchedRange

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dml.evaluation.class_sums import ClassSums, sum_runs_by_class
+from dml.evaluation.comparisons.class_sums import ClassSums, sum_runs_by_class
+from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.locks import replacing_alone
-from dml.ops.overrides import key_of
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.files import write_text
+from dml.ops.filesystem.locks import replacing_alone
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.protocol.cross_validation import CrossValidation, Method
 from dml.papers.protocol.cross_validation_runs import Searches, measure_seconds
 from dml.papers.protocol.fold_ensembles import join_tests, rank_ensemble

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.commands.error_lines import print_line
-from dml.ops.run_folder import RunFolder
+from dml.commands.failures.error_lines import print_line
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.experiments import compose
 from dml.papers.plans import Plan, PlannedRun, find_input_paths, run_forks, run_processes
 from dml.papers.protocol.cross_validation import SEARCHED, TESTED, CrossValidation, Method

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.class_sums import PER_QUERY, ClassSums, shorten, sum_by_class
+from dml.evaluation.comparisons.class_sums import PER_QUERY, ClassSums, shorten, sum_by_class
 from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.run_folder import RunFolder
+from dml.ops.filesystem.files import write_text
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import PlannedRun
 
 Vectors = npt.NDArray[np.float32]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.commands.command_parser import CommandParser, parse_names
-from dml.commands.error_lines import one_line_errors, print_line
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.commands.parsed_commands.command_parser import CommandParser, parse_names
 from dml.ops.errors import InputError, suggest
-from dml.ops.extras import check_installed
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.libraries.extras import check_installed
 
 if TYPE_CHECKING:
     from dml.papers.protocol.cross_validation_results import ProtocolResult

@@ -1,0 +1,1 @@
+"""What each loss loses by wrong labels and long tails."""

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from dml.commands.command_parser import CommandParser, add_contest_options, parse_names
-from dml.commands.error_lines import one_line_errors, print_line
-from dml.ops.extras import check_installed
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.commands.parsed_commands.command_parser import CommandParser, add_contest_options, parse_names
+from dml.ops.libraries.extras import check_installed
 
 DESCRIPTION = """\
 Train the losses of the leaderboard with wrong labels and with long-tailed

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml.evaluation.measured_facts import join_facts
-from dml.ops.files import write_text
-from dml.ops.text_tables import markdown_table
+from dml.ops.filesystem.files import write_text
+from dml.ops.text.text_tables import markdown_table
 from dml.papers.charts import add_difference_axes, new_chart
 from dml.papers.leaderboard.contest_results import ContestResult
 from dml.papers.leaderboard.leaderboard_page import CRITERION, class_interval, format_difference, sort_results

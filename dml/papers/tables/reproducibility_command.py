@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser
-from dml.commands.error_lines import one_line_errors
-from dml.ops.files import write_text
-from dml.ops.paths import expand_home
+from dml.commands.failures.error_lines import one_line_errors
+from dml.commands.parsed_commands.command_parser import CommandParser
+from dml.ops.filesystem.files import write_text
+from dml.ops.filesystem.paths import expand_home
 
 DESCRIPTION = """\
 Write a page on the papers' tables: which numbers can be trained as the paper

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from dml.ops.text_tables import markdown_table
+from dml.ops.text.text_tables import markdown_table
 from dml.papers.tables.paper_tables import PAPERS, Cell, Table, read_cells, read_tables
 from dml.papers.tables.reproducibility import Difference, UnstatedValue, find_differences, find_unstated_values
 

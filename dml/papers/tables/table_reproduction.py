@@ -4,12 +4,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.config_types import check_types
-from dml.commands.error_lines import print_line
-from dml.ops.counts import format_count
+from dml.commands.checks.config_types import check_types
+from dml.commands.failures.error_lines import print_line
 from dml.ops.errors import InputError
-from dml.ops.files import write_text
-from dml.ops.text_tables import write_csv
+from dml.ops.filesystem.files import write_text
+from dml.ops.text.counts import format_count
+from dml.ops.text.text_tables import write_csv
 from dml.papers.cost import estimate_gpu_hours
 from dml.papers.experiments import compose
 from dml.papers.plans import Plan, PlannedRun, check_data, list_commands, train_runs

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dml.evaluation.intervals import Interval, mean_interval
+from dml.evaluation.comparisons.intervals import Interval, mean_interval
 from dml.evaluation.measured_facts import join_facts
-from dml.evaluation.metric_names import MetricName, split_head_names
+from dml.evaluation.printed_metrics.metric_names import MetricName, split_head_names
 from dml.ops.errors import InputError
-from dml.ops.text_tables import markdown_table
+from dml.ops.text.text_tables import markdown_table
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import Cell, Source, Table
 from dml.papers.training_facts import describe_runs

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.command_parser import CommandParser, positive_number
-from dml.commands.error_lines import one_line_errors
+from dml.commands.failures.error_lines import one_line_errors
+from dml.commands.parsed_commands.command_parser import CommandParser, positive_number
 from dml.ops.errors import InputError
-from dml.ops.paths import expand_home
+from dml.ops.filesystem.paths import expand_home
 
 DESCRIPTION = """\
 Train what a paper's table takes and print it: the paper's numbers, ours, the

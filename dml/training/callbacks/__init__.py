@@ -1,0 +1,1 @@
+"""Lightning callbacks, and functions that make one or return None if its option is off."""

@@ -7,9 +7,9 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from dml.ops.console import console
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.console import console
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -5,9 +5,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
-from dml.ops import signals
 from dml.ops.errors import InputError
-from dml.ops.run_folder import RunFolder
+from dml.ops.process import signals
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.distributed import watch
 from dml.training.history import History
 

@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedCo
 from rich.console import Console
 
 from dml.ops.escaping import printable
-from dml.ops.speed import LINE_EVERY, ProgressMeter
+from dml.ops.text.speed import LINE_EVERY, ProgressMeter
 
 SHOWN = 4
 """Metrics of a validation that are shown."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from threading import Condition
 from typing import Any
 
-from dml.ops import process_end, signals
+from dml.ops.process import process_end, signals
 
 NOT_TRAINING = -1
 """The value that a process sends in place of a step while it isn't training."""

@@ -17,8 +17,8 @@ from threading import Event, Lock, Semaphore, Thread, Timer
 from time import sleep
 from typing import Any
 
-from dml.ops import child_processes, process_end, signals
-from dml.ops.files import remove_partial_files_of_this_process
+from dml.ops.filesystem.files import remove_partial_files_of_this_process
+from dml.ops.process import child_processes, process_end, signals
 from dml.training.distributed.agreement import StepAgreement
 from dml.training.distributed.forks import pause_before_forks
 from dml.training.distributed.handshake import accept_peers, connect_to_first, find_reachable_address

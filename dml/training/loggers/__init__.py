@@ -1,0 +1,1 @@
+"""Loggers of a training, and what a finished run logs."""

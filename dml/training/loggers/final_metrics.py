@@ -6,9 +6,9 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.limits import ImageLimits
+from dml.data.image_files.limits import ImageLimits
 from dml.evaluation.per_query import read_queries
-from dml.ops.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.history import History
 from dml.training.loggers.wandb_logger import RunFolderWandbLogger
 

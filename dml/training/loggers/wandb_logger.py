@@ -10,11 +10,11 @@ from PIL import Image
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.data.images import LIMITS, read_image
-from dml.data.limits import ImageLimits
+from dml.data.image_files.images import LIMITS, read_image
+from dml.data.image_files.limits import ImageLimits
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report.sheets import choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.ops.files import replacing
+from dml.ops.filesystem.files import replacing
 
 ID_FILE = "wandb_id.txt"
 LARGEST_PICTURE = (160, 160)

@@ -1,0 +1,1 @@
+"""The jobs that look at a data set: ``dml inspect``, ``dml audit`` and ``dml shift``."""

@@ -1,0 +1,1 @@
+"""What a command prints and returns when it fails."""

@@ -1,0 +1,17 @@
+"""Commands that go on where they were interrupted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dml.ops.process import signals
+
+
+@contextmanager
+def continuing() -> Iterator[None]:
+    """Let the line about a signal say that the same command goes on; it is printed within the ``with`` statement."""
+    before = signals.state.hint
+    signals.state.hint = lambda: "the same command goes on"
+    try:
+        yield
+    finally:
+        signals.state.hint = before

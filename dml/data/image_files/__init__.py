@@ -1,0 +1,1 @@
+"""Image files in folders and archives, and their pixels."""

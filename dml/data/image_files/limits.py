@@ -1,0 +1,134 @@
+"""Limits on the size of a data set's files: a file of a few bytes can claim more pixels than memory can hold."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.filesystem.regular_files import RefusedFileError, read_regular
+
+MAX_LIST_BYTES = 1 << 30
+LIST_OPTION = "data.max_list_bytes"
+"""The key of the configuration that sets the limit on lists."""
+
+_max_list_bytes = ContextVar("max_list_bytes", default=MAX_LIST_BYTES)
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """The largest image file and the largest image that are read; larger ones are refused before they take memory.
+
+    The pixels that a file claims count, not those that are decoded: libjpeg holds a progressive JPEG in memory at its
+    full size, even if it decodes it at an eighth of that size.
+
+    Args:
+        max_image_bytes: largest size of an image file, or of an unpacked member of an archive.
+        max_pixels: largest number of pixels, height times width, of an image and of what a `Resize` makes of it.
+            Decoding takes up to 13 bytes of memory a pixel.
+
+    Raises:
+        InputError: if a limit isn't a whole number above 0.
+    """
+
+    max_image_bytes: int = 512 << 20
+    max_pixels: int = 120_000_000
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            _check_limit(f"data.{limit.name}", getattr(self, limit.name))
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> "ImageLimits":
+        """Return the limits that the configuration's group ``data`` sets; configurations of older versions lack them.
+
+        >>> ImageLimits.from_settings({"max_pixels": 1000, "num_workers": 2}).max_pixels
+        1000
+        """
+        return cls(**{limit.name: settings[limit.name] for limit in fields(cls) if limit.name in settings})
+
+    def check_pixels(self, height: int, width: int) -> None:
+        """Make sure that an image of this size may be decoded.
+
+        Raises:
+            RefusedFileError: if it has too many pixels; the message names the option that raises the limit, and the
+                value to give.
+        """
+        if height * width > self.max_pixels:
+            raise RefusedFileError(
+                f"{width:,} x {height:,} pixels, at most {self.max_pixels:,} are decoded",
+                f"data.max_pixels={height * width} reads it",
+            )
+
+    def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
+        """Make sure that an image may be scaled: a thin strip grows without bounds with its shorter side.
+
+        Args:
+            size: height and width of the image.
+            resized: height and width to which it is to be scaled.
+
+        Raises:
+            RefusedFileError: if the scaled image has too many pixels, see `check_pixels`.
+        """
+        pixels = resized[0] * resized[1]
+        if pixels > self.max_pixels:
+            raise RefusedFileError(
+                f"{size[1]:,} x {size[0]:,} pixels would be scaled to {resized[1]:,} x {resized[0]:,}, at most "
+                f"{self.max_pixels:,} pixels",
+                f"data.max_pixels={pixels} scales it",
+            )
+
+
+@contextmanager
+def limit_list_bytes(max_list_bytes: int) -> Iterator[None]:
+    """Let `read_list_bytes` read files of up to ``max_list_bytes`` bytes in the body of the ``with`` statement.
+
+    The limit isn't an argument of each reader, because most readers take nothing but the root of the data set.
+
+    Raises:
+        InputError: if ``max_list_bytes`` isn't a whole number above 0.
+    """
+    _check_limit(LIST_OPTION, max_list_bytes)
+    token = _max_list_bytes.set(max_list_bytes)
+    try:
+        yield
+    finally:
+        _max_list_bytes.reset(token)
+
+
+def current_max_list_bytes() -> int:
+    """Return the largest number of bytes of a list, and of what a reader may unpack from one file."""
+    return _max_list_bytes.get()
+
+
+def read_list_bytes(path: str | Path) -> bytes:
+    """Read a file that lists a data set's images.
+
+    Raises:
+        InputError: if it is missing, isn't a regular file, or is larger than `current_max_list_bytes`.
+    """
+    with name_list_in_errors(path):
+        return read_regular(path, current_max_list_bytes(), LIST_OPTION)
+
+
+@contextmanager
+def name_list_in_errors(path: str | Path) -> Iterator[None]:
+    """Turn an error of reading a list into an `InputError`: one line that begins with the path of the list."""
+    try:
+        yield
+    except RefusedFileError as error:
+        raise InputError(f"{printable(path)}: {error}") from error
+    except MemoryError as error:
+        raise InputError(f"{printable(path)}: the memory ran out while it was read") from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise InputError(f"{printable(path)}: cannot be read ({error.strerror})") from error
+
+
+def _check_limit(option: str, limit: Any) -> None:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InputError(f"{option}={limit}: expected a whole number above 0")

@@ -1,0 +1,64 @@
+"""Archives of PNG files for data sets whose images come as arrays; `images` reads them like other image files."""
+
+import os
+import zipfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dml.ops.errors import InputError
+from dml.ops.filesystem.files import replacing
+
+
+def user_cache_folder() -> Path:
+    """Return the user's folder for files that can be made again: ``$XDG_CACHE_HOME/dml``, or ``~/.cache/dml``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dml"
+
+
+def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
+    """Return the path of a zip file that holds the images as ``00000.png``, ``00001.png`` and so on.
+
+    If no folder holds the zip file, it is written to the first folder that can be written to. Its name contains a
+    checksum of the pixels, so that it is never taken for the file of other images. Several processes may call this
+    function at a time: the file appears at its path only when it is complete.
+
+    Args:
+        images: (N, H, W) grey values.
+        name: beginning of the zip file's name.
+        folders: folders that may hold the zip file, in the order in which they are tried.
+
+    Raises:
+        InputError: if none of the folders can be written to.
+    """
+    file = f"{name}-{crc32(images.tobytes()):08x}.zip"
+    for folder in folders:
+        if (folder / file).is_file():
+            return folder / file
+    refusals = []
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_pngs(folder / file, images)
+        except OSError as error:
+            refusals.append(f"{folder} ({error.strerror})")
+        else:
+            return folder / file
+    raise InputError(f"{file}: cannot be written to {' or '.join(refusals)}; XDG_CACHE_HOME names another folder")
+
+
+def _write_pngs(path: Path, images: NDArray[np.uint8]) -> None:
+    with replacing(path) as partial, zipfile.ZipFile(partial, "w") as archive:
+        for i, image in enumerate(images):
+            png = BytesIO()
+            Image.fromarray(image).save(png, "PNG")
+            archive.writestr(zipfile.ZipInfo(f"{i:05d}.png"), png.getvalue())
+
+
+def member_paths(archive: Path, count: int) -> list[str]:
+    """Return the paths of the first ``count`` images of an archive that `find_or_write_png_archive` wrote."""
+    return [f"{archive}/{i:05d}.png" for i in range(count)]

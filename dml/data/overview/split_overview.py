@@ -1,0 +1,147 @@
+"""What a data set holds, split by split: counts, sizes of images, and files of the same content."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from rich.table import Table
+
+from dml.data.overview.copies import EXCLUDE_COPIES
+from dml.data.prepared.verification import NO_FILE, CheckedImage
+from dml.data.table import SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
+from dml.ops.escaping import printable
+from dml.ops.text.counts import format_count
+
+SizeInPixels = tuple[int, int]
+"""The width and the height of an image."""
+
+
+@dataclass(frozen=True)
+class SplitOverview:
+    """The numbers of one split.
+
+    Args:
+        images: number of image files.
+        classes: number of classes at the finest level.
+        class_sizes: numbers of images of the smallest, the median and the largest class.
+        median_size: median width and median height of the images; (0, 0) if none can be read.
+        smallest_size: width and height of the image with the fewest pixels; (0, 0) if none can be read.
+        copies: number of files whose content an earlier file of the split has.
+        missing: number of files that don't exist.
+        unreadable: number of other files that can't be decoded.
+    """
+
+    images: int
+    classes: int
+    class_sizes: tuple[int, int, int]
+    median_size: SizeInPixels
+    smallest_size: SizeInPixels
+    copies: int
+    missing: int
+    unreadable: int
+
+
+def summarize_splits(table: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, SplitOverview]:
+    """Count what each split of a table holds -> {split: numbers}, for the splits that have images.
+
+    Args:
+        table: the table of the data set.
+        images: result of the check of each image, by path.
+    """
+    return {split: _summarize(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
+
+
+def _summarize(part: ImageTable, images: Mapping[str, CheckedImage]) -> SplitOverview:
+    rows = np.sort(np.unique(part.paths, return_index=True)[1])  # an image may be in several benchmark lists
+    files = [images[path] for path in part.paths[rows].tolist()]
+    labels = part.labels[rows, 0]
+    _, counts = np.unique(labels[labels != UNKNOWN], return_counts=True)
+    readable = [image for image in files if not image.error]
+    sizes = np.array([(image.width, image.height) for image in readable] or [(0, 0)])
+    median = np.median(sizes, axis=0)
+    smallest = sizes[sizes.prod(axis=1).argmin()]
+    class_sizes = (counts.min(), np.median(counts), counts.max()) if len(counts) else (0, 0, 0)
+    missing = sum(image.error == NO_FILE for image in files)
+    return SplitOverview(
+        images=len(files),
+        classes=len(counts),
+        class_sizes=(int(class_sizes[0]), int(class_sizes[1]), int(class_sizes[2])),
+        median_size=(int(median[0]), int(median[1])),
+        smallest_size=(int(smallest[0]), int(smallest[1])),
+        copies=len(readable) - len({image.sha256 for image in readable}),
+        missing=missing,
+        unreadable=len(files) - len(readable) - missing,
+    )
+
+
+def make_overview_table(overviews: Mapping[str, SplitOverview]) -> Table:
+    """Make a table for the terminal with a column for each split; five splits fit 80 columns."""
+    shown = Table(title="what the splits hold", title_justify="left", title_style="bold")
+    shown.add_column("")
+    for split in overviews:
+        shown.add_column(split, justify="right")
+    columns = [_format_overview(overview) for overview in overviews.values()]
+    for name in columns[0] if columns else ():
+        shown.add_row(name, *(column[name] for column in columns))
+    return shown
+
+
+def _format_overview(overview: SplitOverview) -> dict[str, str]:
+    """Return the cells of a split by the names of the rows."""
+    smallest, median, largest = overview.class_sizes
+    return {
+        "images": f"{overview.images:,}",
+        "classes": f"{overview.classes:,}",
+        "smallest class": f"{smallest:,}",
+        "median class": f"{median:,}",
+        "largest class": f"{largest:,}",
+        "median size": _format_size(overview.median_size),
+        "smallest size": _format_size(overview.smallest_size),
+        "copies": f"{overview.copies:,}",
+        "missing files": f"{overview.missing:,}",
+        "unreadable": f"{overview.unreadable:,}",
+    }
+
+
+def _format_size(size: SizeInPixels) -> str:
+    return f"{size[0]:,}x{size[1]:,}"
+
+
+def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes.
+
+    Args:
+        table: the table of the data set.
+        images: result of the check of each image, by path.
+    """
+    for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
+        paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
+        paths.pop("", None)  # the SHA-256 of files that can't be read
+        shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
+        if shared:
+            example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
+            finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
+            yield f"{finding}, such as {example}{_advise(first, second)}"
+    yield from _describe_double_labels(table, images)
+
+
+def _advise(first: str, second: str) -> str:
+    """Return what copies in two splits do to the metrics."""
+    if first in TRAINING_SPLITS and second in TEST_SPLITS:
+        return "; the test then flatters what the training has seen"
+    if (first, second) == ("query", "gallery"):
+        return f"; {EXCLUDE_COPIES}"
+    return ""
+
+
+def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    """Yield a line if files of the same content have different classes at the finest level."""
+    labels_by_content: dict[str, set[int]] = {}
+    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
+        if images[path].sha256 and label != UNKNOWN:
+            labels_by_content.setdefault(images[path].sha256, set()).add(label)
+    doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
+    if doubtful:
+        files = format_count(len(doubtful), "file")
+        yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"

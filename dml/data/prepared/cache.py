@@ -1,0 +1,280 @@
+"""A cache of decoded and resized images in one file, for transforms that begin with a `Resize`.
+
+``warp-256.pixels`` holds the images one after the other, (h, w, 3) uint8. ``warp-256.parquet`` is the index. For each
+image it holds the path, the stamp and the content of the image file, the offset and shape of the pixels, and their
+CRC-32. The index is written last, so a cache without an index is unfinished; ``warp-256.progress`` then lists the
+images that are done.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dml.data.image_files.contents import read_stamps
+from dml.data.prepared.pixel_file import PixelFile
+from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, read_parquet, refuse_links
+from dml.data.table import ImageTable
+from dml.data.transforms import Resize
+from dml.ops.errors import InputError
+from dml.ops.filesystem.paths import expand_home
+
+FORMAT = 3
+"""Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
+
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("content", pa.int64()),
+        ("offset", pa.int64()),
+        ("height", pa.int64()),
+        ("width", pa.int64()),
+        ("crc32", pa.int64()),
+    ]
+)
+"""The columns of an index: ``content`` is the first 8 bytes of the image file's SHA-256, 0 for an unreadable file."""
+
+
+class DamagedPixelsError(InputError):
+    """An error for stored pixels that aren't as they were written; the message doesn't name the image."""
+
+
+class ImageCache:
+    """The decoded and resized images of a table.
+
+    The pixels of an image are compared with their checksum once: by the first process that reads them, among this
+    process and its forked children.
+
+    Args:
+        file: the file of pixels.
+        index: the columns ``offset``, ``height``, ``width`` and ``crc32`` of `INDEX_SCHEMA`, with one row for each row
+            of the table; the height of an unreadable image is 0.
+        remedy: end of the error line for damaged pixels, which tells the user what to do.
+    """
+
+    def __init__(self, file: PixelFile, index: pa.Table, remedy: str) -> None:
+        self.file = file
+        self.remedy = remedy
+        self.offsets = _stack_columns(index, "offset")[:, 0]
+        self.shapes = _stack_columns(index, "height", "width")
+        self.checksums = _stack_columns(index, "crc32")[:, 0].astype(np.uint32)
+        self._share_checks()
+
+    def pixels(self, row: int) -> Tensor | None:
+        """Read the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
+
+        Args:
+            row: row of the image in the table.
+
+        Raises:
+            DamagedPixelsError: if the pixels don't have their checksum.
+        """
+        height, width = self.shapes[row].tolist()
+        if not height:
+            return None
+        stored = self.file.read(int(self.offsets[row]), (height, width, 3))
+        if stored is None or not (self._is_checked[row] or crc32(stored.data) == self.checksums[row]):
+            raise DamagedPixelsError(
+                f"its pixels in {self.file.path} are damaged (their checksum differs); {self.remedy}"
+            )
+        self._is_checked[row] = True
+        return torch.from_numpy(stored).permute(2, 0, 1)
+
+    def _share_checks(self) -> None:
+        # This process shares anonymous memory with its forked children, such as the workers of a data loader.
+        self._is_checked = np.frombuffer(mmap.mmap(-1, max(1, len(self.shapes))), np.bool_)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the memory that is shared with forked children alone."""
+        return {name: value for name, value in self.__dict__.items() if name != "_is_checked"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_checks()
+
+
+@dataclass(frozen=True)
+class CacheFiles:
+    """The paths of the three files of a cache."""
+
+    pixels: Path
+    index: Path
+    progress: Path
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """The folder with the caches and the other prepared files of a data set.
+
+    Args:
+        path: path of the folder.
+        root: root of the data set. The prepared files name images by their paths relative to the root, so that the
+            data set and the folder can be moved together.
+        arguments: command line arguments that name the data set and the folder, for error lines.
+    """
+
+    path: Path
+    root: str | None
+    arguments: str = field(default="", compare=False)
+
+    @classmethod
+    def from_setting(cls, setting: str | None, root: str | None, name: str) -> "CacheFolder | None":
+        """Return the folder that ``data.cache`` selects; None if the data set has no such folder.
+
+        Args:
+            setting: value of ``data.cache``. A path is a folder that holds one folder a data set, whose name ends in a
+                hash of the root: two data sets of one name don't share it. A folder without the hash,
+                which an earlier version made, stays in use if it holds prepared files; one of another content may be
+                the user's. "auto" is ``.dml`` in the root of the data set, or beside the root if that is a file;
+                without a root it selects no folder. None selects no folder.
+            root: root of the data set.
+            name: name of the data set.
+        """
+        if setting is None or (setting == "auto" and root is None):
+            return None
+        arguments = f"dataset={name}"
+        root = str(expand_home(root)) if root is not None else None
+        if root is not None:
+            arguments += f" {shlex.quote(f'dataset.root={root}')}"
+        if setting != "auto":
+            arguments += f" {shlex.quote(f'data.cache={setting}')}"
+        if root is not None and not Path(root).is_dir():
+            name = Path(root).stem  # several lists or archives may be in one folder
+        if setting == "auto" and root:
+            return cls(_base_folder(root) / FOLDER / name, root, arguments)
+        path = expand_home(setting) / name
+        if root is not None and not _holds_prepared_files(path):
+            path = path.with_name(f"{name}-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:8]}")
+        return cls(path, root, arguments)
+
+    def relative_paths(self, paths: Sequence[str]) -> list[str]:
+        """Make paths relative to the root of the data set, or to the root's folder if the root is a file."""
+        prefix = f"{_base_folder(self.root)}/" if self.root else ""
+        return [path.removeprefix(prefix) for path in paths]
+
+    def files(self, resize: Resize) -> CacheFiles:
+        """Return the paths of the cache of images that ``resize`` has resized, whether or not the cache exists."""
+        stem = self.path / f"{resize.mode}-{resize.size}"
+        return CacheFiles(*(stem.with_name(f"{stem.name}.{ending}") for ending in ("pixels", "parquet", "progress")))
+
+    def find(self, table: ImageTable, resize: Resize | None) -> ImageCache | None:
+        """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
+
+        Args:
+            table: the table of the images.
+            resize: the first step of the transform; None if the transform doesn't begin with a `Resize`.
+
+        Raises:
+            InputError: if the cache lacks an image, an image file has changed since it was cached, the index or the
+                file of pixels is damaged, or there is a link in the folder.
+        """
+        refuse_links(self.path)
+        if resize is None:
+            return None
+        files = self.files(resize)
+        command = " ".join(filter(None, ("dml prepare", self.arguments, f"resize={resize.size}")))
+        remedy = f"run {command} mode={resize.mode} again, or give data.cache=null"
+        try:
+            return self._read(files, table, remedy)
+        except UnfitFileError as error:
+            raise InputError(f"{error}; {remedy}") from error
+
+    def _read(self, files: CacheFiles, table: ImageTable, remedy: str) -> ImageCache | None:
+        if (index_and_pixels := _read_index_and_pixels(files)) is None:
+            return None
+        index, file = index_and_pixels
+        description = read_description(index)
+        if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
+            raise UnfitFileError(f"{files.index}: made by another version")
+        index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
+        if len(file) != description["bytes"]:
+            raise UnfitFileError(f"{files.pixels}: {len(file):,} bytes, its index is of {description['bytes']:,}")
+        columns = index.select(["offset", "height", "width", "crc32"]).take(index_rows)
+        # Damage would change the checksum of the index; only somebody who wrote a checksum can have written this.
+        if _stack_columns(columns, "height", "width").min(initial=0) < 0:
+            raise UnfitFileError(f"{files.index}: has images of negative size")
+        return ImageCache(file, columns, remedy)
+
+    def _find_index_rows(self, index: pa.Table, file: Path, paths: list[str]) -> pa.Array:
+        """Return the row in the index of each image, and refuse an index that lacks an image or is older than one."""
+        names = pa.array(self.relative_paths(paths), pa.string())
+        index_rows = pc.index_in(names, value_set=index["path"].combine_chunks())
+        if index_rows.null_count:
+            first = paths[index_rows.is_null().index(True).as_py()]
+            raise UnfitFileError(f"{file}: {index_rows.null_count:,} images are not in it, such as {first}")
+        stamps = _stack_columns(index, "bytes", "mtime_ns")[index_rows.to_numpy()]
+        has_changed = (read_stamps(paths) != stamps).any(axis=1)
+        if has_changed.any():
+            first = paths[int(has_changed.argmax())]
+            raise UnfitFileError(f"{file}: {has_changed.sum():,} images have changed since, such as {first}")
+        return index_rows
+
+
+def _read_index_and_pixels(files: CacheFiles) -> tuple[pa.Table, PixelFile] | None:
+    """Read an index and open the pixels that belong to it, even while the cache is rebuilt; None if there is no index.
+
+    `build_cache` deletes the index before it begins a new file of pixels. Pixels that are opened while the index stays
+    the same file therefore belong to this index, and keep their values.
+    """
+    while (identity := _identify_file(files.index)) is not None:
+        try:
+            index_and_pixels = read_parquet(files.index), PixelFile(files.pixels)
+        except (FileNotFoundError, InputError):
+            if _identify_file(files.index) == identity:
+                raise
+            continue
+        if _identify_file(files.index) == identity:
+            return index_and_pixels
+    return None
+
+
+def _identify_file(path: Path) -> tuple[int, int, int] | None:
+    """Return numbers that change when the file is replaced; None if there is no such file."""
+    try:
+        state = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _holds_prepared_files(folder: Path) -> bool:
+    """Tell whether a folder holds a file that ``dml prepare`` has written, perhaps until it was stopped."""
+    names = ("table.parquet", "verified.jsonl")
+    return any(os.path.isfile(folder / name) for name in names) or any(folder.glob("*.pixels"))
+
+
+def _base_folder(root: str) -> Path:
+    return Path(root) if Path(root).is_dir() else Path(root).parent
+
+
+def read_description(index: pa.Table) -> dict[str, Any]:
+    """Return the description of a cache that its index holds.
+
+    Returns:
+        The version of the cache files ("format"), the mode and size of the `Resize` ("mode", "size"), and the length
+        of the file of pixels ("bytes"); an empty dictionary for a table that isn't an index.
+    """
+    description: dict[str, Any] = json.loads((index.schema.metadata or {}).get(b"dml", "{}"))
+    return description
+
+
+def _stack_columns(index: pa.Table, *names: str) -> NDArray[np.int64]:
+    return np.stack([index[name].to_numpy() for name in names], axis=1)

@@ -1,0 +1,248 @@
+"""Functions that read and write the prepared files of a data set, which are in its ``.dml`` folder.
+
+A data set may come from a stranger, with a ``.dml`` folder whose links lead to other files of the user. These functions
+therefore follow no links. Since a disk may damage a file, Parquet files and lines of JSON also hold a CRC-32 of their
+content, which is compared before they are parsed.
+"""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dml.ops.errors import InputError
+from dml.ops.filesystem.files import replacing
+from dml.ops.filesystem.locks import FileLock
+
+FOLDER = ".dml"
+CHECKSUM = b"dml.crc32="
+"""The bytes before the checksum in a Parquet file's footer.
+
+The checksum is 8 hexadecimal digits: the CRC-32 of the file in which these digits are zeros.
+"""
+UNSET = b"00000000"
+
+
+class UnfitFileError(InputError):
+    """An error for a prepared file that can't be used; code that catches it adds to the message what a user can do."""
+
+
+def refuse_links(folder: Path) -> None:
+    """Make sure that a folder of prepared files isn't a link and holds no links, nor the ``.dml`` folder around it.
+
+    Links further up in the path are allowed: the user chose that path.
+
+    Raises:
+        InputError: if there is a link, even one to a missing file; the message names the first.
+    """
+    for checked in [folder.parent, folder] if folder.parent.name == FOLDER else [folder]:
+        _refuse_link(checked)
+        try:
+            links = sorted(entry.path for entry in os.scandir(checked) if entry.is_symlink())
+        except OSError:  # a missing or unreadable folder is an error only for the function that reads a file in it
+            continue
+        for link in links:
+            _refuse_link(Path(link))
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise InputError(
+            f"{path}: is a link to {os.readlink(path)}, and prepared files are never read or written through links: "
+            "delete it, or give data.cache=FOLDER, or null for none"
+        )
+
+
+def make_writable_folder(folder: Path) -> None:
+    """Make a folder of prepared files, if there is none.
+
+    Raises:
+        InputError: if the folder isn't one to write to, or there is a link in it or in its place.
+    """
+    refuse_links(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        raise InputError(f"{folder}: can't be written to; give data.cache=FOLDER, also to train.py")
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open an existing regular file in binary mode.
+
+    Args:
+        path: path of the file.
+        flags: ``os.O_RDONLY``, ``os.O_RDWR``, or ``os.O_WRONLY | os.O_APPEND``.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        UnfitFileError: if the file may not be opened.
+        InputError: if the path is a link, a folder or anything else that isn't a file.
+    """
+    _refuse_link(path)
+    descriptor = None
+    try:
+        # O_NOFOLLOW refuses a link that was made after the check above; O_NONBLOCK doesn't wait for a pipe's writer.
+        safe_flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags | safe_flags)
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        _refuse_link(path)
+        if error.errno not in (errno.EISDIR, errno.ENXIO):
+            raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
+        is_regular = False
+    if descriptor is None or not is_regular:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+    return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab" if flags & os.O_APPEND else "rb")
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yield a file to write to, which then replaces ``path``, see `replacing`.
+
+    Raises:
+        InputError: if ``path`` is a folder.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+    with replacing(path) as partial:
+        yield partial
+
+
+def delete_file(path: Path) -> None:
+    """Delete a file if it exists; of a link, delete only the link itself.
+
+    Raises:
+        InputError: if ``path`` is a folder.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError) as error:  # for a folder, macOS raises PermissionError
+        if not path.is_dir():
+            raise
+        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it") from error
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table to a Parquet file whose footer holds a checksum of the whole file, and replace ``path`` by it.
+
+    Every program that reads Parquet files can read it.
+    """
+    metadata = {**(table.schema.metadata or {}), b"checksum": CHECKSUM + UNSET}
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink)
+    content = sink.getvalue().to_pybytes()
+    head, _, tail = content.rpartition(CHECKSUM + UNSET)
+    checksum = f"{crc32(content):08x}".encode()
+    with replacing_file(path) as partial:
+        partial.write_bytes(head + CHECKSUM + checksum + tail)
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a Parquet file that `write_parquet` wrote.
+
+    Args:
+        path: path of the file.
+        columns: names of the columns to read; None reads all columns.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        UnfitFileError: if the file isn't as it was written, or lacks a column.
+        InputError: if the path is a link or a folder.
+    """
+    with open_file(path) as file:
+        content = _read_all(path, file)
+    start = content.rfind(CHECKSUM) + len(CHECKSUM)
+    if start < len(CHECKSUM):
+        raise UnfitFileError(f"{path}: has no checksum: damaged, or made by another version")
+    view = memoryview(content)
+    end = start + len(UNSET)
+    if f"{crc32(view[end:], crc32(UNSET, crc32(view[:start]))):08x}".encode() != view[start:end]:
+        raise UnfitFileError(f"{path}: is damaged (its checksum differs)")
+    try:
+        table = pq.ParquetFile(pa.BufferReader(content)).read()  # pq.read_table would import pandas
+        return table if columns is None else table.select(columns)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UnfitFileError(f"{path}: is damaged ({type(error).__name__})") from error
+
+
+def _read_all(path: Path, file: BinaryIO) -> bytes:
+    try:
+        return file.read()
+    except OSError as error:
+        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
+
+
+def checksummed_line(value: Any) -> str:
+    """Format a line of JSON, line break included, that holds the value and its checksum."""
+    return json.dumps({"value": value, "crc32": _compute_checksum(value)}) + "\n"
+
+
+def read_lines(path: Path) -> tuple[list[Any], int]:
+    """Read a file whose lines `checksummed_line` formatted.
+
+    Returns:
+        The values of the lines that are as they were written, and the number of lines that aren't.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        UnfitFileError: if the file can't be read.
+        InputError: if the path is a link or a folder.
+    """
+    with open_file(path) as file:
+        lines = [line for line in _read_all(path, file).split(b"\n") if line]
+    values = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if record["crc32"] == _compute_checksum(record["value"]):
+                values.append(record["value"])
+        except (ValueError, KeyError, TypeError, RecursionError):  # the line was cut off by a kill, or is damaged
+            continue
+    return values, len(lines) - len(values)
+
+
+def _compute_checksum(value: Any) -> int:
+    return crc32(json.dumps(value).encode())
+
+
+@contextmanager
+def hold_preparation_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock ``<folder>.lock``, with which one process at a time prepares a data set; readers need no lock.
+
+    Args:
+        folder: folder of the prepared files.
+
+    Raises:
+        InputError: if another process prepares the data set, or the lock file can't be written.
+    """
+    path = folder.with_name(f"{folder.name}.lock")
+    refuse_links(folder)
+    _refuse_link(path)
+    with ExitStack() as stack:
+        try:
+            if path.exists() and path.stat().st_nlink > 1:  # the lock would overwrite a file that has a second name
+                path.unlink()
+            stack.enter_context(FileLock(path).hold())
+        except BlockingIOError as error:
+            raise InputError(f"{folder}: {error.strerror} is preparing it; try again when that has ended") from error
+        except OSError as error:
+            raise InputError(f"{path}: can't be written to ({error.strerror}); data.cache=FOLDER is another") from error
+        try:
+            yield
+        finally:
+            os.truncate(path, 0)  # the file held the name of this process, which no longer prepares the data set

@@ -1,0 +1,278 @@
+"""Verification of a data set: each image file is read and decoded once, and the results are stored with the data set.
+
+``table.parquet`` is the table of the data set with the result for each image. ``verified.jsonl`` is the journal, which
+holds the results of a verification that hasn't ended yet. An image whose file is unchanged isn't read again. Both files
+have checksums, and an image whose result is damaged is read again.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dml.data.image_files.contents import Stamp, read_content, read_stamps
+from dml.data.image_files.images import LIMITS, ImageFile, MissingImageError, UnreadableImageError
+from dml.data.image_files.limits import ImageLimits
+from dml.data.prepared.cache import CacheFolder
+from dml.data.prepared.prepared_files import (
+    UnfitFileError,
+    checksummed_line,
+    delete_file,
+    open_file,
+    read_lines,
+    read_parquet,
+    refuse_links,
+    replacing_file,
+    write_parquet,
+)
+from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable, find_faults
+from dml.data.worker_processes import run_in_processes
+from dml.ops.escaping import printable
+
+CHUNK = 64
+"""Number of images that are read between two lines of the journal."""
+NO_FILE = "no such file"
+"""The ``error`` of a `CheckedImage` whose file is missing."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedImage:
+    """The result of reading and decoding an image file.
+
+    Attributes:
+        bytes: size of the file.
+        mtime_ns: time when the file was last written, in nanoseconds.
+        height, width: size of the upright image in pixels; 0 if the image can't be read.
+        sha256: hexadecimal SHA-256 of the file's content; empty if the image can't be read.
+        error: the reason why the image can't be read; empty if it can be read.
+    """
+
+    bytes: int
+    mtime_ns: int
+    height: int
+    width: int
+    sha256: str
+    error: str
+
+
+def check_images(
+    table: ImageTable,
+    folder: CacheFolder,
+    *,
+    processes: int,
+    advance: Callable[[int], None],
+    compare_contents: bool = False,
+    warn: Callable[[str], None] = logger.warning,
+    limits: ImageLimits = LIMITS,
+) -> dict[str, CheckedImage]:
+    """Read and decode each image of a table, unless an earlier verification has read the same file.
+
+    Args:
+        table: the table of the data set.
+        folder: folder of the prepared files. It must exist, and no other process may prepare the data set.
+        processes: number of processes that share the work.
+        advance: function that is called with a number of images whenever so many more images are done.
+        compare_contents: whether a file of unchanged size and time is read too, and decoded if its SHA-256 has changed.
+        warn: function that is called with a line for each damaged file, and with a line about images whose content has
+            changed while size and time stayed the same.
+        limits: largest size of an image file.
+
+    Returns:
+        The result for each path, in the order of the table.
+
+    Raises:
+        InputError: if there are links in the folder.
+    """
+    paths = [*dict.fromkeys(table.paths.tolist())]
+    earlier = _read_unchanged(paths, folder, warn)
+    results = {} if compare_contents else dict(earlier)
+    advance(len(results))
+    stamps = [tuple(stamp) for stamp in read_stamps(paths).tolist()]
+    remaining = [
+        (path, stamp, earlier.get(path)) for path, stamp in zip(paths, stamps, strict=True) if path not in results
+    ]
+    chunks = [remaining[i : i + CHUNK] for i in range(0, len(remaining), CHUNK)]
+    with open_file(_journal_path(folder), os.O_WRONLY | os.O_APPEND) as journal:
+        for chunk_results in run_in_processes(functools.partial(_check_chunk, limits), chunks, processes):
+            names = folder.relative_paths([*chunk_results])
+            entries = {name: asdict(image) for name, image in zip(names, chunk_results.values(), strict=True)}
+            journal.write(checksummed_line(entries).encode())
+            journal.flush()
+            results |= chunk_results
+            advance(len(chunk_results))
+    if replaced := [path for path in earlier if results[path].sha256 != earlier[path].sha256]:
+        first = printable(replaced[0])
+        warn(f"{len(replaced):,} images have another content, of the same size and time, such as {first}")
+    return {path: results[path] for path in paths}
+
+
+def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+    """Return the earlier results for images that could be read and whose files still have the same stamps."""
+    refuse_links(folder.path)
+    in_table, in_journal = _read_table(folder, warn), _read_journal(folder, warn)
+    # The journal is written anew without damaged lines, as a file that has no second name.
+    with replacing_file(_journal_path(folder)) as partial:
+        entries = [(name, asdict(image)) for name, image in in_journal.items()]
+        lines = [checksummed_line(dict(entries[i : i + CHUNK])) for i in range(0, len(entries), CHUNK)]
+        partial.write_text("".join(lines), encoding="utf-8")
+    verified = in_table | in_journal
+    unchanged = {}
+    for path, name, stamp in zip(paths, folder.relative_paths(paths), read_stamps(paths).tolist(), strict=True):
+        image = verified.get(name)
+        if image and not image.error and [image.bytes, image.mtime_ns] == stamp:
+            unchanged[path] = image
+    return unchanged
+
+
+def _check_chunk(
+    limits: ImageLimits, images: Sequence[tuple[str, Stamp, CheckedImage | None]]
+) -> dict[str, CheckedImage]:
+    """Check images, each with its path, its stamp and its earlier result."""
+    return {
+        path: earlier if earlier and _has_content(path, earlier.sha256, limits) else _check_image(path, stamp, limits)
+        for path, stamp, earlier in images
+    }
+
+
+def _has_content(path: str, sha256: str, limits: ImageLimits) -> bool:
+    try:
+        return hashlib.sha256(read_content(path, limits.max_image_bytes)).hexdigest() == sha256
+    except Exception:  # _check_image then reads the file again and reports the error
+        return False
+
+
+def _check_image(path: str, stamp: Stamp, limits: ImageLimits) -> CheckedImage:
+    try:
+        file = ImageFile(path, limits)
+        file.pixels()
+    except MissingImageError:
+        return CheckedImage(*stamp, 0, 0, "", NO_FILE)
+    except UnreadableImageError as error:
+        return CheckedImage(*stamp, 0, 0, "", printable(error.reason)[:120])
+    return CheckedImage(*stamp, file.height, file.width, hashlib.sha256(file.content).hexdigest(), "")
+
+
+def _journal_path(folder: CacheFolder) -> Path:
+    return folder.path / "verified.jsonl"
+
+
+def read_verified(folder: CacheFolder, warn: Callable[[str], None] = logger.warning) -> dict[str, CheckedImage]:
+    """Read the results of the last verification, and those of a later one that was cut short.
+
+    Args:
+        folder: folder of the prepared files.
+        warn: function that is called with a line for each damaged file, which counts as missing.
+
+    Returns:
+        The result for each image, by its path relative to the root of the data set.
+
+    Raises:
+        InputError: if there are links in the folder.
+    """
+    refuse_links(folder.path)
+    return _read_table(folder, warn) | _read_journal(folder, warn)
+
+
+def _read_table(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+    names = ["path", *(field.name for field in fields(CheckedImage))]
+    try:
+        columns = read_parquet(folder.path / "table.parquet", names).to_pydict()
+    except FileNotFoundError:
+        return {}
+    except UnfitFileError as error:
+        warn(f"{error}; its images are read again")
+        return {}
+    return {name: CheckedImage(*rest) for name, *rest in zip(*columns.values(), strict=True)}
+
+
+def _read_journal(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+    try:
+        lines, damaged = read_lines(_journal_path(folder))
+    except FileNotFoundError:
+        return {}
+    except UnfitFileError as error:
+        warn(f"{error}; its images are read again")
+        return {}
+    if damaged:
+        warn(f"{_journal_path(folder)}: {damaged} lines were cut short or damaged; their images are read again")
+    return {name: CheckedImage(**entry) for entries in lines for name, entry in entries.items()}
+
+
+def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, CheckedImage]) -> Path:
+    """Write ``table.parquet``, with the relative path, the split, the labels and the result of each image.
+
+    Args:
+        folder: folder of the prepared files.
+        table: the table of the data set.
+        images: result of the check of each image, by path.
+
+    Returns:
+        The path of the written file.
+    """
+    columns: dict[str, Any] = {
+        "path": folder.relative_paths(table.paths.tolist()),
+        "split": table.split,
+        "benchmark": table.benchmark,
+    }
+    for i, level in enumerate(table.levels):
+        columns[level] = table.labels[:, i]
+        if table.names:
+            class_names = np.array([*table.names[i], ""], dtype=object)  # the last name is that of UNKNOWN
+            columns[f"{level}_name"] = class_names[np.where(columns[level] == UNKNOWN, -1, columns[level])]
+    results = [images[path] for path in table.paths.tolist()]
+    columns |= {field.name: [getattr(result, field.name) for result in results] for field in fields(CheckedImage)}
+    write_parquet(folder.path / "table.parquet", pa.table(columns))
+    delete_file(_journal_path(folder))
+    return folder.path / "table.parquet"
+
+
+def list_faults(
+    table: ImageTable,
+    images: Mapping[str, CheckedImage],
+    counts: Mapping[str, Mapping[str, int]] | None = None,
+    *,
+    disjoint: bool = True,
+) -> dict[str, list[str]]:
+    """List everything that is wrong with a data set.
+
+    Args:
+        table: the table of the data set.
+        images: result of the check of each image, by path.
+        counts: published numbers of images and classes, as `dml.data.table.load` takes them.
+        disjoint: whether a class that is in training and in test is a fault.
+
+    Returns:
+        Lines that describe one fault each, by the kind of fault, in words that stand behind the number of the lines.
+    """
+    unreadable = {path: image.error for path, image in images.items() if image.error not in ("", NO_FILE)}
+    kinds = {
+        ("in the lists", "in the lists"): [*find_faults(table, counts, disjoint=disjoint)],
+        ("missing file", "missing files"): [
+            printable(path) for path, image in images.items() if image.error == NO_FILE
+        ],
+        ("image that can't be decoded", "images that can't be decoded"): [
+            f"{printable(path)} ({error})" for path, error in unreadable.items()
+        ],
+        ("image in training and in test", "images in training and in test"): [*_find_shared_contents(table, images)],
+    }
+    return {singular if len(lines) == 1 else plural: lines for (singular, plural), lines in kinds.items() if lines}
+
+
+def _find_shared_contents(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    """Yield a line for each test image whose file has the same content as a training image."""
+    training_paths: dict[str, str] = {}
+    for path in table.subset(*TRAINING_SPLITS).paths.tolist():
+        if images[path].sha256:
+            training_paths.setdefault(images[path].sha256, path)
+    for path in dict.fromkeys(table.select_evaluated("test").paths.tolist()):
+        if (training_path := training_paths.get(images[path].sha256)) is not None:
+            yield f"{printable(path)} is {printable(training_path)}"

@@ -1,0 +1,1 @@
+"""Changes of a data set's table that leave its files alone."""

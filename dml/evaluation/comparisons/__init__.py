@@ -1,0 +1,1 @@
+"""Finished runs compared: by their seeds, by their test classes, and query by query."""

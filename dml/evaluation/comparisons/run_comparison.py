@@ -1,0 +1,268 @@
+"""Finished runs compared: one result for each configuration, with the metrics over its seeds."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dml.evaluation.comparisons.intervals import Interval, mean_interval
+from dml.evaluation.measured_facts import describe_measurement
+from dml.evaluation.printed_metrics.metric_descriptions import (
+    MetricDescription,
+    describe_metric,
+    describe_stored_metrics,
+    format_value,
+)
+from dml.evaluation.printed_metrics.metric_names import MetricName
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.overrides import key_of
+from dml.ops.errors import InputError, suggest
+from dml.ops.escaping import printable
+from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, runs_below
+from dml.ops.text.text_tables import markdown_table
+
+SEED = "seed"
+NOT_METRICS = ("epoch", "step", "pruned")
+"""Names of numbers in metrics.json that are no results."""
+
+Resolve = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run.
+
+    Args:
+        folder: folder of the run.
+        config: configuration by dotted key, in which values that follow from the seed are interpolations, equal for
+            all seeds. The configuration of a run that a sweep has ended early has the key "pruned", because the
+            results of a shorter training are not those of the configuration.
+        named: choices of the configuration groups, and overridden values, by key: the words in which users tell
+            configurations apart.
+        metrics: numbers in metrics.json.
+        custom_metrics: metrics that the user has defined.
+        facts: vector, split, first weights and checkpoint of the test, by name, as `describe_measurement` returns them.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    named: dict[str, Any]
+    metrics: dict[str, float]
+    custom_metrics: tuple[MetricDescription, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> str:
+        """The configuration without the seed, as text."""
+        return json.dumps({key: value for key, value in self.config.items() if key != SEED}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class ConfigurationResult:
+    """The metrics of one configuration over its seeds.
+
+    Args:
+        name: settings that tell the configuration from the others, such as "loss=rll".
+        metrics: {name in metrics.json: mean and confidence interval over the seeds}.
+        custom_metrics: metrics that the user has defined.
+        facts: vector, split, first weights and checkpoint of the test, by name, as `describe_measurement` returns them.
+        folders: folders of the runs.
+    """
+
+    name: str
+    metrics: dict[str, Interval]
+    custom_metrics: tuple[MetricDescription, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def escaped_name(self) -> str:
+        """The name as Markdown shows it: nothing in it is read as code or HTML."""
+        return _escape(self.name)
+
+
+def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[FinishedRun]:
+    """Read the finished runs in some folders, at any depth.
+
+    Args:
+        folders: folders of runs, or folders that hold those of runs, such as a sweep's.
+        resolve: replaces the interpolations of a run's configuration, all but those that follow from the seed, so that
+            a run whose overrides name a default value is like one that leaves it out; None replaces none.
+
+    Raises:
+        InputError: if a folder holds no run, or none is finished.
+    """
+    paths = list(folders)
+    runs_by_folder = {path: _list_runs(path) for path in paths if not path.is_file()}  # a glob matches files, too
+    if paths and not runs_by_folder:
+        raise InputError(f"{paths[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
+    finished = [run for runs in runs_by_folder.values() for run in runs if run.is_finished]
+    for folder, runs in runs_by_folder.items():
+        if not runs or not finished:
+            raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
+    return [_read(run, resolve) for run in finished]
+
+
+def find_unfinished(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of the runs, at any depth, that are running, have failed or were interrupted."""
+    return [run.path for folder in folders for run in _list_runs(folder) if not run.is_finished]
+
+
+def _list_runs(folder: Path) -> list[RunFolder]:
+    """Return the runs in a folder, without evaluations of their checkpoints, unless the folder itself is of one."""
+    named = RunFolder(folder)
+    return [*([named] if named.is_evaluation else []), *runs_below(folder)]
+
+
+def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
+    values = flat(folder.config if resolve is None else resolve(folder.config))
+    choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
+    overridden = {key_of(override) for override in folder.overrides}
+    metrics = folder.metrics()
+    added: dict[str, Any] = {"pruned": True} if metrics.get("pruned") else {}
+    if folder.is_evaluation:  # of one run two checkpoints may be tested
+        path = next((text.partition("=")[2] for text in folder.overrides if key_of(text) == "checkpoint"), "")
+        added["checkpoint"] = Path(path.strip("'\"")).name
+    overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
+    return FinishedRun(
+        folder.path,
+        config=values | added,
+        named=choices | overrides | added,
+        metrics={
+            name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
+        },
+        custom_metrics=describe_stored_metrics(folder.config),
+        facts=describe_measurement(metrics, folder.config),
+    )
+
+
+def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
+    """Return a result for each configuration: runs that differ in nothing but the seed are one configuration.
+
+    Raises:
+        InputError: if two runs have the same configuration and seed: they are no independent measurements.
+    """
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.configuration, []).append(run)
+    names = _name_configurations([group[0] for group in groups.values()])
+    for group in groups.values():
+        _check_seeds(group)
+    return [
+        ConfigurationResult(
+            name,
+            _average_over_seeds(group),
+            group[0].custom_metrics,
+            _join_facts(group),
+            tuple(run.folder for run in group),
+        )
+        for name, group in zip(names, groups.values(), strict=True)
+    ]
+
+
+def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
+    shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
+    return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
+
+
+def _join_facts(group: Sequence[FinishedRun]) -> dict[str, str]:
+    """Return the facts of the seeds, which may have chosen different heads, and so vectors of different sizes."""
+    return {fact: " or ".join(dict.fromkeys(run.facts.get(fact, "") for run in group)) for fact in group[0].facts}
+
+
+def _check_seeds(group: Sequence[FinishedRun]) -> None:
+    folder_by_seed: dict[Any, Path] = {}
+    for run in group:
+        seed = run.config.get(SEED)
+        if seed in folder_by_seed:
+            raise InputError(
+                f"{run.folder}: the same configuration and seed={seed} as {folder_by_seed[seed]}; give one of them"
+            )
+        folder_by_seed[seed] = run.folder
+
+
+def _name_configurations(runs: Sequence[FinishedRun]) -> list[str]:
+    """Name the configuration of each run by those choices and overridden values that are not the same in all runs."""
+    keys = dict.fromkeys(key for run in runs for key in run.named if key != SEED)
+    values = [{key: str(run.named.get(key, run.config.get(key, ""))) for key in keys} for run in runs]
+    differing = [key for key in keys if len({value[key] for value in values}) > 1] or ["dataset", "loss"]
+    # A configuration may lack a key, such as a parameter of another loss.
+    names = [", ".join(f"{key}={value[key]}" for key in differing if value[key]) for value in values]
+    # Configurations with equal names differ in something else, such as conf/ itself; their folders tell them apart. So
+    # does that of a run beside its own test, which has no name.
+    return [
+        (name if names.count(name) == 1 else f"{name} ({printable(run.folder)})") if name else printable(run.folder)
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str:
+    """Format a Markdown table of some metrics, the best configuration by the first metric on top.
+
+    Fractions are in percent, counts and other values as they are. A cell is the mean over the seeds ± half the 95 %
+    interval (standard deviation of one run).
+
+    Args:
+        rows: results of the configurations.
+        metrics: names of the metrics in metrics.json.
+
+    Raises:
+        InputError: if no configuration has one of the metrics.
+    """
+    for metric in metrics:
+        if not any(metric in row.metrics for row in rows):
+            known = {name for row in rows for name in row.metrics}
+            raise InputError(f"metric {metric}: no run has it{suggest(metric, known)}")
+    custom = [metric for row in rows for metric in row.custom_metrics]
+    described = [describe_metric(name, custom) for name in metrics]
+    lines = []
+    for row in sort_results(rows, metrics[0]):
+        cells = [_format_cell(row.metrics.get(name), metric) for name, metric in zip(metrics, described, strict=True)]
+        lines.append([row.escaped_name, str(max(value.runs for value in row.metrics.values())), *cells])
+    heads = [_escape(_name_column(name, custom)) for name in metrics]
+    return markdown_table(["run", "seeds", *heads], lines, right=range(1, 2 + len(metrics))) + "\n"
+
+
+def sort_results(rows: Sequence[ConfigurationResult], name: str) -> list[ConfigurationResult]:
+    """Sort results by a metric, the best first and those without a value of it last."""
+    metric = describe_metric(name, [metric for row in rows for metric in row.custom_metrics])
+    sign = -1 if metric.higher_is_better else 1
+    with_value = [row for row in rows if name in row.metrics and not math.isnan(row.metrics[name].mean)]
+    without_value = [row for row in rows if row not in with_value]
+    return sorted(with_value, key=lambda row: sign * row.metrics[name].mean) + without_value
+
+
+def _name_column(name: str, custom: Sequence[MetricDescription]) -> str:
+    """Return the name of a metric in metrics.json, in which a custom metric is called by its label."""
+    if MetricName.parse(name).family not in {metric.name for metric in custom}:
+        return name
+    scope, slash, _ = name.rpartition("/")
+    return f"{scope}{slash}{describe_metric(name, custom).label}"
+
+
+def _escape(name: str) -> str:
+    """Escape a name for Markdown: nothing in it is read as code or HTML."""
+    text = re.sub(r"\\(?=[!-/:-@[-`{-~])", r"\\\\", printable(name))
+    return re.sub(r"[`<]", r"\\\g<0>", text)
+
+
+def _format_cell(value: Interval | None, metric: MetricDescription) -> str:
+    if value is None or math.isnan(value.mean):
+        return "–"
+    mean, half_width, deviation = (
+        format_value(part, metric) for part in (value.mean, value.half_width, value.deviation)
+    )
+    return mean if value.runs == 1 else f"{mean} ± {half_width} ({deviation})"
+
+
+def csv_lines(rows: Sequence[ConfigurationResult]) -> list[list[Any]]:
+    """Return the header and the lines of a CSV file: one line for each metric of each configuration, unrounded."""
+    header = ["run", "metric", "runs", "mean", "standard_deviation", "low_95", "high_95"]
+    return [header] + [
+        [row.name, metric, *value[:3], value.mean - value.half_width, value.mean + value.half_width]
+        for row in rows
+        for metric, value in row.metrics.items()
+    ]

@@ -1,0 +1,1 @@
+"""Rankings that a test evaluates beside the plain one of all embeddings."""

@@ -1,0 +1,1 @@
+"""Metrics in what a run prints: their names, labels and tables."""

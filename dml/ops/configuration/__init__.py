@@ -1,0 +1,1 @@
+"""Values of configurations: dotted keys, overrides, and the objects that may be named."""

@@ -1,0 +1,1 @@
+"""Reading and writing of files, whatever interrupts it and whoever wrote them."""

@@ -1,0 +1,1 @@
+"""Optional libraries, versions, and imports without what nothing uses."""

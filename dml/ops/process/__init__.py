@@ -1,0 +1,1 @@
+"""Signals, the end of processes, and settings of the whole process."""

@@ -1,0 +1,1 @@
+"""Text for a terminal, a page or another program."""

@@ -1,0 +1,159 @@
+"""The test of a trained model: from the embeddings of a split to metrics.json and the pictures beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from omegaconf import DictConfig
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+
+from dml.data.image_files.limits import ImageLimits
+from dml.data.overview.copies import count_queries_in_gallery
+from dml.data.table import ImageTable
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors, recall_among
+from dml.evaluation.further_rankings.rerankings import evaluate_rerankings
+from dml.evaluation.head_sets import list_evaluated_heads
+from dml.evaluation.measured_facts import describe_vector
+from dml.evaluation.printed_metrics.metric_names import HEADS, join_head_names
+from dml.evaluation.printed_metrics.result_lines import print_result
+from dml.evaluation.ranking.queries import PerQuery
+from dml.evaluation.sheets.run_pictures import write_pictures
+from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.models.recurrent import AnyModel
+from dml.ops.errors import InputError
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.run import builders
+from dml.run.evaluators import build_metric_config, build_rerankings
+from dml.run.model_tests.tested_threshold import evaluate_model_threshold
+from dml.training.data import EvaluationData
+from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
+from dml.training.loggers.final_metrics import log_final_metrics
+
+Metrics = dict[str, Any]
+
+
+def run_test(
+    config: DictConfig,
+    trainer: Trainer,
+    embedder: ModelEmbedder,
+    images: EvaluationData,
+    folder: RunFolder,
+    *,
+    split: str,
+    description: Metrics,
+    neighbors_file: Path,
+) -> Metrics:
+    """Embed and evaluate a split; write the metrics and pictures, log the metrics, and print them.
+
+    Args:
+        config: configuration of the tested stage.
+        trainer: trainer of the pass over the split, and of the loggers that get the metrics.
+        embedder: model that embeds the split.
+        images: images of the split.
+        folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
+        split: name of the tested split, such as "test".
+        description: values in metrics.json beside the metrics of the split.
+        neighbors_file: file of the neighbours before the training, for evaluation.fixed_neighbors.
+
+    Returns:
+        The contents of metrics.json.
+    """
+    images.tested_on = split
+    trainer.test(embedder, images, verbose=False)
+    settings, rows = config.evaluation, embedder.embedded.rows
+    table = images.table.select_evaluated(split)
+    skipped = len(table) - len(rows)
+    tested = table.take(rows.numpy()) if skipped else table
+    evaluator = Evaluator(tested, build_metric_config(config, table))
+    embeddings, lists, metrics = _evaluate(config, evaluator, embedder, trainer.strategy.root_device, tested)
+    if split == "test":
+        metrics |= _compute_test_metrics(config, images.table, embeddings, rows, neighbors_file)
+    is_limited = config.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
+    metrics |= _count_special_images(config, table, 0 if is_limited else skipped)
+    metrics |= evaluate_model_threshold(config, trainer, embedder, images, embeddings, tested, folder)
+    metrics = (
+        description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | {"split": split}
+    )
+    limits = ImageLimits.from_settings(config.data)
+    rank_zero_only(write_pictures)(
+        folder, metrics, tested, embeddings, lists, limits, sheet=settings.sheet, report=settings.report
+    )
+    log_final_metrics(trainer.loggers, metrics, folder)
+    rank_zero_only(folder.write_metrics)(metrics)  # last of all, as a run with metrics.json is finished
+    rank_zero_only(print_result)(
+        metrics,
+        images.table.levels,
+        list(embedder.model.embed_dims),
+        folder.path,
+        selection=settings.selection,
+        custom=evaluator.config.custom,
+    )
+    return metrics
+
+
+def _evaluate(
+    config: DictConfig, evaluator: Evaluator, embedder: ModelEmbedder, device: torch.device, tested: ImageTable
+) -> tuple[UnitEmbeddings, list[PerQuery], Metrics]:
+    """Evaluate what was embedded -> embeddings of the chosen heads, the lists of queries for the pictures, metrics.
+
+    The metrics are those of the chosen heads, of other sets of heads, and of each re-ranking.
+    """
+    settings, embedded = config.evaluation, embedder.embedded.embeddings
+    embeddings = UnitEmbeddings.normalize(embedded[CHOSEN_HEADS].to(device), curvature=evaluator.config.curvature)
+    pictures = [picture for picture in (settings.report, settings.sheet) if picture]
+    evaluation = evaluator.evaluate(embeddings, neighbors=max([picture.neighbors for picture in pictures], default=0))
+    metrics: Metrics = {**evaluation.metrics}
+    for heads in list_evaluated_heads(config.model.heads, settings):
+        head_metrics = evaluator.evaluate(embedded[heads].to(device)).metrics
+        metrics |= {f"{HEADS}/{heads}/{name}": value for name, value in head_metrics.items()}
+    metrics |= evaluate_rerankings(evaluator, embeddings, build_rerankings(config, tested))
+    return embeddings, evaluation.lists, metrics
+
+
+def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
+    """Return size and geometry of the ranked vectors, and the heads that the training chose if they aren't all."""
+    vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
+    chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
+    return {"vector": vector} | chosen
+
+
+def _compute_test_metrics(
+    config: DictConfig, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
+) -> Metrics:
+    """Compute the metrics that no other split has: recall among fixed neighbours, and the metrics by other labels."""
+    metrics: Metrics = {}
+    if config.evaluation.fixed_neighbors:
+        labels = table.select_evaluated("test").labels[rows.numpy()]
+        metrics |= _recall_fixed(config, embeddings, labels, rows, neighbors_file)
+    for name, relabelled in builders.read_other_labels(config, table).items():
+        other_evaluator = Evaluator(relabelled, build_metric_config(config, relabelled))
+        metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
+    return metrics
+
+
+def _count_special_images(config: DictConfig, table: ImageTable, skipped: int) -> Metrics:
+    """Return the number of images that couldn't be read, and that of queries in their gallery, where they count."""
+    counts: Metrics = {"images_skipped": skipped} if skipped else {}
+    if builders.compares_contents(config) and (in_gallery := count_queries_in_gallery(table))[1]:
+        counts["queries_in_gallery"] = in_gallery[0]
+    return counts
+
+
+def _recall_fixed(
+    config: DictConfig, embeddings: UnitEmbeddings, labels: NDArray[np.int64], rows: Tensor, path: Path
+) -> Metrics:
+    """Compute recall among the neighbours of each image before the training -> fixed/level0/recall@1 and so on."""
+    option = f"evaluation.fixed_neighbors={config.evaluation.fixed_neighbors}"
+    if not path.exists():
+        raise InputError(f"{option}: no {path}, which training leaves; null tests without")
+    fixed = FixedNeighbors.read(path)
+    if not np.array_equal(fixed.rows, rows.numpy()):
+        raise InputError(f"{option}: {path} is of {len(fixed.rows)} images, not of the {len(rows)} tested")
+    neighbors = torch.from_numpy(fixed.neighbors)
+    recalls = recall_among(embeddings, labels, neighbors, config.evaluation.recall_at)
+    return {f"fixed/{name}": value for name, value in recalls.items()}

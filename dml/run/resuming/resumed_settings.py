@@ -1,0 +1,158 @@
+"""The settings that a resumed run may not change, because what it has done so far depends on them."""
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.errors import InputError
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.run.resuming.resolved_values import resolve_values
+from dml.run.resuming.stored_configuration import list_callbacks, plain_config
+from dml.run.stages import Stage, find_stage
+from dml.training.checkpointing.checkpoints import TrainingProgress
+
+CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker", "choose_heads")
+"""The keys that say which of two checkpoints is the better one, and of which heads its embeddings are."""
+
+BEGINNING_KEYS = ("seed", "init", "initial_heads", "proxies")
+"""The keys that decide how a training begins."""
+
+TRAINED_KEYS = (
+    *("loss", "sampler", "optimizer", "scheduler", "transform.size", "transform.train", "ema", "callbacks"),
+    *("model", "adapter", "recurrent", "stored", "gradient_cache", "matmul_precision"),
+    *("trainer.gradient_clip_val", "trainer.gradient_clip_algorithm", "trainer.precision", "trainer.callbacks"),
+)
+"""The keys, beside `BEGINNING_KEYS`, that change what a training step does, with all that is below them."""
+
+UNTRAINED_KEYS = (
+    *("model.concatenation", "model.backbone.weights"),
+    *(f"callbacks.{name}" for name in ("progress", "first_validation", "final_validation")),
+    *(f"callbacks.{name}" for name in ("best_checkpoint", "last_checkpoint")),
+)
+"""The keys below `TRAINED_KEYS` that no step of a resumed run uses: a file of weights may have been moved."""
+
+
+def check_resumed_settings(
+    config: DictConfig, stored: Mapping[str, Any], folder: RunFolder, progress: TrainingProgress
+) -> None:
+    """Make sure that a resumed run keeps its beginning, its loss, the choice of its checkpoint, and finished stages.
+
+    Args:
+        config: configuration of the resumed run.
+        stored: configuration of the run so far.
+        folder: folder of the run.
+        progress: stage and step that the run has got to.
+
+    Raises:
+        InputError: if it changes one of them.
+    """
+    before = OmegaConf.create(dict(stored))
+    remedy = f"init={folder.last_checkpoint} begins a new run with its weights"
+    stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
+    _check_finished_stages(config, before, progress.stage)
+    _check_losses(stage, stage_before, remedy)
+    for key in BEGINNING_KEYS if progress.total_steps else ():
+        old, new = (part.get(key) for part in (stage_before, stage))
+        _check_same(key, old, new, f"trained {progress.total_steps} steps", remedy)
+    key = "trainer.accumulate_grad_batches"
+    old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
+    counted = f"{remedy}; gradient_cache saves memory without other steps"
+    _check_same(key, old, new, "counted its steps and epochs", counted)
+    if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
+        return
+    if TrainingProgress.read(folder.best_checkpoint).stage != progress.stage:
+        return  # of an earlier stage, which this one doesn't go on with
+    for key in CHOICE_KEYS:
+        old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
+        _check_same(key, old, new, "chosen its best checkpoint", remedy)
+    old, new = (part.evaluation.selection for part in (stage_before, stage))
+    if "test" in (old, new):
+        _check_same("evaluation.selection", old, new, "chosen its best checkpoint", remedy)
+
+
+def check_trained_settings(
+    config: DictConfig, stored: Mapping[str, Any], last_stage: Stage, progress: TrainingProgress
+) -> None:
+    """Make sure that a run whose steps are all done isn't given the name of settings with which no step was trained.
+
+    Args:
+        config: composed configuration of the resumed run.
+        stored: configuration of the run so far.
+        last_stage: last stage of the resumed run, with the number of its steps if that is known.
+        progress: stage and step that the run has got to.
+
+    Raises:
+        InputError: if it changes a setting of its training, or has more steps than it may have.
+    """
+    steps, most = progress.step, last_stage.config.trainer.max_steps
+    if progress.stage != last_stage.name or not isinstance(most, int) or most < 0:
+        return
+    if most < steps:
+        raise InputError(f"trainer.max_steps={most}: the run has {steps} steps already; a shorter one is a new run")
+    if most > steps:
+        return
+    run_before = OmegaConf.create({**stored, "callbacks": list_callbacks(stored)})
+    now, before = (find_stage(run_config, last_stage.name).config for run_config in (config, run_before))
+    values, values_before = (_list_values(part) for part in (now, before))
+    for key in {**values, **values_before}:
+        is_trained = is_below(key, TRAINED_KEYS) and not is_below(key, UNTRAINED_KEYS)
+        if is_trained and (new := values.get(key)) != (old := values_before.get(key)):
+            raise InputError(
+                f"{key}={new}: the run has trained all of its {steps} steps with {old}; a larger trainer.max_steps "
+                "trains on with the new value, and a new run begins with it"
+            )
+
+
+def _list_values(stage: DictConfig) -> dict[str, Any]:
+    """Return the values of a stage by dotted key, with those that interpolations have.
+
+    Those of ``callbacks`` stay: they name keys that are compared anyway, and that runs of older versions may lack.
+    """
+    plain = plain_config(stage)
+    return flat(resolve_values(plain, unresolved="resume") | {"callbacks": list_callbacks(plain)})
+
+
+def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:
+    """Make sure that a key has the value with which the run has done something so far."""
+    if (old or None) != (new or None):  # a configuration of an older version lacks choose_heads, which means false
+        raise InputError(f"{key}={new}: the run has {done} with {old} so far; {remedy}")
+
+
+def _check_losses(stage: DictConfig, before: DictConfig, remedy: str) -> None:
+    """Make sure that the loss is built of the same classes."""
+    losses, losses_before = (dict(_list_targets(OmegaConf.to_container(part.loss))) for part in (stage, before))
+    if losses != losses_before:
+        key = min(key for key in {*losses, *losses_before} if losses.get(key) != losses_before.get(key))
+        old, new = (targets.get(key, "none") for targets in (losses_before, losses))
+        raise InputError(f"resume: the run was trained with another loss, loss.{key}={old}, now {new}; {remedy}")
+
+
+def _check_finished_stages(config: DictConfig, before: DictConfig, current: str) -> None:
+    """Make sure that the stages before the current one are those that were trained."""
+    finished, finished_now = (_list_changes(run_config, current) for run_config in (before, config))
+    for (name, changes), (name_now, changes_now) in zip_longest(finished, finished_now, fillvalue=("", {})):
+        if (name, changes) != (name_now, changes_now):
+            raise InputError(
+                f"stages.{name or name_now}: the run has finished its stages up to {current}, and can't change them; a "
+                "new run is needed"
+            )
+
+
+def _list_changes(config: DictConfig, current: str) -> list[tuple[str, Any]]:
+    """Return the name and the changes of each stage before the current one."""
+    stages = plain_config(config)["stages"]
+    names = [str(name) for name in stages]
+    return [(str(name), stages[name] or {}) for name in [*stages][: names.index(current) if current in names else 0]]
+
+
+def _list_targets(part: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, class) of each object that a part of a configuration builds."""
+    entries = part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, list) else ()
+    for key, value in entries:
+        if key == "_target_":
+            yield f"{path}{key}", str(value)
+        else:
+            yield from _list_targets(value, f"{path}{key}.")

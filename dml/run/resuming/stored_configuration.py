@@ -1,0 +1,187 @@
+"""The overrides and the configuration that a run stores, with which it is resumed or tested again."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.overrides import key_of
+from dml.ops.errors import InputError
+from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, without_run_keys
+from dml.run.config_folders import CONF, format_value
+from dml.run.resuming.resolved_values import resolve_environment
+
+LATER_KEYS = {"adapter": None, "frozen": False, "shard_loss": True}
+"""Keys that older versions lacked, with the value that trains as those versions did."""
+
+LEARNING_RATE, FORMER_LEARNING_RATE = "${learning_rate:3.0e-4}", "${oc.select:model.pretraining.lr,3.0e-4}"
+"""The default of ``optimizer.lr``, and that of older versions, which is the same number without ``frozen``."""
+
+TABLE_KEYS = ("corrections", "class_splits", "planted")
+"""Keys below ``dataset`` that change the table of a data set; older versions lacked them, and null changes nothing."""
+
+
+@dataclass(frozen=True)
+class StoredConfiguration:
+    """The overrides that a run was started with, and the configuration that they gave, see `plain_config`."""
+
+    overrides: list[str]
+    config: dict[str, Any]
+
+
+def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
+    """Read the overrides and configuration that the run in a folder was last started with.
+
+    Raises:
+        InputError: if there is no run in the folder, or only the evaluation of one.
+    """
+    if folder.is_evaluation:
+        raise InputError(f"resume={folder.path}: a test of a checkpoint, which has no training to go on with")
+    if folder.has_configuration:
+        return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
+    if folder.last_checkpoint.exists():
+        return read_checkpoint_configuration(folder.last_checkpoint)
+    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/")
+
+
+def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
+    """Read the overrides and configuration in a checkpoint."""
+    from dml.training.checkpointing.checkpoints import read_checkpoint
+
+    return extract_configuration(read_checkpoint(path, lazily=True))
+
+
+def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> list[str]:
+    """Return the override that tests a run on other data with the run's transform, which its data set may have chosen.
+
+    Args:
+        stored: overrides and configuration that the run stored.
+        arguments: the overrides of the test; without ``dataset``, or with ``transform``, nothing is needed.
+
+    Raises:
+        InputError: if the overrides give another transform than the run had, because ``conf/`` has changed since.
+    """
+    keys = {key_of(argument) for argument in arguments}
+    if "dataset" not in keys or "transform" in keys:
+        return []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", overrides=stored.overrides, return_hydra_config=True)
+    choice = config.hydra.runtime.choices.transform
+    if plain_config(OmegaConf.masked_copy(config, "transform"))["transform"] != stored.config.get("transform"):
+        raise InputError(
+            f"transform: the run's is not transform={choice} as conf/ has it now; give the one that it was trained "
+            "with, such as transform=emoji"
+        )
+    return [f"transform={choice}"]
+
+
+def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
+    """Return the overrides and configuration among the contents of a checkpoint."""
+    run = checkpoint["run"]
+    return StoredConfiguration(_task_overrides(run["overrides"]), run["config"])
+
+
+def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
+    """Write `.hydra/` of a run, as Hydra does; without the groups' choices if Hydra didn't start the job."""
+    hydra: Any = HydraConfig.instance().cfg
+    written = _without_defaults(resolve_environment(config))
+    folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
+
+
+def _task_overrides(overrides: Any) -> list[str]:
+    return [str(override) for override in overrides if key_of(str(override)).split(".")[0] not in RUN_KEYS]
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain values, without `RUN_KEYS`, and without what `_without_defaults` removes.
+
+    Interpolations stay unresolved, except those that read the environment: another value there is another run.
+    """
+    return without_run_keys(_without_defaults(resolve_environment(config)))
+
+
+def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove the values in `LATER_KEYS`, unset `TABLE_KEYS`, and the entries of ``callbacks`` that are the default's.
+
+    The default learning rate becomes that of older versions. The entries only pass on keys that are stored anyway.
+    Without all this, a run has the identity that it had before these options existed: sweeps and tables find their
+    finished runs.
+    """
+    default = _default_callbacks()
+    entries = config.get("callbacks", default)
+    changed = {name: entry for name, entry in entries.items() if name not in default or entry != default[name]}
+    missing = {name: None for name in default if name not in entries}
+    is_later = {name: name in LATER_KEYS and value is LATER_KEYS[name] for name, value in config.items()}
+    remaining = {name: value for name, value in config.items() if name != "callbacks" and not is_later[name]}
+    optimizer = config.get("optimizer")
+    if isinstance(optimizer, dict) and optimizer.get("lr") == LEARNING_RATE and not config.get("frozen"):
+        remaining["optimizer"] = optimizer | {"lr": FORMER_LEARNING_RATE}
+    if isinstance(dataset := config.get("dataset"), dict):
+        remaining["dataset"] = without_unset_changes(dataset)
+    return remaining | ({"callbacks": changed | missing} if changed or missing else {})
+
+
+def without_unset_changes(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a data set without those of `TABLE_KEYS` that are null."""
+    return {key: value for key, value in dataset.items() if key not in TABLE_KEYS or value is not None}
+
+
+@cache
+def _default_callbacks() -> dict[str, Any]:
+    entries: Any = OmegaConf.to_container(OmegaConf.load(CONF / "callbacks" / "default.yaml"), resolve=False)
+    return dict(entries)
+
+
+def list_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of ``callbacks`` of a configuration, with the default's, which `plain_config` leaves out."""
+    return {**_default_callbacks(), **config.get("callbacks", {})}
+
+
+def check_unchanged(
+    config: DictConfig, overrides: list[str], stored: StoredConfiguration, parts: tuple[str, ...] = ()
+) -> None:
+    """Make sure that the stored overrides still compose to the stored configuration.
+
+    Args:
+        config: configuration composed of the stored overrides and the new ones.
+        overrides: the stored overrides and the new ones.
+        stored: overrides and configuration that the run stored.
+        parts: top-level keys to compare; none means all.
+
+    Raises:
+        InputError: if a value differs that no new override names: ``conf/`` or the environment has changed since.
+    """
+    latest = {key_of(override): override for override in stored.overrides}  # of several the last one counts
+    new = [override for override in overrides if override != latest.get(key_of(override))]
+    new_keys = [key_of(override) for override in new]
+    may_change_all = "experiment" in new_keys
+    now, then = flat(plain_config(config)), flat(stored.config)
+    # an override may be stored with the value that an interpolation had, while the configuration has the interpolation
+    resolved = {key for key in latest if "${" in str(then.get(key))}
+    changed = [
+        key
+        for key in sorted(now.keys() | then.keys())
+        if (not parts or key.split(".")[0] in parts)
+        and key not in resolved
+        and now.get(key) != then.get(key)
+        and not (may_change_all or is_below(key, new_keys))
+    ]
+    if changed:
+        first, *_ = changed
+        overrides_as_before = " ".join(_format_override(key, then.get(key)) for key in changed)
+        raise InputError(
+            f"{_format_override(first, now.get(first))}: the run was made with {format_value(then.get(first))}, and "
+            f"conf/ or the environment has changed since; give {overrides_as_before} to go on as before"
+        )
+
+
+def _format_override(key: str, value: Any) -> str:
+    """Return an override as a shell takes it."""
+    return shlex.quote(f"{key}={format_value(value)}")

@@ -1,0 +1,1 @@
+"""Checkpoints: what is written, what is read, and what they leave out."""

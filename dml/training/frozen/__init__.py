@@ -1,0 +1,1 @@
+"""Training of the heads alone, on what a frozen backbone computes once."""

@@ -1,0 +1,130 @@
+import pytest
+from configurations import compose
+from omegaconf import OmegaConf
+
+from dml.commands.checks.config_types import OWN_KEYS, check_types, select_used_parts
+from dml.ops.errors import InputError
+from dml.run.config_folders import CONF
+
+WRONG = {
+    "loss.margin=abc": "loss.margin=abc: must be a number",
+    "optimizer.lr=fast": "optimizer.lr=fast: must be a number",
+    "trainer.max_steps=ten": "trainer.max_steps=ten: must be a whole number",
+    "trainer.precision=fp16": "must be one of .*16-mixed.*null; is it 16-mixed",
+    "trainer.gradient_clip_val=a": "trainer.gradient_clip_val=a: must be a number or null",
+    "sampler.images_per_class=2.5": "sampler.images_per_class=2.5: must be a whole number",
+    "seed=true": "seed=true: must be a whole number",
+    "transform.size=big": "transform.size=big: must be a whole number",
+    "data.on_corrupt=skp": "data.on_corrupt=skp: must be one of raise, skip; is it skip",
+    "quick=ja": "quick=ja: must be true or false",
+    "choose_heads=none": "choose_heads=none: must be true or false",
+    "accept_changed_data=1": "accept_changed_data=1: must be true or false",
+    "dataset.queries_in_gallery=no_copies": "dataset.queries_in_gallery=no_copies: must be true or false or null",
+    "model.backbone.name=3": "model.backbone.name=3: must be a text",
+    "dataset.root=2025": "dataset.root=2025: must be a text or null",
+    "scheduler.warmup_steps=null": "scheduler.warmup_steps=null: must be a whole number",
+    "scheduler.warmup_epochs=abc": "scheduler.warmup_epochs=abc: must be a number or null",
+    "loss.margin=[1,2]": r"loss.margin=\[1,2\]: must be a number",
+    "loss.margin={a:1}": r"loss.margin=\{a:1\}: must be a number",
+    "optimizer.lr=[null,true]": r"optimizer.lr=\[null,true\]: must be a number",
+    "seed=[1]": r"seed=\[1\]: must be a whole number",
+    "checkpoints.beginning=abc": "checkpoints.beginning=abc: must be true or false",
+    "scheduler.loss=abc": "scheduler.loss=abc: must be a mapping or null",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: str):
+    with pytest.raises(InputError, match=WRONG[override]):
+        check_types(compose("dataset=folder", override))
+
+
+@pytest.mark.parametrize("command", ["prepare", "inspect", "audit", "shift"])
+@pytest.mark.parametrize("value", ["2.5", "x", "true"])
+def test_a_number_of_processes_is_a_whole_number(command: str, value: str):
+    config = compose(f"processes={value}", command=command)
+    with pytest.raises(InputError, match=rf"^processes={value}: must be a whole number or null$"):
+        check_types(select_used_parts(command, config))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.precision=16",
+        "trainer.precision=bf16-mixed",
+        "trainer.devices=2",
+        "optimizer.lr=1",
+        "ema=0.99",
+        "ema=null",
+    ],
+)
+def test_what_a_parameter_takes_passes(override: str):
+    check_types(compose(override))
+
+
+def test_unannotated_parameters_take_the_type_of_their_default():
+    config = OmegaConf.create({"loss": {"_target_": "pytorch_metric_learning.losses.TripletMarginLoss", "margin": "x"}})
+    with pytest.raises(InputError, match=r"loss.margin=x: must be a number"):
+        check_types(config)
+    with pytest.raises(InputError, match=r"loss.margin=\[1\]: must be a number"):
+        check_types(OmegaConf.create({"loss": {**config.loss, "margin": [1]}}))
+    check_types(OmegaConf.create(OmegaConf.to_container(config) | {"loss": {**config.loss, "margin": 1}}))
+
+
+def test_a_number_in_the_place_of_a_list_is_told():
+    config = OmegaConf.create({"loss": {"_target_": "dml.losses.csl.CSLLoss", "margins": 0.3}})
+    with pytest.raises(InputError, match=r"loss\.margins=0\.3: must be a list or a mapping or null"):
+        check_types(config)
+
+
+def test_lists_pass_where_a_parameter_may_take_them():
+    transform = {"_target_": "torchvision.transforms.v2.RandomErasing", "value": [0, 0, 0]}
+    angles = {"_target_": "torchvision.transforms.v2.ColorJitter", "brightness": [0.5, 1.5]}
+    relevance = {"_target_": "dml.losses.csl.CSLLoss", "margins": [0.3]}
+    distance = {
+        "_target_": "pytorch_metric_learning.losses.TripletMarginLoss",
+        "margin": {"_target_": "builtins.float"},
+    }
+    check_types(OmegaConf.create({"transform": {"train": [transform, angles]}, "loss": relevance, "other": distance}))
+
+
+def test_nodes_in_lists_are_checked():
+    config = OmegaConf.create({"steps": [{"_target_": "dml.losses.rll.RankedListLoss", "margin": "x"}]})
+    with pytest.raises(InputError, match=r"steps\[0\].margin=x: must be a number"):
+        check_types(config)
+
+
+def test_own_keys_are_keys_of_the_configuration():
+    # a test has the keys of a training, too
+    configs = compose("dataset=folder", command="evaluate"), compose(command="prepare"), compose(command="audit")
+    for key in OWN_KEYS:
+        parent, _, name = key.rpartition(".")
+        assert any(name in (OmegaConf.select(config, parent) or () if parent else config) for config in configs), key
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("group", ["dataset", "transform", "model", "loss", "sampler", "optimizer", "scheduler"])
+def test_every_choice_passes(group: str):
+    for path in (CONF / group).glob("*.yaml"):
+        check_types(compose(f"{group}={path.stem}"))
+
+
+def test_a_test_and_a_preparation_import_only_what_they_build(monkeypatch: pytest.MonkeyPatch):
+    config = compose("loss._target_=antigravity.Loss", "model._target_=dml.nowhere.Model")
+    monkeypatch.setattr(
+        "dml.commands.checks.config_types.resolve_name", lambda target: imported.append(target) or object
+    )
+    imported: list[str] = []
+    check_types(select_used_parts("evaluate", config))
+    assert "dml.nowhere.Model" in imported
+    assert not {"antigravity.Loss", config.sampler._target_} & {*imported}
+    imported.clear()
+    check_types(select_used_parts("prepare", config))
+    assert imported == [config.dataset.reader._target_]
+    imported.clear()
+    check_types(select_used_parts("train", config))
+    assert "antigravity.Loss" in imported
+
+
+def test_a_target_that_is_not_there_is_left_to_the_builder():
+    check_types(compose("loss._target_=dml.losses.nowhere.Loss"))

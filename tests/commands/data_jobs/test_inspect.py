@@ -1,0 +1,216 @@
+"""``dml inspect``: its tables and metrics against loops over a tiny folder, its cache, and mistakes in one line."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import Here, Refused
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from PIL import Image
+
+from dml.models.embedding import EmbeddingModel
+from dml.run.config_folders import CONF
+from dml.training.frozen.head_inputs import FeatureEmbedder
+
+SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=16", "processes=1", "data.num_workers=0"]
+SETTINGS += ["sheet.classes=2", "sheet.pictures=2"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Twelve classes of four coloured pictures in the folders train/ and test/; work in the folder above."""
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        folder = tmp_path / "mine" / ("train" if number < 6 else "test") / f"class{number}"
+        folder.mkdir(parents=True)
+        color = rng.integers(0, 60, 3)
+        for i in range(4):
+            pixels = (color + rng.integers(0, 196, (20, 24, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def inspect(here: Here, mine: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """inspect("max_images=9") -> what the command prints."""
+
+    def inspect(*overrides: str) -> str:
+        here("inspect", "dataset=folder", f"dataset.root={mine}", *SETTINGS, *overrides)
+        return capfd.readouterr().out
+
+    return inspect
+
+
+def embed_by_hand(mine: Path, split: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Resize, crop and embed each image alone -> L2-normalised features, labels."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("inspect", overrides=["dataset=folder", *SETTINGS])
+    torch.manual_seed(config.seed)
+    model: EmbeddingModel = instantiate(config.model).eval()
+    transform, table = instantiate(config.transform.test), instantiate(config.dataset.reader)(str(mine)).subset(split)
+    features = []
+    for path in table.paths.tolist():
+        pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)
+        with torch.no_grad():
+            features.append(model.raw_features(transform(pixels)[None])[0].double().numpy())
+    stacked = np.stack(features)
+    return stacked / np.linalg.norm(stacked, axis=1, keepdims=True), table.labels[:, 0]
+
+
+def rank_by_hand(features: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> tuple[float, float]:
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    recalls, precisions = [], []
+    for query in range(len(unit)):
+        order = sorted((i for i in range(len(unit)) if i != query), key=lambda i: -float(unit[query] @ unit[i]))
+        hits = [labels[i] == labels[query] for i in order]
+        recalls.append(hits[0])
+        precisions.append(sum(sum(hits[: k + 1]) / (k + 1) for k in range(3) if hits[k]) / 3)
+    return float(np.mean(recalls)), float(np.mean(precisions))
+
+
+def find_row(printed: str, name: str) -> tuple[float, float]:
+    (row,) = re.findall(rf"^ *{re.escape(name)} +([\d.]+) +([\d.]+) *$", printed, flags=re.MULTILINE)
+    return float(row[0]), float(row[1])
+
+
+def test_metrics_are_those_of_loops_and_a_second_call_embeds_nothing(
+    inspect: Callable[..., str], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = inspect("components=2")
+    train, _ = embed_by_hand(mine, "train")
+    test, labels = embed_by_hand(mine, "test")
+    _, values, directions = np.linalg.svd(train - train.mean(axis=0), full_matrices=False)
+    projected = (test - train.mean(axis=0)) @ directions[:2].T
+    expected = {"raw": test, "PCA 2": projected, "PCA 2, whitened": projected / values[:2]}
+    for name, features in expected.items():
+        assert find_row(printed, f"small_cnn, {name}") == pytest.approx(
+            [round(100 * value, 1) for value in rank_by_hand(features, labels)], abs=0.051
+        )
+    assert "│ images         │    16 │     8 │    24 │" in printed
+    assert "│ median size    │ 24x20 │ 24x20 │ 24x20 │" in printed
+    assert "warning" not in printed
+    assert max(map(len, printed.splitlines())) <= 80 + len(str(mine))
+    names = sorted(re.sub("[0-9a-f]{16}", "*", path.name) for path in (mine / ".dml" / "folder").iterdir())
+    assert names == ["features-*.npz"] * 2 + [
+        *(f"sheet_{split}.png" for split in ("test", "train", "val")),
+        "table.parquet",
+    ]
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("a second call embeds images")
+
+    monkeypatch.setattr(FeatureEmbedder, "embed_images", fail)
+    again = inspect("components=2")
+    assert find_row(again, "small_cnn, raw") == find_row(printed, "small_cnn, raw")
+    assert again.partition("what the splits hold")[2] == printed.partition("what the splits hold")[2]
+
+
+def test_the_recall_is_what_a_training_prints_as_before(inspect: Callable[..., str], here: Here, mine: Path) -> None:
+    printed = inspect()
+    given = ["trainer.max_steps=1", "sampler.images_per_class=2", "evaluation.report=null", "evaluation.sheet=null"]
+    here("train", "dataset=folder", f"dataset.root={mine}", *SETTINGS[:3], *given, "hydra.run.dir=run")
+    metrics = json.loads(Path("run/metrics.json").read_text())
+    expected = [metrics["raw/level0/recall@1"], metrics["raw/level0/map@r"]]
+    assert find_row(printed, "small_cnn, raw") == pytest.approx([100 * value for value in expected], abs=0.051)
+
+
+def test_copies_across_splits_and_unreadable_files_are_warnings(inspect: Callable[..., str], mine: Path) -> None:
+    shutil.copy(mine / "train/class0/0.png", mine / "test/class7/copy.png")
+    (mine / "test/class8/0.png").write_text("damaged")
+    printed = inspect()
+    assert (
+        f"warning  1 file in test with the content of a file in train, such as {mine}/test/class7/copy.png is "
+        in printed
+    )
+    assert "│ unreadable     │     0 │     0 │     1 │" in printed
+    assert "warning  missing and unreadable files are left out below; dml prepare lists them" in printed
+    assert "% of 24 queries" in " ".join(printed.split())  # 24 images, one of them damaged, and the copy
+
+
+def test_a_part_of_each_class_is_announced(inspect: Callable[..., str]) -> None:
+    printed = inspect("max_images=24")
+    assert "part     24 of 48 images, the same share of each class, at least 2 (max_images)" in printed
+    assert "│ smallest class │     2 │     2 │     2 │" in printed
+
+
+def test_a_changed_table_is_not_taken_for_that_of_the_data_set(inspect: Callable[..., str], mine: Path) -> None:
+    assert "planted  8 of 16 training images stay" in inspect("dataset.planted={thinning:2}")
+    inspect("quick=true")
+    assert not (mine / ".dml" / "folder" / "table.parquet").exists()
+
+
+def test_the_table_of_the_data_set_has_no_folds(inspect: Callable[..., str], mine: Path) -> None:
+    assert " val " in inspect("dataset.reader.val_fraction=0", "dataset.folds=2")
+    with pq.ParquetFile(mine / ".dml" / "folder" / "table.parquet") as file:
+        assert set(file.read(columns=["split"])["split"].to_pylist()) == {"train", "test"}
+
+
+def test_several_backbones_and_one_without_weights(
+    inspect: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    missing = f"model.backbone.weights={tmp_path}/none.pth"
+    printed = inspect("backbones=[tf_efficientnet_lite0,small_cnn]", missing, "transform.size=32", "components=4")
+    assert "warning  backbone small_cnn is left out: model.backbone.weights=" in printed
+    assert "tf_efficientnet_lite0, PCA 4, whitened" in printed
+    assert "small_cnn, raw" not in printed
+
+
+def test_a_test_of_one_class_says_nothing(inspect: Callable[..., str], mine: Path) -> None:
+    for folder in [*(mine / "test").iterdir()][1:]:
+        shutil.rmtree(folder)
+    printed = " ".join(inspect("transform.size=32", "components=4", "sheet=null").split())
+    assert "All images of the test split are of one class, so that every neighbour is right." in printed
+    assert "finds most" not in printed
+
+
+def test_a_model_of_ones_own_is_a_backbone(inspect: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "my_conf" / "model").mkdir(parents=True)
+    text = (CONF / "model" / "tf_efficientnet_lite0.yaml").read_text()
+    (tmp_path / "my_conf" / "model" / "mine.yaml").write_text(text)
+    given = [f"hydra.searchpath=[{tmp_path}/my_conf]", "transform.size=32", "components=4", "sheet=null"]
+    assert "mine, raw" in inspect(*given, "model=mine")
+    printed = inspect(*given, "backbones=[tf_efficientnet_lite0,mine]")
+    assert "mine, raw" in printed
+    assert not [*(tmp_path / "mine").rglob("sheet_*.png")]
+
+
+def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> None:
+    given = ["dataset=folder", f"dataset.root={mine}", *SETTINGS, "model.backbone.weights=/none.pth", "components=2"]
+    assert "model.backbone.weights=/none.pth: no such file" in refused(*given, command="inspect")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("backbones=[resnet19]", "backbones=resnet19: no such model; nearest: resnet18"),
+        ("backbones=resnet18", r"backbones=resnet18: a list of models, such as \[tf_efficientnet_lite0,resnet18\]"),
+        ("backbones=[]", "a list of models"),
+        ("backbones=true", "a list of models"),
+        ("max_images=0", "max_images=0: a whole number above 0, or null for all images"),
+        ("sheet.seed=-1", "sheet.seed=-1: must be a whole number, 0 or more"),
+        ("components=0", "components=0: a whole number above 0, or null"),
+        ("data.cache=null", "data.cache=null: auto, or the folder to write to"),
+    ],
+)
+def test_mistakes_are_one_line(refused: Refused, mine: Path, override: str, message: str) -> None:
+    line = refused("dataset=folder", f"dataset.root={mine}", *SETTINGS, override, command="inspect")
+    assert re.search(message, line), line
+    assert not (mine / ".dml").exists() or override == "components=0"
+
+
+@pytest.mark.parametrize("command", ["inspect", "audit", "shift"])
+def test_a_list_of_files_that_are_elsewhere_is_told_as_such(command: str, refused: Refused, tmp_path: Path) -> None:
+    listed = tmp_path / "list.csv"
+    listed.write_text("path,label\n" + "".join(f"old/{i}.jpg,{'abcdef'[i // 2]}\n" for i in range(12)))
+    line = refused("dataset=csv", f"dataset.root={listed}", "processes=1", command=command)
+    first = f"{tmp_path}/old/0.jpg: no such file"
+    assert line == f"error: {listed}: none of 12 images can be read, the first: {first}"

@@ -1,0 +1,86 @@
+"""A mistake leaves no folder behind, and a run shows its first line before it imports what takes seconds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PLAIN, ROOT, Refused
+from omegaconf import OmegaConf
+
+from dml.ops.run_folders.new_folders import remove_unused_folder
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.run import resolvers
+
+
+@pytest.mark.parametrize("mistake", ["dataset.root=/nowhere", "loss.margin=abc"])
+def test_a_mistake_leaves_no_folder(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(mistake)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "outputs" / "emoji").mkdir(parents=True)
+    refused(mistake)
+    assert [path.name for path in tmp_path.rglob("*")] == ["outputs", "emoji"]
+
+
+@pytest.mark.parametrize(
+    "mistakes",
+    [
+        ("loss.margin=abc", "hydra.run.dir=mine/run"),  # a folder that the user names
+        ("loss.margn=0.2",),
+        ("loss=rl",),
+        ("checkpoints.monitor=foo",),
+        ("callbacks.last_checkpoint=null",),  # found after the configuration is written
+        ("-m", "seed=1,2", "foo=1"),
+        ("--", "loss=rll"),
+    ],
+)
+def test_mistakes_leave_nothing(
+    refused: Refused,
+    tmp_path: Path,
+    small_emoji: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistakes: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(f"dataset.root={small_emoji}", *PLAIN, "model=small_cnn", *mistakes)
+    assert not [*tmp_path.rglob("*")]
+
+
+def test_a_folder_that_the_user_made_stays(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    refused("loss.margin=abc", "hydra.run.dir=mine")
+    assert (tmp_path / "mine").exists()
+
+
+def test_only_new_folders_without_results_are_removed(tmp_path: Path) -> None:
+    root = OmegaConf.create({"hydra": {"runtime": {"cwd": str(tmp_path)}}})
+    OmegaConf.get_cache(root)["new_folder"] = {}
+    folder = RunFolder(resolvers.new_folder(str(tmp_path / "a" / "b"), _root_=root))
+    (folder.path / "metrics.csv").touch()
+    remove_unused_folder(folder)
+    assert folder.history_file.exists()
+    folder.history_file.unlink()
+    (tmp_path / "a" / "c").mkdir()
+    remove_unused_folder(folder)
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "c"]
+    (tmp_path / "users").mkdir()
+    remove_unused_folder(RunFolder(tmp_path / "users"))
+    assert (tmp_path / "users").exists()
+
+
+def test_the_first_line_comes_before_the_slow_imports(tmp_path: Path) -> None:
+    script = (
+        "import sys, runpy\n"
+        "sys.modules['torch'] = None\n"  # its import is an error from here on
+        f"sys.argv = ['train.py', 'loss=triplet', 'hydra.run.dir={tmp_path}']\n"
+        f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.startswith("train    tf_efficientnet_lite0 with loss triplet on emoji; results in ")
+    assert "torch" in done.stderr

@@ -1,0 +1,134 @@
+"""The command ``dml serve``: how it starts, ends, and what it refuses."""
+
+import json
+import os
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from forks import ForkedScript
+from ports import free_port
+from small_embedders import make_model, write_photos
+
+from dml.__main__ import dispatch
+from dml.inference.image_index import Index
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "photos").mkdir()
+    return str(Index.build(make_model(), write_photos(folder / "photos", 4)).save(folder / "index"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        dispatch(["serve", *arguments])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def start(index: str, *options: str, host: str = "127.0.0.1") -> tuple[ForkedScript, int]:
+    """Start a server, and wait until it answers at an address -> the process and the port."""
+    port = free_port()
+    script = ForkedScript("dml/__main__.py", "serve", index, "--port", str(port), "--device", "cpu", *options)
+    end = time.monotonic() + 60
+    while True:
+        try:
+            with urlopen(f"http://{host}:{port}/api/index", timeout=60) as answer:
+                assert json.load(answer)["images"] == 4
+        except OSError:
+            assert script.poll() is None, script.finish()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        else:
+            return script, port
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_serves_until_a_signal(index: str, signum: int, code: int) -> None:
+    script, port = start(index)
+    # a connection that stays open must not keep the server from ending
+    with socket.create_connection(("127.0.0.1", port)):
+        os.kill(script.pid, signum)
+        done = script.finish(timeout=15)
+    assert done.stdout == f"{index}: 4 images at http://127.0.0.1:{port}; Ctrl-C ends it\n"
+    assert done.stderr == f"stopped by {signal.Signals(signum).name}\n"
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        (["--host", "127.0.257"], ["127.0.1.1"]),  # a name of the address
+        (["--host", "0.0.0.0", "--allow-host", "localhost"], ["127.0.0.1", "localhost"]),
+    ],
+)
+def test_the_addresses_that_it_names_answer(index: str, options: list[str], hosts: list[str]) -> None:
+    script, port = start(index, *options, host=hosts[0])
+    for host in hosts:
+        with urlopen(f"http://{host}:{port}/api/index", timeout=60) as answer:
+            assert json.load(answer)["images"] == 4
+    os.kill(script.pid, signal.SIGTERM)
+    addresses = " and ".join(f"http://{host}:{port}" for host in hosts)
+    assert script.finish(timeout=15).stdout == f"{index}: 4 images at {addresses}; Ctrl-C ends it\n"
+
+
+@pytest.mark.pipeline
+def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None:
+    script, port = start(index)
+    with socket.create_connection(("127.0.0.1", port)) as upload:
+        upload.sendall(
+            b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 1000\r\n\r\npart"
+        )
+        assert upload.recv(100).startswith(b"HTTP/1.1 100 ")  # the server reads the upload
+        os.kill(script.pid, signal.SIGTERM)
+        done = script.finish(timeout=15)
+        answer = b"".join(iter(partial(upload.recv, 1000), b""))
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"the server was stopped meanwhile" in answer
+    first, cancelled, last = done.stderr.splitlines()
+    assert first == "stopping; Ctrl-C again stops at once"
+    assert cancelled.startswith("Cancel 1 running task")  # uvicorn's own words
+    assert last == "stopped by SIGTERM"
+    assert done.returncode == 143
+
+
+def test_mistakes_are_told_in_a_line(index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, str(tmp_path), "--port", "0")
+    assert line == f"error: {tmp_path}: no index there; dml index, or dml.Index.build and save, makes one"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        line = refused(capsys, index, "--port", str(port))
+        assert line == f"error: --port {port}: in use on 127.0.0.1; give another one, or 0 for any that is free"
+    for port in ("-1", "65536", "http"):
+        assert "is not a port" in refused(capsys, index, f"--port={port}")
+    assert "--allow-host NAME says" in refused(capsys, index, "--host", "0.0.0.0", "--port", "0")
+    assert "--allow-host NAME says" in refused(capsys, index, "--host", "::", "--port", "0")
+    assert "not an address of this machine" in refused(capsys, index, "--host", "192.0.2.1", "--port", "0")
+    for address in ("fe80::1%lo", "::ffff:192.0.2.1"):  # refused by some systems, not there on others
+        assert refused(capsys, index, "--host", address, "--port", "0").startswith(f"error: --host {address}: ")
+    assert "no such name or address" in refused(capsys, index, "--host", "no-such.invalid", "--port", "0")
+    assert "* stands for" in refused(capsys, index, "--host", "127.0.0.1", "--allow-host", "*", "--port", "0")
+    for name in ("http://box", "box:9000", "192.168.1.20:9000"):
+        assert "without http:// and the port" in refused(capsys, index, "--allow-host", name, "--port", "0")
+
+
+def test_a_model_of_other_weights_is_refused(index: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = make_model(seed=1).save_pretrained(tmp_path / "other")
+    line = refused(capsys, index, "--model", str(other), "--port", "0")
+    assert "its vectors are of the model" in line
+    assert "search with that model" in line
+
+
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn"])
+def test_a_missing_library_is_named_with_its_command(
+    index: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None if name == library else name)
+    assert refused(capsys, index) == f"error: {library}: not installed; pip install 'dml[serve]'"

@@ -1,0 +1,252 @@
+"""Damage to what was prepared: the same images and contents are read, or one line says what to do, and preparing again
+gives the same bytes.
+"""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dml.data.dataset import ImageDataset
+from dml.data.image_files.images import ImageFile
+from dml.data.overview.copies import HASHES_FILE, assign_content_ids
+from dml.data.prepared import cache
+from dml.data.prepared.cache import CacheFolder, ImageCache
+from dml.data.prepared.cache_build import build_cache
+from dml.data.prepared.verification import check_images, write_table
+from dml.data.table import ImageTable
+from dml.data.transforms import Pipeline, Resize
+from dml.ops.errors import InputError
+
+RESIZE = Resize("warp", 16)
+FLIPS = 40
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+class DataSet(NamedTuple):
+    table: ImageTable
+    folder: CacheFolder
+
+    def prepare(self, **settings: Any) -> list[str]:
+        """Writes the files -> the warnings."""
+        warnings: list[str] = []
+        settings |= {"processes": 1, "advance": nothing, "warn": warnings.append}
+        images = check_images(self.table, self.folder, **settings)
+        write_table(self.folder, self.table, images)
+        settings.pop("compare_contents", None)
+        build_cache(self.folder, RESIZE, images, **settings)
+        assign_content_ids(self.table, self.folder)
+        return warnings
+
+    def cache(self) -> ImageCache:
+        found = self.folder.find(self.table, RESIZE)
+        assert found is not None
+        return found
+
+    def pixels(self) -> list[Any]:
+        return [self.cache().pixels(row) for row in range(len(self.table))]
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.path.iterdir()}
+
+    def lay_journal(self) -> None:
+        """Leaves what a verification leaves that was killed before it wrote the table."""
+        (self.folder.path / "table.parquet").unlink(missing_ok=True)
+        check_images(self.table, self.folder, processes=1, advance=nothing)
+        assert (self.folder.path / "verified.jsonl").stat().st_size > 600
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> DataSet:
+    """Six images of noise, one broken; a query and a gallery image are the same."""
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / f"{i}.png" for i in range(6)]
+    for path in paths:
+        Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(path)
+    shutil.copy(paths[2], paths[4])
+    paths[1].write_bytes(paths[1].read_bytes()[:700])
+    split = np.array(["train", "train", "query", "query", "gallery", "gallery"])
+    labels = np.zeros((6, 1), dtype=np.int64)
+    folder = CacheFolder.from_setting("auto", str(tmp_path), "folder")
+    assert folder is not None
+    folder.path.mkdir(parents=True)
+    return DataSet(ImageTable(np.array([*map(str, paths)]), labels, split, ("class",)), folder)
+
+
+def flip(seed: int) -> Callable[[Path], None]:
+    def flip(path: Path) -> None:
+        content, rng = bytearray(path.read_bytes()), random.Random(seed)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+
+    return flip
+
+
+def cut(share: float) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, int(share * path.stat().st_size))
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGE = [*map(flip, range(FLIPS)), *map(cut, (0, 0.1, 0.5, 0.9, 0.99)), zero]
+FILES = ("warp-16.pixels", "warp-16.parquet", "table.parquet", HASHES_FILE, "verified.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_is_told_or_harmless_and_is_repaired(images: DataSet, name: str) -> None:
+    assert images.prepare() == []
+    whole, pixels, content = images.files(), images.pixels(), assign_content_ids(images.table, images.folder).content
+    assert content[2] == content[4] != content[3]
+    refused = 0
+    for damage in DAMAGE:
+        if name == "verified.jsonl":
+            images.lay_journal()
+        damage(images.folder.path / name)
+        assert np.array_equal(
+            assign_content_ids(images.table, images.folder).content == content[2], content == content[2]
+        )
+        try:
+            for read, right in zip(images.pixels(), pixels, strict=True):
+                assert read is right is None or torch.equal(read, right)
+        except InputError as error:
+            refused += 1
+            line = str(error)
+            assert "\n" not in line
+            assert f"run dml prepare dataset=folder dataset.root={images.folder.root} resize=16 mode=war" in line
+        images.prepare()
+        assert images.files() == whole
+    assert refused == (len(DAMAGE) if name.startswith("warp") else 0)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_preparing_says_what_was_damaged(images: DataSet, name: str) -> None:
+    images.prepare()
+    if name == "verified.jsonl":
+        images.lay_journal()
+    flip(3)(images.folder.path / name)
+    warnings = images.prepare()
+    assert [name in line for line in warnings] == ([] if name == HASHES_FILE else [True])
+    assert images.prepare() == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_in_place_of_a_file(images: DataSet, name: str) -> None:
+    images.prepare()
+    path = images.folder.path / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    line = f"{name}: stands where a prepared file belongs and isn't a file; delete it"
+    with pytest.raises(InputError, match=line):
+        images.prepare()
+    path.rmdir()
+    images.prepare()
+
+
+def test_a_damaged_image_names_itself(images: DataSet) -> None:
+    """Zeros are noticed when an image is first read, by whichever process, and other images are read on."""
+    images.prepare()
+    path = images.folder.path / "warp-16.pixels"
+    with path.open("r+b") as file:
+        file.seek(2 * 16 * 16 * 3)  # the second image is broken, and has no place
+        file.write(bytes(16 * 16 * 3))
+    dataset = ImageDataset(images.table, Pipeline([RESIZE]), "replace", images.cache())
+    assert dataset[0] is not None
+    with pytest.raises(
+        InputError, match=rf"image {images.table.paths[3]}: its pixels in {path} are damaged .*; run dml "
+    ):
+        dataset[3]
+    assert images.prepare() == [
+        f"{path}: the pixels of 1 images were damaged, such as {images.table.paths[3]}; decoded again"
+    ]
+    assert images.pixels()[3] is not None
+
+
+def test_the_checksum_is_computed_once(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    images.prepare()
+    found, computed = images.cache(), []
+    monkeypatch.setattr("dml.data.prepared.cache.crc32", lambda pixels: computed.append(1) or found.checksums[0])
+    for _ in range(3):
+        assert found.pixels(0) is not None
+    assert len(computed) == 1
+
+
+# files that are made anew while they are read
+
+
+def test_who_reads_while_a_cache_is_made_anew_gets_one_of_both(
+    images: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is made anew between the reading of its index and that of its pixels."""
+    images.prepare()
+    original = cache.PixelFile
+    done: list[Path] = []
+
+    def open_later(path: Path) -> Any:
+        if not done:
+            done.append(path)
+            Image.new("RGB", (30, 20), "red").save(images.table.paths[0])
+            images.prepare()
+        return original(path)
+
+    monkeypatch.setattr(cache, "PixelFile", open_later)
+    assert torch.equal(images.pixels()[0], RESIZE(ImageFile(str(images.table.paths[0]))))
+    assert done
+
+
+# contents
+
+
+def test_contents_are_compared_if_that_is_asked_for(images: DataSet) -> None:
+    images.prepare()
+    before = images.pixels()
+    first, other = (Path(images.table.paths[row]) for row in (0, 3))
+    state = first.stat()
+    first.write_bytes(other.read_bytes().ljust(state.st_size, b"\0")[: state.st_size])
+    os.utime(first, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert images.prepare() == []
+    assert torch.equal(images.pixels()[0], before[0])
+    (warning,) = images.prepare(compare_contents=True)
+    assert warning == f"1 images have another content, of the same size and time, such as {first}"
+    assert torch.equal(images.pixels()[0], before[3])
+    assert images.prepare(compare_contents=True) == []
+
+
+def test_unchanged_contents_are_read_and_not_decoded(images: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    images.prepare()
+    whole = images.files()
+    monkeypatch.setattr("dml.data.prepared.verification.ImageFile", None)
+    part = images._replace(table=images.table.take(np.array([0, 2, 3, 4, 5])))
+    check_images(part.table, part.folder, processes=1, advance=nothing, compare_contents=True)
+    monkeypatch.undo()
+    images.prepare(compare_contents=True)
+    assert images.files() == whole
+
+
+def test_files_with_another_name_are_not_written_to(images: DataSet, tmp_path: Path) -> None:
+    """An unfinished verification and cache that are hard links to a user's files."""
+    images.prepare()
+    images.lay_journal()
+    (tmp_path / "other").mkdir()
+    for name in ("verified.jsonl", "warp-16.pixels"):
+        os.link(images.folder.path / name, tmp_path / "other" / name)
+    zero(images.folder.path / "warp-16.pixels")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}
+    images.prepare()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()} == before
+    linked = tmp_path / "other" / "backup"
+    os.link(images.folder.path / "warp-16.pixels", linked)
+    assert images.prepare() == []
+    assert linked.samefile(images.folder.path / "warp-16.pixels"), "an intact one stays"
+    images.pixels()

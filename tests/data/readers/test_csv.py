@@ -1,0 +1,283 @@
+import bz2
+import gzip
+import io
+import lzma
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trees.csv import TREE
+from trees.tree import write_lines
+
+from dml.data.image_files.images import read_image
+from dml.data.readers.csv import read
+from dml.ops.errors import InputError
+
+
+def written(folder: Path, *lines: str) -> Path:
+    write_lines(folder / "mine.csv", lines)
+    return folder / "mine.csv"
+
+
+def test_levels_and_splits(tmp_path: Path) -> None:
+    TREE.build(tmp_path)
+    table = read(tmp_path / "mine.csv")
+    assert table.levels == ("level0", "level1")
+    assert table.names == (("lynx", "owl", "puma", "robin", "wren"), ("birds", "cats"))
+    assert table.labels.tolist() == [[3, 0], [3, 0], [4, 0], [0, 1], [1, 0], [1, 0], [1, 0], [2, 1], [2, 1]]
+    assert table.split.tolist() == ["train"] * 4 + ["query", "gallery", "gallery", "query", "gallery"]
+    assert table.paths[3] == f"{tmp_path}/images/4, left.jpg"
+    assert all(read_image(path).shape == (3, 8, 12) for path in table.paths.tolist())
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators(separator: str, tmp_path: Path) -> None:
+    lines = [separator.join(cells) for cells in (["label", " path"], ["ä;b,c\td".replace(separator, "-"), "1.jpg"])]
+    table = read(written(tmp_path, *lines, separator.join(['"a ""b"""', "2.jpg"])))
+    assert table.paths.tolist() == [f"{tmp_path}/1.jpg", f"{tmp_path}/2.jpg"]
+    assert set(table.names[0]) == {"ä;b,c\td".replace(separator, "-"), 'a "b"'}
+
+
+def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label", "/elsewhere/1.jpg,a", "../2.jpg,b", "some.zip/3.jpg,c")
+    assert read(file).paths.tolist() == ["/elsewhere/1.jpg", f"{tmp_path}/../2.jpg", f"{tmp_path}/some.zip/3.jpg"]
+
+
+def test_an_image_with_a_relative_and_an_absolute_path_is_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "mine", "path,label,split", "1.jpg,a,train", f"{tmp_path}/mine/1.jpg,a,test")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"mine/mine\.csv, line 3: .*/mine/1\.jpg stands in line 2 already$"):
+        read("mine/mine.csv")
+
+
+def test_a_path_may_lead_through_a_link_and_up_again(tmp_path: Path) -> None:
+    for name, folder in (("there", tmp_path / "elsewhere"), ("wrong", tmp_path / "mine")):
+        (folder / "photos").mkdir(parents=True)
+        (folder / "1.jpg").write_text(name)
+    (tmp_path / "mine" / "linked").symlink_to(tmp_path / "elsewhere" / "photos")
+    table = read(written(tmp_path / "mine", "path,label", "linked/../1.jpg,a", "2.jpg,b"))
+    assert Path(table.paths[0]).read_text() == "there"
+
+
+def test_labels_are_the_sorted_names_whatever_the_order_of_lines(tmp_path: Path) -> None:
+    """Strings all of them: 10 comes before 9."""
+    lines = [f"{i}.jpg,{label}" for i, label in enumerate(["9", "10", "b", "9", "a"])]
+    table, turned = (read(written(tmp_path, "path,label", *of)) for of in (lines, lines[::-1]))
+    assert table.names == turned.names == (("10", "9", "a", "b"),)
+    assert table.labels[:, 0].tolist() == turned.labels[::-1, 0].tolist() == [1, 0, 3, 1, 2]
+    assert table.split.tolist() == turned.split[::-1].tolist()
+
+
+def test_classes_are_drawn_where_there_is_no_split(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label", *(f"{i}.jpg,{i % 10}" for i in range(30)))
+    table = read(file, test_fraction=0.3, val_fraction=0.3, seed=2)
+    assert {split: count["label"] for split, count in table.counts().items()} == {"train": 4, "val": 3, "test": 3}
+    assert np.array_equal(table.split, read(file, test_fraction=0.3, val_fraction=0.3, seed=2).split)
+    assert not np.array_equal(table.split, read(file, test_fraction=0.3, val_fraction=0.3, seed=3).split)
+
+
+def test_columns_of_other_names(tmp_path: Path) -> None:
+    file = written(tmp_path, "image,class,path,set", "1.jpg,a,x,train", "2.jpg,b,y,test")
+    columns = {"path": "image", "label": "class", "split": "set"}
+    table = read(file, columns=columns)
+    assert table.paths.tolist() == [f"{tmp_path}/1.jpg", f"{tmp_path}/2.jpg"]
+    assert table.names == (("a", "b"),)
+    assert table.split.tolist() == ["train", "test"]
+    with pytest.raises(
+        InputError, match=r"^dataset\.reader\.columns: .*mine\.csv has no column 'klass' among 'image', 'c"
+    ):
+        read(file, columns=columns | {"label": "klass"})
+    numbered = written(tmp_path, "0,1", "1.jpg,a", "2.jpg,b")
+    assert read(numbered, columns={"path": 0, "label": 1}).names == (("a", "b"),)  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"^dataset\.reader\.columns: unknown column 'labels'; path, label, level0"):
+        read(file, columns={"labels": "class"})
+    with pytest.raises(InputError, match=r"^dataset\.reader\.columns=\['path'\]: must be a mapping, such as \{path: "):
+        read(file, columns=["path"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="two of them are the same column; each needs one of its own"):
+        read(numbered, columns={"path": "0", "label": "0"})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "likely"), [("latin-1", "cp1252"), ("cp1252", "cp1252"), ("utf-16", "utf-16"), ("utf-8-sig", "")]
+)
+def test_other_encodings(encoding: str, likely: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("path,label\n1.jpg,Zoë\n2.jpg,b\n", encoding=encoding)
+    if likely:
+        line = rf"mine\.csv: not in UTF-8, it seems to be in {likely}; dataset\.reader\.encoding={likely} reads it$"
+        with pytest.raises(InputError, match=line):
+            read(file)
+    assert read(file, encoding=likely or "utf-8").names == (("Zoë", "b"),)
+    if encoding == "utf-8-sig":
+        assert read(file, encoding="U8").levels == read(file).levels  # without the byte order mark
+        with pytest.raises(
+            InputError, match=r"not in ASCII, it seems to be in utf-8; dataset\.reader\.encoding=utf-8 "
+        ):
+            read(file, encoding="ascii")
+    with pytest.raises(InputError, match=r"mine\.csv: unknown encoding: klingon"):
+        read(file, encoding="klingon")
+
+
+def zipped(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("mine.csv", content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("compress", "message"),
+    [
+        (gzip.compress, "a gzip file; unpack it"),
+        (bz2.compress, "a bzip2 file; unpack it"),
+        (lzma.compress, "an xz file; unpack it"),
+        (zipped, r"a zip file or a spreadsheet; unpack it, or save the spreadsheet as \.csv"),
+        (lambda content: b"PAR1\x15\x04" + content, r"a Parquet file; store it as \.csv"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_compressed_files_are_named(
+    compress: Callable[[bytes], bytes], message: str, encoding: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.csv.gz"
+    file.write_bytes(compress(b"path,label\n1.jpg,a\n2.jpg,b\n"))
+    with pytest.raises(InputError, match=rf"mine\.csv\.gz: not a text file but {message}$"):
+        read(file, encoding=encoding)
+
+
+def test_empty_lines_are_passed_over(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path, "path,label", "", "1.jpg,a", ",", "2.jpg,b", ""))) == 2
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_line_ends_and_those_within_quotes(line_end: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(line_end.join(["path,label", '"1\r.jpg","a\nb"', '"2\r\n.jpg",c', ""]), newline="")
+    table = read(file)
+    assert table.paths.tolist() == [f"{tmp_path}/1\r.jpg", f"{tmp_path}/2\r\n.jpg"]
+    assert table.names == (("a\nb", "c"),)
+
+
+def test_other_columns_are_passed_over(tmp_path: Path) -> None:
+    assert len(read(written(tmp_path, "path,weight,label,labels,Id,,", "1.jpg,,a,,,,", "2.jpg,3,b,x,y,,"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "splits"),
+    [
+        ("set", ["train", "test"], "test, train"),
+        ("Partition", ["Training", "other"], "test, train"),
+        ("phase", ["query", ""], "query, test"),
+        ("fold", ["validation", "train"], "test, train, val"),
+    ],
+)
+def test_splits_under_another_name_are_not_passed_over(
+    name: str, values: list[str], splits: str, tmp_path: Path
+) -> None:
+    """Classes drawn at random would mix the training and the test that the column tells."""
+    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate([*values, "test"])]
+    file = written(tmp_path, f"image,label,{name}", *rows)
+    option = rf"'dataset\.reader\.columns=\{{path: image, split: {name}\}}' would do, or remove the column"
+    line = rf"mine\.csv, line 1: the column '{name}' holds splits \({splits}\), but is not called split; {option}$"
+    with pytest.raises(InputError, match=line):
+        read(file, columns={"path": "image"})
+
+
+@pytest.mark.parametrize("column", ["set,a,b,c", "phase,train,train,train", "fold,train,test,2", "weight,,,"])
+def test_other_columns_are_no_splits(column: str, tmp_path: Path) -> None:
+    name, *values = column.split(",")
+    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate(values)]
+    assert read(written(tmp_path, f"path,label,{name}", *rows)).counts().keys() == {"train", "test"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["file,label"],
+            r"line 1: no column 'path' among 'file', 'label'; 'dataset\.reader\.columns={path: file}' would",
+        ),
+        (["path,class"], "line 1: no column 'label' among 'path', 'class'; '.*={label: class}' would do$"),
+        (["Image Path,Class_Name,set"], "line 1: no .*={path: Image Path, label: Class_Name, split: set}' would do$"),
+        (
+            ["image,weight"],
+            r"line 1: no column 'path' among 'image', 'weight'; give a .*dataset\.reader\.columns$",
+        ),
+        (["path"], "line 1: no column 'label' among 'path'"),
+        ([], "line 1: empty; give a"),
+        (["path,level0,level2"], "line 1: no column 'level1'"),
+        (["path,level1"], "line 1: no column 'level0'"),
+        (["path,lable"], "line 1: unknown column 'lable', is it 'label'?"),
+        (["Path,label"], "line 1: unknown column 'Path', is it 'path'?"),
+        (["path,label,spilt"], "line 1: unknown column 'spilt', is it 'split'?"),
+        (["path,label,Split"], "line 1: unknown column 'Split', is it 'split'?"),
+        (["path,label,level0"], "line 1: the columns label and level0; give one of the two for the finest level"),
+        (["path,label,path"], "line 1: the column path is there twice"),
+        (["path,label"], "no line below the header"),
+        (["path,label", "1.jpg,a", "2.jpg"], "line 3: 1 cell, the header has 2"),
+        (["path,label", "1.jpg,a,b"], "line 2: 3 cells, the header has 2"),
+        (["path,label", "", "1.jpg, "], "line 3: an empty cell in the column label"),
+        (["path,label", ",a"], "line 2: an empty cell in the column path"),
+        (
+            ["path,label", "https://a.org/1.jpg?size=9,a"],
+            r"line 2: 'https://a\.org/1\.jpg\?size=9' is a URL; images have",
+        ),
+        (["path,label", "S3://photos/1.jpg,a"], "line 2: 'S3://photos/1.jpg' is a URL; .* so download them first$"),
+        (["path,label,split", "1.jpg,a,tset"], "line 2: unknown split 'tset'; the splits are train, val, test, query"),
+        (["path,label,split", "1.jpg,a,train", "2.jpg,b,"], "line 3: an empty cell in the column split"),
+        (["path,label", "1.jpg,a", "2.jpg,b", "x/../1.jpg,b"], r"line 4: x/\.\./1\.jpg stands in line 2 already"),
+        (["path,label", '"1.jpg"x,a'], "line 2: ',' expected after '\"'"),
+        (["path,label", "1.jpg,a"], "1 class, 2 are needed to draw whole classes"),
+        (["path,label,split", "1.jpg,a,train"], "has the splits train; train and test are needed"),
+    ],
+)
+def test_other_files(lines: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"mine\.csv(, |: ){message}"):
+        read(written(tmp_path, *lines))
+
+
+def test_other_roots(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"dataset\.root: no value; give dataset\.root=FILE, the path of a \.csv file of",
+    ):
+        read(None)
+    with pytest.raises(InputError, match=r"dataset\.root=.*/none\.csv: no such file; give the path"):
+        read(tmp_path / "none.csv")
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"a\.csv: not a text file"):
+        read(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("path,label\n")
+    (tmp_path / "photos" / "robin").mkdir(parents=True)
+    with pytest.raises(
+        InputError, match=r"photos: no \.csv file in it; .*; dataset=folder reads a folder for each class$"
+    ):
+        read(tmp_path / "photos")
+    with pytest.raises(InputError, match=r"robin: no \.csv file in it; give .*\(docs/own_data\.md\)$"):
+        read(tmp_path / "photos" / "robin")
+    with pytest.raises(InputError, match=r"2 \.csv files in it; give the path of a \.csv file of your own"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a\0b.jpg", r"line 3: a NUL byte, which neither text nor the name of a file holds"),
+        ("a.jpg\0", r"line 3: a NUL byte"),  # numpy would take it off
+        ("x" * 256, r"line 3: a path of 256 bytes with a name of 256; a path has at most 4,095, a name in it 255"),
+        ("ü" * 128, r"line 3: a path of 256 bytes with a name of 256"),
+        ("x/" * 2100 + "1.jpg", r"line 3: a path of 4,205 bytes with a name of 5; "),
+        ("", r"line 3: an empty cell in the column path"),
+    ],
+)
+def test_a_path_that_no_file_has(tmp_path: Path, path: str, message: str) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(f"path,label\n1.jpg,robin\n{path},owl\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"mine\.csv, {message}") as raised:
+        read(file)
+    assert "\n" not in str(raised.value)
+    assert "\0" not in str(raised.value)

@@ -1,0 +1,197 @@
+import os
+import zipfile
+from collections import Counter
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from dml.data.image_files.images import read_image
+from dml.data.image_files.limits import limit_list_bytes
+from dml.data.readers.emoji import read
+from dml.data.table import ImageTable
+from dml.ops.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def table() -> ImageTable:
+    return read()
+
+
+def classes(table: ImageTable, *splits: str) -> set[int]:
+    return set(table.subset(*splits).labels[:, 0].tolist())
+
+
+def test_counts(table: ImageTable) -> None:
+    counts = table.counts()
+    assert {split: (count["images"], count["emoji"]) for split, count in counts.items()} == {
+        "train": (2419, 458),
+        "val": (614, 115),
+        "test": (3030, 573),
+    }
+    assert len(table) == 6063
+    assert table.labels.max(axis=0).tolist() == [1145, 94, 7]
+
+
+def test_images_a_class(table: ImageTable) -> None:
+    images = Counter(np.bincount(table.labels[:, 0]).tolist())
+    assert images == {4: 126, 5: 561, 6: 459}
+
+
+def test_classes_are_in_one_split(table: ImageTable) -> None:
+    train, val, test = (classes(table, split) for split in ("train", "val", "test"))
+    assert train.isdisjoint(val)
+    assert (train | val).isdisjoint(test)
+    assert train | val | test == set(range(1146))
+
+
+def test_half_of_each_subgroups_classes_is_for_testing(table: ImageTable) -> None:
+    subgroup = dict(table.labels[:, :2].tolist())
+    seen, unseen = (Counter(subgroup[c] for c in classes(table, *s)) for s in (("train", "val"), ("test",)))
+    differences = [seen[s] - unseen[s] for s in range(95)]
+    assert set(differences) <= {-1, 0, 1}
+    assert abs(sum(differences)) <= 1  # odd subgroups favour neither
+    assert {-1, 1} <= set(differences)
+
+
+def test_the_halves_are_drawn_at_random(table: ImageTable) -> None:
+    """Not every other emoji of a list in which neighbours look alike."""
+    testing = np.isin(np.arange(1146), [*classes(table, "test")])
+    assert 0.4 < np.mean(testing[1:] != testing[:-1]) < 0.6
+
+
+def test_a_fifth_of_the_training_classes_is_validation(table: ImageTable) -> None:
+    assert len(classes(table, "val")) == -(-len(classes(table, "train", "val")) // 5)
+
+
+def test_levels_are_nested(table: ImageTable) -> None:
+    assert table.levels == ("emoji", "subgroup", "group")
+    for finer in (0, 1):
+        assert len(np.unique(table.labels[:, finer : finer + 2], axis=0)) == len(np.unique(table.labels[:, finer]))
+
+
+def test_names(table: ImageTable) -> None:
+    emoji, subgroups, groups = table.names
+    assert (len(emoji), len(subgroups), len(groups)) == (1146, 95, 8)
+    assert sorted(groups) == [
+        "activities",
+        "animals-nature",
+        "food-drink",
+        "objects",
+        "people-body",
+        "smileys-emotion",
+        "symbols",
+        "travel-places",
+    ]
+    assert all(isinstance(name, str) and name for level in table.names for name in level)
+    for name, subgroup, group in [
+        ("grinning face", "face-smiling", "smileys-emotion"),
+        ("red apple", "food-fruit", "food-drink"),
+    ]:
+        (row, *_) = np.flatnonzero(table.labels[:, 0] == emoji.index(name))
+        assert subgroups[table.labels[row, 1]] == subgroup
+        assert groups[table.labels[row, 2]] == group
+
+
+def test_the_code_point_in_the_path_is_the_class(table: ImageTable) -> None:
+    row = next(i for i, path in enumerate(table.paths) if path.rpartition("/")[2].startswith("1f34e."))
+    assert table.names[0][table.labels[row, 0]] == "red apple"
+    assert len(set(table.paths)) == 6063
+
+
+def test_the_same_at_every_reading(table: ImageTable) -> None:
+    again = read()
+    assert again.names == table.names
+    for column in ("paths", "labels", "split"):
+        assert getattr(again, column).tolist() == getattr(table, column).tolist()
+
+
+def test_the_split_is_this_one(table: ImageTable) -> None:
+    """Results are compared across versions: another generator, or order, would make them something else."""
+    sums = {
+        split: crc32("\n".join(sorted(table.names[0][c] for c in classes(table, split))).encode())
+        for split in ("train", "val", "test")
+    }
+    assert sums == {"train": 1438925112, "val": 3459545820, "test": 4163517126}
+
+
+@pytest.mark.parametrize("row", [0, 3000, 6062])
+def test_images(table: ImageTable, row: int) -> None:
+    image = read_image(str(table.paths[row]))
+    assert image.shape == (3, 64, 64)
+    assert image.float().mean() > 60
+    assert image.float().std() > 10
+
+
+def test_another_root(table: ImageTable, small_emoji: Path) -> None:
+    for root in (small_emoji, str(small_emoji)):
+        small = read(root)
+        inside = np.isin(table.labels[:, 1], [table.names[1].index(name) for name in small.names[1]])
+        assert len(small) == inside.sum() > 0
+        assert set(small.names[0]) == {table.names[0][c] for c in set(table.labels[inside, 0].tolist())}
+        assert all(path.startswith(f"{small_emoji}/images/") for path in small.paths)
+    assert read_image(str(small.paths[0])).shape == (3, 64, 64)
+
+
+def test_a_root_in_the_home_folder(small_emoji: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(small_emoji.parent))
+    assert read("~/emoji.zip").paths.tolist() == read(small_emoji).paths.tolist()
+
+
+# roots that are none
+
+
+def test_a_missing_root(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"dataset\.root={tmp_path}/none\.zip: not an archive"):
+        read(tmp_path / "none.zip")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"dataset\.root={tmp_path}: give the \.zip file"):
+        read(tmp_path)
+    (tmp_path / "folder.zip").mkdir()
+    with pytest.raises(InputError, match=rf"dataset\.root={tmp_path}/folder\.zip: not an archive"):
+        read(tmp_path / "folder.zip")
+
+
+def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "text.zip").write_text("404")
+    with pytest.raises(InputError, match=r"text\.zip: not an archive that scripts/build_emoji\.py writes"):
+        read(tmp_path / "text.zip")
+
+
+def test_an_archive_that_read_image_would_not_recognise(tmp_path: Path, small_emoji: Path) -> None:
+    (tmp_path / "emoji").write_bytes(small_emoji.read_bytes())
+    with pytest.raises(InputError, match=r"emoji: give the \.zip file"):
+        read(tmp_path / "emoji")
+
+
+@pytest.mark.parametrize(
+    ("member", "content", "message"),
+    [
+        ("readme.txt", b"no table", r"dataset\.root=.*other\.zip: not an archive"),
+        ("table.csv", b"path,emoji,name\n1.png,1f600,grinning face\n", r"dataset\.root=.*other\.zip: not an"),
+        ("table.csv", b"emoji,subgroup,group\n1f600,face-smiling,smileys\n", r"dataset\.root=.*other\.zip: not an"),
+        ("table.csv", b"path,emoji,name,subgroup,group\n1.png,1f600,\xff\xfe,a,b\n", r"dataset\.root=.*other\.zip"),
+        ("table.csv", b"path,emoji,name,subgroup,group\n", "only 0 training classes"),
+    ],
+)
+def test_an_archive_of_something_else(tmp_path: Path, member: str, content: bytes, message: str) -> None:
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr(member, content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "other.zip")
+
+
+def test_a_small_archive_with_a_large_table(tmp_path: Path) -> None:
+    path = tmp_path / "emoji.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("table.csv", bytes(8 << 20))
+    message = r"emoji\.zip: .* 8,388,608 bytes, at most 1,000,000 are read; data\.max_list_bytes=8388608 reads it"
+    with limit_list_bytes(1_000_000), pytest.raises(InputError, match=message):
+        read(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=r"emoji\.zip: .*a named pipe, not a regular file"):
+        read(path)

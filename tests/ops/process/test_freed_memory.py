@@ -1,0 +1,38 @@
+"""Freed memory that the process keeps."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dml.ops.process.freed_memory import keep_freed_memory
+
+COUNT_FAULTS = """
+import resource, sys
+import torch
+from dml.ops.process.freed_memory import keep_freed_memory
+def count_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(2**24)  # 64 MiB, which are written to
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+before = count_faults()
+assert keep_freed_memory(torch.device("cpu"))
+count_faults()
+print(before, count_faults())
+"""
+
+
+@pytest.mark.pipeline
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
+def test_the_next_allocation_finds_its_memory_ready() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNT_FAULTS], check=True, stdout=subprocess.PIPE, text=True)
+    before, after = map(int, done.stdout.split())
+    assert before > 8 * 64 // 2  # a page has up to 2 MiB
+    assert after < before / 8
+
+
+def test_memory_is_left_alone_for_a_network_on_another_device() -> None:
+    assert not keep_freed_memory(torch.device("meta"))

@@ -1,0 +1,95 @@
+"""A run whose data has changed is neither resumed nor tested again, unless the user accepts it."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import PLAIN, Here, Refused
+from PIL import Image
+
+from dml.ops.run_folders.run_folder import RunFolder
+
+CLASSES = 12
+SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
+SHORT += ["sampler.classes_per_batch=2", "evaluation.selection=last"]
+
+
+def write_photos(folder: Path) -> Path:
+    """Write three images for each of some classes."""
+    for label in range(CLASSES):
+        (folder / f"class{label:02}").mkdir(parents=True)
+        for i in range(3):
+            pixels = np.random.default_rng((label, i)).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"class{label:02}" / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "photos")
+
+
+@pytest.fixture
+def run(here: Here, photos: Path, tmp_path: Path) -> Path:
+    here("train", "dataset=folder", f"dataset.root={photos}", *SHORT, f"hydra.run.dir={tmp_path / 'run'}")
+    return tmp_path / "run"
+
+
+def test_a_class_that_was_moved_away_stops_resuming_and_testing(
+    here: Here, refused: Refused, photos: Path, run: Path, tmp_path: Path
+) -> None:
+    before = RunFolder(run).splits()
+    assert before is not None
+    assert sum(map(len, before.values())) == CLASSES
+    checkpoint, new = f"checkpoint={run / 'checkpoints' / 'last.ckpt'}", f"hydra.run.dir={tmp_path / 'evaluation'}"
+    gone = sorted(before["train"])[0]
+    shutil.move(photos / gone, tmp_path / gone)
+    line = refused(f"resume={run}", "trainer.max_steps=3")
+    assert line.startswith(f"error: resume={run}: the data has changed since the run began: ")
+    assert f"1 class is gone ({gone})" in line
+    assert line.endswith("accept_changed_data=true goes on with the data as it is now")
+    assert f"1 class is gone ({gone})" in refused(checkpoint, new, command="evaluate")
+    here("evaluate", checkpoint, new, "accept_changed_data=true")
+    assert RunFolder(run).splits() == before
+    here("train", f"resume={run}", "trainer.max_steps=3", "accept_changed_data=true")
+    assert RunFolder(run).metrics()["step"] == 3
+    after = RunFolder(run).splits()
+    assert after is not None
+    assert sum(map(len, after.values())) == CLASSES - 1
+    here("train", f"resume={run}", "trainer.max_steps=4")  # what was accepted counts from now on
+
+
+def test_a_test_on_other_data_has_the_transform_of_the_run(
+    here: Here, run: Path, small_emoji: Path, tmp_path: Path
+) -> None:
+    """The data set of the run has chosen transform=imagenet; that of the test would choose another."""
+    assert RunFolder(run).choices["transform"] == "imagenet"
+    data = ["dataset=emoji", f"dataset.root={small_emoji}", "dataset.counts=null"]
+    here("evaluate", f"checkpoint={run / 'checkpoints' / 'last.ckpt'}", *data, f"hydra.run.dir={tmp_path / 'tested'}")
+    tested = RunFolder(tmp_path / "tested")
+    assert tested.choices["transform"] == "imagenet"
+    assert tested.config["transform"] == RunFolder(run).config["transform"]
+
+
+def test_data_that_was_moved_as_a_whole_is_the_same(
+    here: Here, refused: Refused, photos: Path, run: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.move(photos, moved)
+    here("train", f"resume={run}", "trainer.max_steps=3", f"dataset.root={moved}")
+    (moved / "class03" / "0.png").unlink()
+    assert "class03: 2 instead of 3" in refused(f"resume={run}", "trainer.max_steps=4")
+
+
+def test_other_data_on_purpose_and_runs_without_a_summary_pass(
+    here: Here, photos: Path, run: Path, tmp_path: Path
+) -> None:
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'last.ckpt'}"
+    (photos / "class03" / "0.png").unlink()
+    other = write_photos(tmp_path / "other")
+    here("evaluate", checkpoint, f"hydra.run.dir={tmp_path / 'evaluation'}", f"dataset.root={other}")
+    (run / "splits.json").unlink()
+    here("evaluate", checkpoint, f"hydra.run.dir={tmp_path / 'evaluation_2'}")
+    here("train", f"resume={run}", "trainer.max_steps=3")
+    assert (run / "splits.json").exists()
