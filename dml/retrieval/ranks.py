@@ -8,6 +8,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.int32]
+LowBits = npt.NDArray[np.uint16]
 
 FEW = 12
 """Number of chosen items up to which counting the nearer items of each is faster than sorting the row."""
@@ -19,16 +20,20 @@ LAST_KEY = 2**31 - 2
 """Key of an excluded item, which ranks it behind all others; it is even, as of an item that isn't chosen."""
 
 
+FEW_WANTED = 8
+"""If fewer than one of this many chosen items are wanted, finding them takes less time than sorting all of them."""
+
+
 class ChosenRanks(NamedTuple):
-    """Ranks of P chosen items, sorted by row and then by rank.
+    """Ranks of P chosen items, sorted by row and then by rank, and where some of the items are among them.
 
     Args:
-        order: (P,) indices that sort the chosen items, as given to the `Ranker`, by row and rank.
-        ranks: (P,) ranks of the sorted items; the nearest of all items in a row has rank 1.
+        ranks: (P,) sorted ranks; the nearest of all items in a row has rank 1.
+        places: (S,) the position in ``ranks`` of each item that was to be located.
     """
 
-    order: Integers
     ranks: Integers
+    places: Integers
 
 
 class Ranker:
@@ -37,9 +42,10 @@ class Ranker:
     A call ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
 
     >>> ranker = Ranker(rows=1, length=4)
-    >>> chosen = ranker(np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32), np.array([0, 3]), np.array([2]))
-    >>> chosen.order.tolist(), chosen.ranks.tolist()
-    ([1, 0], [2, 3])
+    >>> distances = np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32)
+    >>> chosen = ranker(distances, np.array([0, 3]), np.array([2]), located=np.array([0]))
+    >>> chosen.ranks.tolist(), chosen.places.tolist()
+    ([2, 3], [1])
 
     Args:
         rows: largest number of rows in a call.
@@ -52,12 +58,19 @@ class Ranker:
         self._table = np.zeros(2**16, dtype=np.bool_)
 
     def __call__(
-        self, distances: Floats, chosen: Integers, numbers: Integers, excluded: Integers | None = None
+        self,
+        distances: Floats,
+        chosen: Integers,
+        numbers: Integers,
+        excluded: Integers | None = None,
+        *,
+        located: Integers,
     ) -> ChosenRanks:
         """Rank the chosen items of each row.
 
         Distances are sorted instead of indices, which takes a quarter of the time. Each distance becomes an integer key
-        that is odd if the item is chosen, so that the chosen items can be found among the sorted keys.
+        that is odd if the item is chosen, so that the ranks of chosen items can be found among the sorted keys. Which
+        item has which of these ranks is found for the items alone that are to be located, and for ties.
 
         Args:
             distances: (R, N) distances between -2 and 2.
@@ -65,9 +78,10 @@ class Ranker:
             numbers: (R,) number of chosen items of each row; the sum is P.
             excluded: (R, M) items of each row that are ranked behind all others, whatever their distance, and aren't
                 chosen; rows with fewer are filled with -1.
+            located: (S,) indices in ``chosen`` of the items to locate.
         """
         if numbers.max() <= FEW:
-            return _rank_by_counting(distances, chosen, numbers)
+            return _rank_by_counting(distances, chosen, numbers, located)
         keys = _even_keys(distances, self._keys[: len(distances)])
         if excluded is not None:
             has_item = np.nonzero(excluded >= 0)
@@ -75,22 +89,59 @@ class Ranker:
         rows, flat = np.repeat(np.arange(len(keys)), numbers), keys.reshape(-1)
         starts = rows * keys.shape[1]
         positions = starts + chosen
-        chosen_keys = flat[positions]
-        flat[positions] = chosen_keys + 1
-        chosen_keys, order = _sort_with_order((rows << 32) + chosen_keys)
+        chosen_keys = flat[positions] + 1
+        flat[positions] = chosen_keys
         keys.sort(axis=1)
         positions = self._find_odd(flat, len(chosen))
         ranks = positions - starts
         ranks += 1
+        ranked_keys = flat[positions]
         # If the key before a chosen item's is the same but even, an item that isn't chosen is at the same distance.
         # Such items are sorted before the chosen one, but belong behind it if their index is higher.
-        firsts = np.flatnonzero(flat[positions] - flat[positions - 1] == 1)
+        firsts = np.flatnonzero(ranked_keys - flat[positions - 1] == 1)
+        rows <<= 32
+        sorted_keys = rows + ranked_keys
+        wanted = np.concatenate([rows[located] + chosen_keys[located], sorted_keys[firsts]])
+        items, places = self._locate(wanted, rows, chosen_keys, sorted_keys)
         if len(firsts):
-            lengths = np.searchsorted(chosen_keys, chosen_keys[firsts], side="right") - firsts
+            lengths = np.searchsorted(sorted_keys, sorted_keys[firsts], side="right") - firsts
             tied = join_ranges(firsts, lengths)
+            tied_items = chosen[items[join_ranges(np.searchsorted(places, firsts), lengths)]]
             behind = np.repeat(firsts + lengths - 1, lengths) - tied  # chosen items that are behind it already
-            ranks[tied] -= self._count_higher(distances, rows[tied], chosen[order[tied]]) - behind
-        return ChosenRanks(order, ranks)
+            ranks[tied] -= self._count_higher(distances, rows[tied] >> 32, tied_items) - behind
+        place_of_item = np.empty_like(ranks)
+        place_of_item[items] = places
+        return ChosenRanks(ranks, place_of_item[located])
+
+    def _locate(
+        self, wanted: Integers, rows: Integers, chosen_keys: Keys, sorted_keys: Integers
+    ) -> tuple[Integers, Integers]:
+        """Find the places of all chosen items that have one of some keys, and of a few more items.
+
+        Args:
+            wanted: (W,) the keys, as in ``sorted_keys``.
+            rows: (P,) row of each chosen item, times 2^32.
+            chosen_keys: (P,) key of each chosen item.
+            sorted_keys: (P,) sums of row and key, sorted.
+
+        Returns:
+            The indices of the items among the chosen ones (C,), sorted by row, distance and index, and their places
+            among the sorted keys (C,).
+        """
+        if len(wanted) * FEW_WANTED > len(chosen_keys):
+            return _sort_with_order(rows + chosen_keys)[1], np.arange(len(chosen_keys))
+        items = self._find_candidates(wanted.view(np.uint16)[::4], chosen_keys.view(np.uint16)[::2])
+        keys, order = _sort_with_order(rows[items] + chosen_keys[items])
+        # The items with a key, all of which are candidates, stand side by side in both arrays.
+        places = np.arange(len(keys)) + np.searchsorted(sorted_keys, keys) - np.searchsorted(keys, keys)
+        return items[order], places
+
+    def _find_candidates(self, wanted: LowBits, low_bits: LowBits) -> Integers:
+        """Return the indices of the numbers whose low 16 bits are wanted: few, if few are wanted. (W,), (M,) -> (C,)"""
+        self._table[wanted] = True
+        candidates = np.flatnonzero(self._table.take(low_bits, mode="clip"))
+        self._table[wanted] = False
+        return candidates
 
     def _find_odd(self, keys: Keys, number: int) -> Integers:
         """Return the indices of the odd keys, whose number is known. (M,) -> (number,)"""
@@ -121,12 +172,8 @@ class Ranker:
     def _count_higher_in_row(self, distances: Floats, items: Integers) -> Integers:
         """Count the items at the same distance and with a higher index in one row. (N,), (T,) -> (T,)"""
         values = distances[items]
-        # Comparing the low 16 bits first leaves few candidates for the same distance.
-        low_bits = values.view(np.uint16)[::2]
-        self._table[low_bits] = True
-        candidates = np.flatnonzero(self._table.take(distances.view(np.uint16)[::2], mode="clip"))
+        candidates = self._find_candidates(values.view(np.uint16)[::2], distances.view(np.uint16)[::2])
         candidates = candidates[np.isfinite(distances[candidates])]
-        self._table[low_bits] = False
         order = _sort_with_order(_even_keys(distances[candidates]))[1]
         position = np.empty_like(order)
         position[order] = np.arange(len(order))
@@ -169,7 +216,7 @@ def nearest(distances: Floats, k: int) -> Integers:
     return within[np.argsort(distances[within], kind="stable")[:k]]
 
 
-def _rank_by_counting(distances: Floats, chosen: Integers, numbers: Integers) -> ChosenRanks:
+def _rank_by_counting(distances: Floats, chosen: Integers, numbers: Integers, located: Integers) -> ChosenRanks:
     """Rank the chosen items by counting the items before each of them; see `Ranker`."""
     rows = np.repeat(np.arange(len(distances)), numbers)
     ranks = [
@@ -177,7 +224,9 @@ def _rank_by_counting(distances: Floats, chosen: Integers, numbers: Integers) ->
         for row, item, value in zip(rows, chosen, distances[rows, chosen], strict=True)
     ]
     keys, order = _sort_with_order((rows << 32) + np.array(ranks, dtype=np.int64))
-    return ChosenRanks(order, keys - (rows << 32))
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return ChosenRanks(keys - (rows << 32), places[located])
 
 
 def _sort_with_order(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:

@@ -22,11 +22,14 @@ def expected_places(distances: Any, chosen: Any) -> tuple[list[int], list[int]]:
 
 def assert_ranked(ranker: Ranker, distances: Sequence[Any], chosen: Sequence[Any], excluded: Any = None) -> None:
     numbers = np.array([len(items) for items in chosen])
-    order, ranks = ranker(np.stack(distances), np.concatenate(chosen), numbers, excluded)
     expected = [expected_places(row, items) for row, items in zip(distances, chosen, strict=True)]
     starts = np.cumsum(numbers) - numbers
-    assert order.tolist() == [start + place for start, own in zip(starts, expected, strict=True) for place in own[0]]
-    assert ranks.tolist() == [rank for own in expected for rank in own[1]]
+    order = [start + place for start, own in zip(starts, expected, strict=True) for place in own[0]]
+    for step in (1, 3, 20, max(1, sum(numbers))):  # all items are located, some and few
+        located = np.arange(0, sum(numbers), step)
+        ranks, places = ranker(np.stack(distances), np.concatenate(chosen), numbers, excluded, located=located)
+        assert ranks.tolist() == [rank for own in expected for rank in own[1]]
+        assert places.tolist() == [order.index(item) for item in located]
 
 
 COARSE = [-1.0, -0.5, -0.0, 0.0, 1e-30, -1e-30, 0.25, 1.0]  # ties, both zeros, and what is almost none
@@ -54,7 +57,7 @@ def test_ranks_agree_with_a_plain_sort(items: int, values: int, shares: list[flo
 
 
 @pytest.mark.parametrize("number", [0, 1, FEW, FEW + 1, 60, 399])
-@pytest.mark.parametrize("digits", [1, 2, 3, 7])
+@pytest.mark.parametrize("digits", [1, 2, 3, 4, 7])
 def test_one_ranker_ranks_rows_after_rows(number: int, digits: int) -> None:
     """From every item tied to none: each way to count, and to settle ties."""
     rng, ranker = np.random.default_rng(0), Ranker(4, 400)

@@ -35,6 +35,7 @@ class Rankings(NamedTuple):
 def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
     """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
     marks, depth = positives.allocate_marks(), positives.depth
+    coarsest = 1 << depth - 1
     rows = min(max(LARGEST_PART // distances.shape[1], 1), len(distances))
     ranker = Ranker(rows, distances.shape[1])
     by_level: list[list[Floats]] = [[] for _ in range(depth)]
@@ -43,13 +44,17 @@ def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Ra
         part = distances[start : start + rows].numpy()
         queries = range(first + start, first + start + len(part))
         items, bits, numbers = positives.find_shared(queries, marks)
-        order, places = ranker(part, items, numbers, positives.excluded[queries.start : queries.stop])
-        bits, ranks = bits[order], _Ranks(places.astype(np.float64), np.cumsum(numbers))
-        at_least, exactly = _split_by_shared_levels(ranks, np.bitwise_count(bits), depth)
+        located = np.flatnonzero(bits != coarsest)  # most items share the coarsest level alone
+        excluded = positives.excluded[queries.start : queries.stop]
+        sorted_ranks, places = ranker(part, items, numbers, excluded, located=located)
+        sorted_bits = np.full_like(bits, coarsest)
+        sorted_bits[places] = bits[located]
+        ranks = _Ranks(sorted_ranks.astype(np.float64), np.cumsum(numbers))
+        at_least, exactly = _split_by_shared_levels(ranks, np.bitwise_count(sorted_bits), depth)
         if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
             with_label = at_least[::-1]
         else:
-            with_label = [ranks.select(np.flatnonzero(bits & 1 << level)) for level in range(depth)]
+            with_label = [ranks.select(np.flatnonzero(sorted_bits & 1 << level)) for level in range(depth)]
         for lists, selected in ((by_level, with_label), (by_shared_levels, exactly)):
             for rows_of_level, selected_ranks in zip(lists, selected, strict=True):
                 rows_of_level += selected_ranks.split()
