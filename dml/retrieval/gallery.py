@@ -9,6 +9,9 @@ from torch import Tensor
 
 from dml.ops.precision import without_tf32
 
+HASHED_ROWS = 4096
+"""The number of embeddings that are hashed together."""
+
 
 class Gallery:
     """The embeddings that queries are compared with, on CPU or a CUDA device.
@@ -66,10 +69,20 @@ class Gallery:
 
 def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Find for each row the first row that is equal to it. (G, D) -> (G,)"""
+    blocks = (_remove_signs_of_zeros(rows[start : start + HASHED_ROWS]) for start in range(0, len(rows), HASHED_ROWS))
+    hashes = np.concatenate([np.bitwise_xor.reduce(block.view(np.int32), axis=1) for block in blocks])
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    originals = np.arange(len(rows))
     first_indices: dict[bytes, int] = {}
-    # Adding 0 turns -0 into 0, which has other bits.
-    digests = (blake2b(row + np.float32(0), digest_size=16).digest() for row in rows)
-    return np.array([first_indices.setdefault(digest, index) for index, digest in enumerate(digests)], dtype=np.int64)
+    for index in np.flatnonzero(counts[inverse] > 1).tolist():  # few, unless many rows are copies
+        digest = blake2b(_remove_signs_of_zeros(rows[index]).tobytes(), digest_size=16).digest()
+        originals[index] = first_indices.setdefault(digest, index)
+    return originals
+
+
+def _remove_signs_of_zeros(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a copy of rows in which -0 is 0, so that equal rows have the same bits."""
+    return rows + np.float32(0)
 
 
 @contextmanager

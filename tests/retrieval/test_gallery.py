@@ -25,6 +25,7 @@ def test_copies_tie_wherever_they_stand(queries: int) -> None:
     rows[[7, 500, 1024]] = rows[3].clone()
     rows[20] = rows[900].clone()
     rows[31:34] = torch.tensor([0.0, -0.0, 0.0])[:, None]
+    rows[40] = rows[41].flip(0)  # the same numbers, but no copy
     distances = Gallery(rows).distances(unit(queries, 96, seed=1))
     for copies in ([3, 7, 500, 1024], [20, 900], [31, 32, 33]):
         assert (distances[:, copies] == distances[:, copies[:1]]).all()
