@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.inference.image_embedder import REMEDY, ImageEmbedder
+from dml.inference.embedder import REMEDY
+from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
 from dml.inference.index_folder import (
     DESCRIPTION,

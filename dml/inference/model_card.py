@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCardData
@@ -10,11 +10,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX, format_percent
 from dml.evaluation.printed_metrics.metric_names import HEADS, RERANKED, join_head_names
 from dml.evaluation.threshold.stored_calibration import find_calibration
+from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text.text_tables import markdown_table
-
-if TYPE_CHECKING:
-    from dml.inference.image_embedder import ImageEmbedder
 
 SHOWN = ("recall@", "map@r", "h_ap", "nmi")
 """Beginnings of the names of the metrics that the card shows, without their level."""
@@ -31,7 +29,7 @@ scores, paths = index.search("a.jpg", k=5)
 """
 
 
-def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
+def write_card(embedder: Embedder, license_id: str | None) -> str:
     """Return the text of a model's card.
 
     Args:
@@ -67,7 +65,7 @@ def write_card(embedder: "ImageEmbedder", license_id: str | None) -> str:
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def _select_metrics(embedder: "ImageEmbedder") -> Mapping[str, Any]:
+def _select_metrics(embedder: Embedder) -> Mapping[str, Any]:
     """Return the metrics of the heads that the model is used with; of heads that the test left out there are none."""
     metrics = embedder.settings.metrics
     if embedder.has_chosen_heads:
@@ -98,7 +96,7 @@ def _eval_result(dataset: str, metric: str, value: float) -> EvalResult:
     )
 
 
-def _list_facts(embedder: "ImageEmbedder", license_id: str | None) -> Iterable[tuple[str, str]]:
+def _list_facts(embedder: Embedder, license_id: str | None) -> Iterable[tuple[str, str]]:
     settings = embedder.settings
     config, training = settings.config, settings.training
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
@@ -113,7 +111,7 @@ def _list_facts(embedder: "ImageEmbedder", license_id: str | None) -> Iterable[t
     yield "licence of the weights", license_id or "none was stated; pretrained weights and data have their own"
 
 
-def _describe_input(embedder: "ImageEmbedder") -> str:
+def _describe_input(embedder: Embedder) -> str:
     """Return what the network sees of an image."""
     image = torch.zeros(3, 600, 800, dtype=torch.uint8)
     height, width = embedder.preprocess(image).shape[-2:]
@@ -126,7 +124,7 @@ def _describe_selection(settings: ModelSettings) -> str:
     return texts.get(str(selection), "unknown: the run wasn't tested at this step")
 
 
-def _describe_results(embedder: "ImageEmbedder", shown: Mapping[str, float]) -> Iterable[str]:
+def _describe_results(embedder: Embedder, shown: Mapping[str, float]) -> Iterable[str]:
     settings = embedder.settings
     if not shown:
         is_tested = settings.metrics and not embedder.has_chosen_heads

@@ -12,11 +12,12 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from safetensors.torch import save
 
+from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -24,9 +25,6 @@ from dml.ops.filesystem.files import disk_refusal, wait_for_disk
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.filesystem.yaml_text import parse_yaml
 from dml.ops.run_folders.run_files import replace_nan, restore_nan
-
-if TYPE_CHECKING:
-    from dml.inference.image_embedder import ImageEmbedder
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""
@@ -93,7 +91,7 @@ def read_folder(path: Path) -> SavedModel:
     return SavedModel(path, settings, heads, chosen, str(fingerprint))
 
 
-def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str | None) -> Path:
+def save_folder(embedder: Embedder, folder: str | Path, license_id: str | None) -> Path:
     """Save a model; see `dml.inference.image_embedder.ImageEmbedder.save_pretrained`.
 
     The files are written to a new folder, which then takes the place of the old one.
@@ -134,7 +132,7 @@ def save_folder(embedder: "ImageEmbedder", folder: str | Path, license_id: str |
     return path
 
 
-def describe(embedder: "ImageEmbedder") -> dict[str, Any]:
+def describe(embedder: Embedder) -> dict[str, Any]:
     """Return the contents of ``model.json``."""
     settings = embedder.settings
     return {

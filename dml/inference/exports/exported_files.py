@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
-from dml.inference.export_graph import DYNAMIC, INPUT, OUTPUT
+from dml.inference.exports.export_graph import DYNAMIC, INPUT, OUTPUT
 from dml.ops.errors import InputError
 from dml.ops.libraries.extras import check_installed
 
@@ -49,7 +49,7 @@ def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mappin
     """Write a traced graph and facts about it to a file, and return the facts that only this kind of file has.
 
     Args:
-        program: network as `dml.inference.export_graph.trace` returns it.
+        program: network as `dml.inference.exports.export_graph.trace` returns it.
         path: file to write, whatever the end of its name.
         suffix: kind of the file, `ONNX` or `PROGRAM`.
         facts: facts by name.

@@ -4,18 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.inference.exported_files import Run
-from dml.inference.probe_images import Probe
+from dml.inference.embedder import Embedder
+from dml.inference.exports.exported_files import Run
+from dml.inference.exports.probe_images import Probe
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-
-if TYPE_CHECKING:
-    from dml.inference.image_embedder import ImageEmbedder
 
 MIN_COSINE = 0.9999
 """The least cosine of an image's vectors by the model and by the file with which the file is written."""
@@ -41,7 +38,7 @@ class GraphResult:
 
 
 def compare_graphs(
-    graphs: Sequence[tuple[Path | None, Run]], probe: Probe, embedder: "ImageEmbedder", batch_size: int
+    graphs: Sequence[tuple[Path | None, Run]], probe: Probe, embedder: Embedder, batch_size: int
 ) -> list[GraphResult]:
     """Embed images with several graphs, the model itself first, and compare the vectors with the model's.
 

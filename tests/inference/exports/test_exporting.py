@@ -17,17 +17,17 @@ from small_embedders import SETTINGS, write_photos
 
 import dml
 from dml.__main__ import dispatch
-from dml.inference import exporting
-from dml.inference.export_graph import EmbeddingGraph, describe_graph
-from dml.inference.exporting import ExportReport
-from dml.inference.graph_comparison import GraphResult, refuse_difference
+from dml.inference.exports import exporting
+from dml.inference.exports.export_graph import EmbeddingGraph, describe_graph
+from dml.inference.exports.exporting import ExportReport
+from dml.inference.exports.graph_comparison import GraphResult, refuse_difference
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 
 pytest_plugins = ("small_embedders",)
 pytestmark = pytest.mark.pipeline  # exporting traces a network, as compiling does
 
-USING = Path(__file__).parents[2] / "docs" / "using.md"
+USING = Path(__file__).parents[3] / "docs" / "using.md"
 POOL = {"_target_": "dml.models.heads.PoolHead", "_partial_": True}
 
 

@@ -1,7 +1,6 @@
 """The images on which an exported model is compared with the model itself."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,15 +13,13 @@ from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import take_some_classes
 from dml.data.transforms import stack
 from dml.evaluation import evaluate
+from dml.inference.embedder import Embedder
 from dml.inference.image_inputs import read_pixels
 from dml.inference.index_items import Source, list_source
 from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
 from dml.run import builders
 from dml.run.evaluators import choose_final_split
-
-if TYPE_CHECKING:
-    from dml.inference.image_embedder import ImageEmbedder
 
 MAX_IMAGES = 1000
 """The number of images of a run's test that are taken at most."""
@@ -66,14 +63,14 @@ class Probe:
         return metrics["level0/recall@1"]
 
 
-def draw_noise(embedder: "ImageEmbedder") -> Probe:
+def draw_noise(embedder: Embedder) -> Probe:
     """Draw images of random pixels, the same for each call."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (NOISE, 3, 256, 256), generator=generator, dtype=torch.uint8)
     return Probe(stack([embedder.preprocess(image) for image in pixels]))
 
 
-def list_probe(embedder: "ImageEmbedder", source: Source) -> Probe:
+def list_probe(embedder: Embedder, source: Source) -> Probe:
     """Read the images of a source, see `dml.inference.index_items.list_source`.
 
     Raises:
@@ -85,7 +82,7 @@ def list_probe(embedder: "ImageEmbedder", source: Source) -> Probe:
     return Probe(_read(embedder, paths), labels if np.bincount(labels).max() > 1 and any(names) else None, levels)
 
 
-def read_test(embedder: "ImageEmbedder", *, trust: bool = False) -> Probe:
+def read_test(embedder: Embedder, *, trust: bool = False) -> Probe:
     """Read test images of the run that trained the model, or validation images if it holds out none for a test.
 
     Args:
@@ -110,7 +107,7 @@ def read_test(embedder: "ImageEmbedder", *, trust: bool = False) -> Probe:
     return Probe(_read(embedder, tested.paths.tolist()), tested.labels[:, 0], table.levels)
 
 
-def _read(embedder: "ImageEmbedder", paths: list[str]) -> Tensor:
+def _read(embedder: Embedder, paths: list[str]) -> Tensor:
     """Read and preprocess images -> (N, 3, h, w) uint8."""
     transform, limits = embedder.settings.build_transform(), embedder.settings.limits
     try:

@@ -11,21 +11,26 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from dml.inference.export_graph import copy_to_cpu, describe_graph, find_input_size, take_one_view, trace
-from dml.inference.exported_files import ONNX, PROGRAM, Run, check_libraries, open_graph, write_graph, write_quantized
-from dml.inference.graph_comparison import GraphResult, compare_graphs, refuse_difference
-from dml.inference.probe_images import Probe
+from dml.inference.embedder import Embedder
+from dml.inference.exports.export_graph import copy_to_cpu, describe_graph, find_input_size, take_one_view, trace
+from dml.inference.exports.exported_files import (
+    ONNX,
+    PROGRAM,
+    Run,
+    check_libraries,
+    open_graph,
+    write_graph,
+    write_quantized,
+)
+from dml.inference.exports.graph_comparison import GraphResult, compare_graphs, refuse_difference
+from dml.inference.exports.probe_images import Probe
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.files import replacing, write_text
 from dml.ops.filesystem.paths import expand_home
-
-if TYPE_CHECKING:
-    from dml.inference.image_embedder import ImageEmbedder
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def quantized_path(path: Path) -> Path:
 
 
 def export_model(
-    embedder: "ImageEmbedder", file: str | Path, probe: Probe, *, quantize: str | None = None, batch_size: int = 32
+    embedder: Embedder, file: str | Path, probe: Probe, *, quantize: str | None = None, batch_size: int = 32
 ) -> ExportReport:
     """Write a model to a file, see `dml.inference.ImageEmbedder.export`.
 
@@ -119,6 +124,6 @@ def export_model(
     return ExportReport(path, len(probe), model, exported, quantized[0] if quantized else None)
 
 
-def _run_model(embedder: "ImageEmbedder") -> Run:
+def _run_model(embedder: Embedder) -> Run:
     """Return the function that embeds pixels (B, h, w, 3) with the model itself."""
     return lambda images: embedder.embed_batch(torch.from_numpy(images).permute(0, 3, 1, 2))

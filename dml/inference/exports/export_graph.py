@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.embedder import Embedder
 from dml.ops.errors import InputError
 from dml.ops.libraries.versions import own_version
 
@@ -38,7 +38,7 @@ class EmbeddingGraph(nn.Module):
         embedder: model on the CPU.
     """
 
-    def __init__(self, embedder: ImageEmbedder) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         super().__init__()
         self.model = embedder.model
         self.join_heads = embedder.join_heads
@@ -48,14 +48,14 @@ class EmbeddingGraph(nn.Module):
         return self.join_heads(self.model(images.permute(0, 3, 1, 2)))
 
 
-def copy_to_cpu(embedder: ImageEmbedder) -> ImageEmbedder:
+def copy_to_cpu(embedder: Embedder) -> Embedder:
     """Return the model on the CPU: itself if it is there, and else a copy."""
     if embedder.device.type == "cpu":
         return embedder
-    return ImageEmbedder(deepcopy(embedder.model), embedder.settings, embedder.heads, "cpu")
+    return Embedder(deepcopy(embedder.model), embedder.settings, embedder.heads, "cpu")
 
 
-def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
+def take_one_view(embedder: Embedder) -> Embedder:
     """Return the model as its graph computes it, with the fingerprint of one view; warn if it averages several.
 
     Args:
@@ -65,7 +65,7 @@ def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
     if settings.views == 1:
         return embedder
     config = {**settings.config, "evaluation": {**settings.config["evaluation"], "crops": 1}}
-    with_one_view = ImageEmbedder(embedder.model, replace(settings, config=config), embedder.heads, "cpu")
+    with_one_view = Embedder(embedder.model, replace(settings, config=config), embedder.heads, "cpu")
     logger.warning(
         "evaluation.crops=%d: the file gives vectors of one view, as model.embed(views=1) does; they can't be compared "
         "with those of %d views, so its fingerprint is another one, %s",
@@ -76,7 +76,7 @@ def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
     return with_one_view
 
 
-def find_input_size(embedder: ImageEmbedder) -> tuple[int, int]:
+def find_input_size(embedder: Embedder) -> tuple[int, int]:
     """Return the height and width that the preprocessing gives every image.
 
     Raises:
@@ -94,7 +94,7 @@ def find_input_size(embedder: ImageEmbedder) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def trace(embedder: ImageEmbedder, height: int, width: int) -> ExportedProgram:
+def trace(embedder: Embedder, height: int, width: int) -> ExportedProgram:
     """Trace the network of a model on the CPU, for batches of any number of images of one size."""
     graph = EmbeddingGraph(embedder).eval()
     images = torch.zeros(TRACED_BATCH, height, width, 3, dtype=torch.uint8)
@@ -104,7 +104,7 @@ def trace(embedder: ImageEmbedder, height: int, width: int) -> ExportedProgram:
     return program
 
 
-def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tuple[str, ...]) -> dict[str, Any]:
+def describe_graph(embedder: Embedder, height: int, width: int, levels: tuple[str, ...]) -> dict[str, Any]:
     """Return the facts that are written into an exported file, by name.
 
     Args:
