@@ -19,9 +19,11 @@ CLASSES, SIZE = 5, 8
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 4])
 
 
+TARGETS = {path.stem: str(OmegaConf.load(path).get("_target_")) for path in CONF.glob("*.yaml")}
+
+
 def names(adapter: type[nn.Module]) -> list[str]:
-    targets = {path.stem: str(OmegaConf.load(path).get("_target_")) for path in CONF.glob("*.yaml")}
-    found = [name for name, target in targets.items() if target == f"{adapter.__module__}.{adapter.__name__}"]
+    found = [name for name, target in TARGETS.items() if target == f"{adapter.__module__}.{adapter.__name__}"]
     assert found
     return sorted(found)
 

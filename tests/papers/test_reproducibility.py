@@ -1,6 +1,7 @@
 """What the experiments' comments say of the papers' protocols, and the page that is made of them."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from conftest import ROOT
@@ -103,17 +104,20 @@ def test_a_difference_touches_its_metrics_and_a_row_its_own() -> None:
     assert rows["ck_60x4"][:-1] == rows["ck_60x3"]
 
 
-def test_every_choice_is_the_configurations() -> None:
-    for table in read_tables():
-        for training in table.trainings:
-            config = None
-            for choice in find_unstated_values(training):
-                for key, _, value in (override.partition("=") for override in choice.overrides):
-                    config = config or compose(training)
-                    found = OmegaConf.select(config, key)
-                    if not OmegaConf.is_dict(found):  # a group, whose values are its own
-                        shown = OmegaConf.create({"value": OmegaConf.create(f"value: {value}").value})
-                        assert found == shown.value, (training, key)
+TRAININGS = list(dict.fromkeys(training for table in read_tables() for training in table.trainings))
+
+
+@pytest.mark.first_cases(12)
+@pytest.mark.parametrize("training", Random(0).sample(TRAININGS, len(TRAININGS)), ids=str)
+def test_every_choice_is_the_configurations(training: Training) -> None:
+    config = None
+    for choice in find_unstated_values(training):
+        for key, _, value in (override.partition("=") for override in choice.overrides):
+            config = config or compose(training)
+            found = OmegaConf.select(config, key)
+            if not OmegaConf.is_dict(found):  # a group, whose values are its own
+                shown = OmegaConf.create({"value": OmegaConf.create(f"value: {value}").value})
+                assert found == shown.value, key
 
 
 def test_the_page_is_that_of_the_experiments() -> None:
