@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
 from dml.ops.errors import InputError
-from dml.ops.process.freed_memory import keep_freed_memory
+from dml.ops.freed_memory import keep_freed_memory
 from dml.ops.run_folders.run_folder import without_run_keys
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress

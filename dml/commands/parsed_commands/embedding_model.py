@@ -18,7 +18,7 @@ def load_for_many_images(place: str, device: str, *, trust: bool = False) -> "Im
         InputError: if there is no such model.
     """
     from dml.inference import load  # these take seconds
-    from dml.ops.process.freed_memory import keep_freed_memory
+    from dml.ops.freed_memory import keep_freed_memory
 
     model = load(place, device=device, trust=trust)
     keep_freed_memory(model.device)

@@ -74,7 +74,7 @@ def _write_index(options: argparse.Namespace) -> None:
     from dml.inference import Index  # after --help: it takes seconds
     from dml.inference.index_folder import hold_folder, is_index
     from dml.inference.index_items import list_source
-    from dml.ops.process.freed_memory import keep_freed_memory
+    from dml.ops.freed_memory import keep_freed_memory
     from dml.retrieval.vector_index import EXACT
 
     embedding = embedding_options(options) | {"progress": True}

@@ -14,7 +14,7 @@ from dml.inference.bulk.embedding_parts import EmbeddingParts
 from dml.inference.loading import load
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import absolute_path
-from dml.ops.process.freed_memory import keep_freed_memory
+from dml.ops.freed_memory import keep_freed_memory
 from dml.ops.text.console import progress_bar
 
 

@@ -54,7 +54,7 @@ def test_freed_memory_is_kept_for_the_next_batch(
     model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: list[torch.device] = []
-    monkeypatch.setattr("dml.ops.process.freed_memory.keep_freed_memory", devices.append)
+    monkeypatch.setattr("dml.ops.freed_memory.keep_freed_memory", devices.append)
     embed(model, photos, tmp_path / "photos.npz")
     dispatch(["index", str(model), str(photos), "--output", str(tmp_path / "index")])
     assert devices == [torch.device("cpu")] * 2

@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from dml.ops.process.freed_memory import keep_freed_memory
+from dml.ops.freed_memory import keep_freed_memory
 
 COUNT_FAULTS = """
 import resource, sys
 import torch
-from dml.ops.process.freed_memory import keep_freed_memory
+from dml.ops.freed_memory import keep_freed_memory
 def count_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(8):
