@@ -24,7 +24,7 @@ from dml.training.optimizers import ParameterGroups, optimizer_by_role
 
 pytestmark = pytest.mark.distributed
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
 CHANGED = {
     "xbm": ["loss.start=1", "loss.size=40"],  # a memory that is used, and overwritten, within three batches
