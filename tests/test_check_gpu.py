@@ -58,6 +58,7 @@ def test_a_check_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "--checks: bfloat: no such check; there are float32, bfloat16, " in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_chosen_checks_train_on_photographs(
     here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,22 +46,9 @@ logger = logging.getLogger(__name__)
 
 
 class Embedder:
-    """A trained model that turns images into vectors.
+    """A trained model that turns images into vectors: all of `ImageEmbedder` but its saving and exporting.
 
-    The vectors are L2-normalised, so the inner product of two of them is their cosine similarity. A model that was
-    trained in a Poincare ball gives points of the ball, which are compared by their Poincare distance.
-
-    Threads may share it: they read images at the same time, and run the network one after the other.
-
-    Args:
-        model: network with its heads.
-        settings: configuration with which the model was built and trained.
-        heads: names of the heads whose embeddings are concatenated, in this order; None for those that the training
-            chose, which are all without ``choose_heads``.
-        device: device that embeds: "cpu", "cuda", "mps" and so on; "auto" takes a GPU if there is one.
-
-    Raises:
-        InputError: if the model has no such head.
+    Args and errors are those of `dml.inference.ImageEmbedder`.
     """
 
     def __init__(
