@@ -69,8 +69,10 @@ class Gallery:
 
 def _originals(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Find for each row the first row that is equal to it. (G, D) -> (G,)"""
-    blocks = (_remove_signs_of_zeros(rows[start : start + HASHED_ROWS]) for start in range(0, len(rows), HASHED_ROWS))
-    hashes = np.concatenate([np.bitwise_xor.reduce(block.view(np.int32), axis=1) for block in blocks])
+    hashes = np.empty(len(rows), dtype=np.int32)
+    for start in range(0, len(rows), HASHED_ROWS):
+        block = slice(start, start + HASHED_ROWS)
+        hashes[block] = np.bitwise_xor.reduce(_remove_signs_of_zeros(rows[block]).view(np.int32), axis=1)
     _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     originals = np.arange(len(rows))
     first_indices: dict[bytes, int] = {}

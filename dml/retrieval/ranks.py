@@ -20,8 +20,8 @@ LAST_KEY = 2**31 - 2
 """Key of an excluded item, which ranks it behind all others; it is even, as of an item that isn't chosen."""
 
 
-FEW_WANTED = 8
-"""If fewer than one of this many chosen items are wanted, finding them takes less time than sorting all of them."""
+FEW_SEARCHED = 8
+"""If fewer than one of this many chosen items are searched for, finding them takes less time than sorting all."""
 
 
 class ChosenRanks(NamedTuple):
@@ -101,8 +101,8 @@ class Ranker:
         firsts = np.flatnonzero(ranked_keys - flat[positions - 1] == 1)
         rows <<= 32
         sorted_keys = rows + ranked_keys
-        wanted = np.concatenate([rows[located] + chosen_keys[located], sorted_keys[firsts]])
-        items, places = self._locate(wanted, rows, chosen_keys, sorted_keys)
+        searched_keys = np.concatenate([rows[located] + chosen_keys[located], sorted_keys[firsts]])
+        items, places = self._locate(searched_keys, rows, chosen_keys, sorted_keys)
         if len(firsts):
             lengths = np.searchsorted(sorted_keys, sorted_keys[firsts], side="right") - firsts
             tied = join_ranges(firsts, lengths)
@@ -114,12 +114,12 @@ class Ranker:
         return ChosenRanks(ranks, place_of_item[located])
 
     def _locate(
-        self, wanted: Integers, rows: Integers, chosen_keys: Keys, sorted_keys: Integers
+        self, searched_keys: Integers, rows: Integers, chosen_keys: Keys, sorted_keys: Integers
     ) -> tuple[Integers, Integers]:
         """Find the places of all chosen items that have one of some keys, and of a few more items.
 
         Args:
-            wanted: (W,) the keys, as in ``sorted_keys``.
+            searched_keys: (W,) the keys, as in ``sorted_keys``.
             rows: (P,) row of each chosen item, times 2^32.
             chosen_keys: (P,) key of each chosen item.
             sorted_keys: (P,) sums of row and key, sorted.
@@ -128,19 +128,19 @@ class Ranker:
             The indices of the items among the chosen ones (C,), sorted by row, distance and index, and their places
             among the sorted keys (C,).
         """
-        if len(wanted) * FEW_WANTED > len(chosen_keys):
+        if len(searched_keys) * FEW_SEARCHED > len(chosen_keys):
             return _sort_with_order(rows + chosen_keys)[1], np.arange(len(chosen_keys))
-        items = self._find_candidates(wanted.view(np.uint16)[::4], chosen_keys.view(np.uint16)[::2])
+        items = self._find_candidates(searched_keys.view(np.uint16)[::4], chosen_keys.view(np.uint16)[::2])
         keys, order = _sort_with_order(rows[items] + chosen_keys[items])
         # The items with a key, all of which are candidates, stand side by side in both arrays.
         places = np.arange(len(keys)) + np.searchsorted(sorted_keys, keys) - np.searchsorted(keys, keys)
         return items[order], places
 
-    def _find_candidates(self, wanted: LowBits, low_bits: LowBits) -> Integers:
-        """Return the indices of the numbers whose low 16 bits are wanted: few, if few are wanted. (W,), (M,) -> (C,)"""
-        self._table[wanted] = True
+    def _find_candidates(self, searched_bits: LowBits, low_bits: LowBits) -> Integers:
+        """Return the indices of the numbers whose low 16 bits are searched for. (W,), (M,) -> (C,)"""
+        self._table[searched_bits] = True
         candidates = np.flatnonzero(self._table.take(low_bits, mode="clip"))
-        self._table[wanted] = False
+        self._table[searched_bits] = False
         return candidates
 
     def _find_odd(self, keys: Keys, number: int) -> Integers:
@@ -175,8 +175,7 @@ class Ranker:
         candidates = self._find_candidates(values.view(np.uint16)[::2], distances.view(np.uint16)[::2])
         candidates = candidates[np.isfinite(distances[candidates])]
         order = _sort_with_order(_even_keys(distances[candidates]))[1]
-        position = np.empty_like(order)
-        position[order] = np.arange(len(order))
+        position = _invert(order)
         end = np.searchsorted(distances[candidates[order]], values, side="right")
         return end - 1 - position[np.searchsorted(candidates, items)]
 
@@ -224,9 +223,7 @@ def _rank_by_counting(distances: Floats, chosen: Integers, numbers: Integers, lo
         for row, item, value in zip(rows, chosen, distances[rows, chosen], strict=True)
     ]
     keys, order = _sort_with_order((rows << 32) + np.array(ranks, dtype=np.int64))
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return ChosenRanks(keys - (rows << 32), places[located])
+    return ChosenRanks(keys - (rows << 32), _invert(order)[located])
 
 
 def _sort_with_order(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:
@@ -240,3 +237,10 @@ def _sort_with_order(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Intege
     packed |= np.arange(len(values))
     packed.sort()
     return packed >> bits, packed & (1 << bits) - 1
+
+
+def _invert(order: Integers) -> Integers:
+    """Return the position of each index in an order of all indices. (P,) -> (P,)"""
+    positions = np.empty_like(order)
+    positions[order] = np.arange(len(order))
+    return positions

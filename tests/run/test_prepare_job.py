@@ -23,7 +23,6 @@ from dml.ops.text.speed import ProgressMeter
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF
 
-ROOT = Path(__file__).parents[2]
 COUNTS = "dataset.counts={train:{images:12,class:4,super_class:2},test:{images:12,class:4,super_class:2}}"
 Prepare = Callable[..., dict[str, list[str]]]
 

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from conftest import ROOT
 from numpy.typing import NDArray
 from PIL import Image
 from small_embedders import SETTINGS, write_photos
@@ -27,7 +28,7 @@ from dml.ops.errors import InputError
 pytest_plugins = ("small_embedders",)
 pytestmark = pytest.mark.pipeline  # exporting traces a network, as compiling does
 
-USING = Path(__file__).parents[3] / "docs" / "using.md"
+USING = ROOT / "docs" / "using.md"
 POOL = {"_target_": "dml.models.heads.PoolHead", "_partial_": True}
 
 

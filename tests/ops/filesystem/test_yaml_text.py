@@ -1,11 +1,8 @@
-from pathlib import Path
-
 import pytest
 import yaml
+from conftest import ROOT
 
 from dml.ops.filesystem.yaml_text import parse_yaml
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_files_are_read_as_by_python() -> None:

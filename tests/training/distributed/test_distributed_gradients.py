@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configurations import CONF
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -24,7 +25,6 @@ from dml.training.optimizers import ParameterGroups, optimizer_by_role
 
 pytestmark = pytest.mark.distributed
 
-CONF = Path(__file__).parents[3] / "conf"
 LOSSES = sorted(path.stem for path in (CONF / "loss").glob("*.yaml"))
 CHANGED = {
     "xbm": ["loss.start=1", "loss.size=40"],  # a memory that is used, and overwritten, within three batches

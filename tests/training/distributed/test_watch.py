@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,8 +51,8 @@ class Ended(NamedTuple):
     errors: str
 
 
-def run(folder: Path, *scripts: str, then_kill: int | None = None) -> Ended:
-    """Three processes, each with its script, which begin together; the exit codes, and all that they complained of."""
+def start(folder: Path, scripts: Sequence[str]) -> list[subprocess.Popen[str]]:
+    """Start three processes, each with its script, which begin together."""
     meeting = folder / "meeting"
     started = [
         subprocess.Popen(
@@ -67,6 +68,12 @@ def run(folder: Path, *scripts: str, then_kill: int | None = None) -> Ended:
         assert process.stdout is not None
         assert process.stdout.readline() == "joined\n"
     meeting.with_suffix(".go").touch()
+    return started
+
+
+def run(folder: Path, *scripts: str, then_kill: int | None = None) -> Ended:
+    """Three processes, each with its script, which begin together; the exit codes, and all that they complained of."""
+    started = start(folder, scripts)
     if then_kill is not None:
         os.kill(started[then_kill].pid, signal.SIGKILL)
     errors = [process.communicate(timeout=60)[1] for process in started]
@@ -210,22 +217,8 @@ SIGNALS_ITSELF = "if step == 200: watch.request_stop(15)"
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("ranks", [[0], [1], [2], [0, 1, 2]])
 def test_processes_stop_at_the_same_step(tmp_path: Path, ranks: list[int]) -> None:
-    meeting = tmp_path / "meeting"
     scripts = [TRAINS.format(signal=SIGNALS_ITSELF if rank in ranks else "") for rank in range(3)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), str(meeting), scripts[rank]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(3)
-    ]
-    for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "joined\n"
-    meeting.with_suffix(".go").touch()
+    started = start(tmp_path, scripts)
     outputs = [process.communicate(timeout=60) for process in started]
     assert [process.returncode for process in started] == [143] * 3
     steps = {printed.strip() for printed, _ in outputs}
