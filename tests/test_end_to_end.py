@@ -44,6 +44,7 @@ def finished(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_a_run_leaves_its_results(finished: Path) -> None:
     found = metrics(finished)
     assert found["split"] == "test"
+    assert found["device"] == "CPU"
     assert found["selection"] == "val"
     assert found["step"] in (4, 8, 12)
     for name in ("level0/recall@1", "level2/nmi", "heads/L/level0/recall@1", "raw/level0/recall@1"):

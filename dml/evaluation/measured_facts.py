@@ -1,4 +1,4 @@
-"""What a metric is of, besides method and data: the vectors, the first weights, and how the checkpoint was chosen."""
+"""What a metric is of, besides method and data: vectors, first weights, how the checkpoint was chosen, and device."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +68,7 @@ def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) 
         "first weights": describe_weights(config),
         "checkpoint": SELECTIONS.get(str(metrics.get("selection")), UNKNOWN),
         "split": str(metrics.get("split", UNKNOWN)),
+        "device": str(metrics.get("device", UNKNOWN)),
     }
 
 
@@ -115,13 +116,13 @@ def join_facts(facts_by_name: Mapping[str, Mapping[str, str]]) -> str:
     'Split: test (arcface: val).'
 
     Args:
-        facts_by_name: {name of a row: {name of a fact: value}}; all rows have the same facts.
+        facts_by_name: {name of a row: {name of a fact: value}}; what a row lacks is "not stated".
     """
     sentences = []
-    for fact in next(iter(facts_by_name.values()), {}):
+    for fact in dict.fromkeys(fact for facts in facts_by_name.values() for fact in facts):
         names_by_value: dict[str, list[str]] = {}
         for name, facts in facts_by_name.items():
-            names_by_value.setdefault(facts[fact], []).append(name)
+            names_by_value.setdefault(facts.get(fact, UNKNOWN), []).append(name)
         (usual, _), *others = Counter({value: len(names) for value, names in names_by_value.items()}).most_common()
         notes = "; ".join(f"{', '.join(names_by_value[value])}: {value}" for value, _ in others)
         sentences.append(f"{fact.capitalize()}: {usual}" + (f" ({notes})." if notes else "."))

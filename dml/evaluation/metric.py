@@ -14,8 +14,8 @@ QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
 
 RESERVED_NAMES = (
-    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery"),
-    *("epoch", "step", "split", "selection", "vector", "chosen_heads", "pruned", "configuration", "checksums"),
+    *(QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery", "configuration", "checksums"),
+    *("epoch", "step", "selection", "vector", "chosen_heads", "split", "device", "pruned"),
     *("path", "labels", "neighbors", "neighbor_labels", "similarities", "map_x", "map_y"),
 )
 """The names of other values in metrics.json, and of the columns of per_query.parquet that are not metrics."""

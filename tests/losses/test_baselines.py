@@ -1,5 +1,5 @@
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ CLASSES, SIZE = 5, 8
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 4])
 
 
+TERMS = ("threshold_consistent_margin", "intra_pair_variance")  # added to another loss
 TARGETS = {path.stem: str(OmegaConf.load(path).get("_target_")) for path in CONF.glob("*.yaml")}
 
 
@@ -102,7 +103,7 @@ def library_nodes(node: Any) -> Iterator[DictConfig]:
                 yield from library_nodes(node[key])
 
 
-@pytest.mark.parametrize("name", [*names(PairLoss), *names(ProxyLoss), "xbm"])
+@pytest.mark.parametrize("name", [*names(PairLoss), *names(ProxyLoss), *TERMS, "xbm"])
 def test_the_librarys_parameters_are_all_listed(name: str) -> None:
     for node in library_nodes(OmegaConf.load(CONF / f"{name}.yaml")):
         parameters = inspect.signature(get_class(node._target_).__init__).parameters
@@ -158,18 +159,38 @@ def test_semi_hard_triplets_by_hand() -> None:
     assert build("triplet")(embeddings, LABELS).item() == pytest.approx(sum(terms) / len(terms))
 
 
-def test_the_threshold_consistent_margin_joins_any_loss() -> None:
-    embeddings, cosines = rows(), F.normalize(rows(), dim=1) @ F.normalize(rows(), dim=1).T
-    same = LABELS[:, None] == LABELS
-    pulled = [0.9 - float(c) for c in cosines[same & ~torch.eye(len(LABELS), dtype=torch.bool)] if c <= 0.9]
-    pushed = [float(c) - 0.5 for c in cosines[~same] if c >= 0.5]
+def split_cosines() -> tuple[Tensor, Tensor]:
+    directions = F.normalize(rows(), dim=1)
+    cosines, same = directions @ directions.T, LABELS[:, None] == LABELS
+    return cosines[same & ~torch.eye(len(LABELS), dtype=torch.bool)], cosines[~same]
+
+
+def consistent_margin() -> float:
+    positives, negatives = split_cosines()
+    pulled = [0.9 - float(c) for c in positives if c <= 0.9]
+    pushed = [float(c) - 0.5 for c in negatives if c >= 0.5]
     assert pulled
     assert pushed
-    margin = sum(pulled) / len(pulled) + sum(pushed) / len(pushed)
-    for name in ("multi_similarity", "contrastive", "rll"):
-        config = compose("loss=threshold_consistent_margin", f"loss@loss.terms.base={name}", "loss.weights.tcm=0.5")
-        joined, alone = instantiate(config.loss), instantiate(compose(f"loss={name}").loss)
-        expected = alone(embeddings, LABELS).item() + 0.5 * margin
+    return sum(pulled) / len(pulled) + sum(pushed) / len(pushed)
+
+
+def pair_variance() -> float:
+    positives, negatives = split_cosines()
+    below = [max(0.0, float(0.99 * positives.mean() - c)) ** 2 for c in positives]
+    above = [max(0.0, float(c - 1.01 * negatives.mean())) ** 2 for c in negatives]
+    return sum(below) / len(below) + sum(above) / len(above)
+
+
+@pytest.mark.parametrize(
+    ("name", "term", "own_part"),
+    [("threshold_consistent_margin", "tcm", consistent_margin), ("intra_pair_variance", "variance", pair_variance)],
+)
+def test_a_term_joins_any_loss(name: str, term: str, own_part: Callable[[], float]) -> None:
+    embeddings = rows()
+    for base in ("multi_similarity", "contrastive", "rll"):
+        config = compose(f"loss={name}", f"loss@loss.terms.base={base}", f"loss.weights.{term}=0.25")
+        joined, alone = instantiate(config.loss), instantiate(compose(f"loss={base}").loss)
+        expected = alone(embeddings, LABELS).item() + 0.25 * own_part()
         assert joined(embeddings, LABELS).item() == pytest.approx(expected)
 
 

@@ -38,7 +38,7 @@ def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     training = Training(EMOJI)
     runs = [PlannedRun(training, seed, tmp_path / f"seed-{seed}") for seed in range(3)]
     stored: list[dict[str, Any]] = [
-        {"vector": "256 dimensions, cosine", "selection": "last", "split": "test"},
+        {"vector": "256 dimensions, cosine", "selection": "last", "split": "test", "device": "CPU"},
         {"level0/recall@1": 0.5},
     ]
     for run, metrics in zip(runs, stored, strict=False):
@@ -48,6 +48,7 @@ def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     assert facts["vector"] == "256 dimensions, cosine or 192 to 320 dimensions as the validation chooses heads, cosine"
     assert facts["checkpoint"] == "the last one or the best on the validation split"
     assert facts["split"] == "test"
+    assert facts["device"] == "CPU"
     assert describe_runs(runs[2:]) == describe_training(training)
     assert describe_runs(runs, ["M", "H"])["vector"] == "256 dimensions, cosine"  # metrics of these heads alone
     assert describe_runs(runs, ["L"])["vector"] == "64 dimensions, cosine"
@@ -58,6 +59,11 @@ def test_the_usual_value_comes_first_and_others_are_named() -> None:
     line = join_facts({name: {"vector": size, "split": "test"} for name, size in sizes.items()})
     assert line == "Vector: 128 (a, e: 64; d: 32). Split: test."
     assert join_facts({}) == ""
+
+
+def test_what_a_row_does_not_state_is_told() -> None:
+    facts = {"old": {"split": "test"}, "new": {"split": "test", "device": "CPU"}}
+    assert join_facts(facts) == "Split: test. Device: not stated (new: CPU)."
 
 
 @pytest.mark.pipeline

@@ -44,7 +44,7 @@ class FinishedRun:
             configurations apart.
         metrics: numbers in metrics.json.
         custom_metrics: metrics that the user has defined.
-        facts: vector, split, first weights and checkpoint of the test, by name, as `describe_measurement` returns them.
+        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class ConfigurationResult:
         name: settings that tell the configuration from the others, such as "loss=rll".
         metrics: {name in metrics.json: mean and confidence interval over the seeds}.
         custom_metrics: metrics that the user has defined.
-        facts: vector, split, first weights and checkpoint of the test, by name, as `describe_measurement` returns them.
+        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
         folders: folders of the runs.
     """
 

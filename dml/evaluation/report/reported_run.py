@@ -113,6 +113,7 @@ class ReportedRun:
             "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
             "seed": self.settings.get("seed"),
             "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
+            "device": self.metrics.get("device"),
         }
         return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 

@@ -33,8 +33,8 @@ class ContestResult:
         counts: number of queries of each test class.
         sums: {metric: for each seed, the sum of its values over the queries of each test class}.
         values: {metric: for each seed, its value}.
-        facts: size and geometry of the vectors, first weights, checkpoint and split that the runs stored; empty in
-            results of older versions.
+        facts: size and geometry of the vectors, first weights, checkpoint, split and device that the runs stored;
+            empty in results of older versions.
     """
 
     dataset: str

@@ -76,9 +76,8 @@ def run_test(
     is_limited = config.trainer.limit_test_batches is not None  # the images beyond aren't skipped as unreadable
     metrics |= _count_special_images(config, table, 0 if is_limited else skipped)
     metrics |= evaluate_model_threshold(config, trainer, embedder, images, embeddings, tested, folder)
-    metrics = (
-        description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | {"split": split}
-    )
+    facts = {"split": split, "device": _name_device(trainer.strategy.root_device)}
+    metrics = description | metrics | _describe_embeddings(embedder.model, evaluator.config.curvature) | facts
     limits = ImageLimits.from_settings(config.data)
     rank_zero_only(write_pictures)(
         folder, metrics, tested, embeddings, lists, limits, sheet=settings.sheet, report=settings.report
@@ -120,6 +119,11 @@ def _describe_embeddings(model: AnyModel, curvature: float) -> Metrics:
     vector = describe_vector(model.embed_dims, model.chosen_heads, curvature)
     chosen = {} if model.chosen_heads == (*model.embed_dims,) else {"chosen_heads": join_head_names(model.chosen_heads)}
     return {"vector": vector} | chosen
+
+
+def _name_device(device: torch.device) -> str:
+    """Return the name of the GPU, or "CPU": its rounding is another, and so are trained networks."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
 
 
 def _compute_test_metrics(
