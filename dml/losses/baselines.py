@@ -124,11 +124,12 @@ class ProxyLoss(nn.Module):
 
     @property
     def proxies(self) -> Tensor | None:
-        """Return the library's proxies (C, D), one of each class; None if a class has several proxies."""
-        if isinstance(weights := getattr(self.loss, "W", None), Tensor):
-            return weights.T if weights.shape[1] == self.num_classes else None
-        proxies: Tensor | None = getattr(self.loss, "proxies", None)
-        return proxies
+        """Return the library's proxies (C, D), or (C, K, D) if it has K of each class."""
+        for name in ("W", "fc"):  # (D, C K), all of one class side by side
+            if isinstance(weights := getattr(self.loss, name, None), Tensor):
+                return weights.T.view(self.num_classes, -1, len(weights)).squeeze(1)
+        own: Tensor | None = getattr(self.loss, "proxies", None)
+        return own
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -13,7 +13,11 @@ from dml.losses.compose import AtLevel
 from dml.ops.errors import InputError
 
 ProxySet = tuple[int, Tensor]
-"""The level of some classes, and a proxy of each of them (C, D)."""
+"""The level of some classes, and a proxy (C, D) or K proxies (C, K, D) of each of them."""
+
+SPREAD = 0.1
+"""How far several proxies of a class begin from its mean, each in the direction that was drawn for it: the tangent of
+the angle where the two are orthogonal. With 0 their first gradients would differ in length alone."""
 
 
 def count_classes(labels: NDArray[np.int64]) -> list[int]:
@@ -23,11 +27,11 @@ def count_classes(labels: NDArray[np.int64]) -> list[int]:
 
 
 def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, level: int = 0) -> Iterator[ProxySet]:
-    """Find the proxies in a loss and in its terms: yield (level of the classes, proxies (C, D)).
+    """Find the proxies in a loss and in its terms: yield (level of the classes, proxies (C, D) or (C, K, D)).
 
-    Proxies are a tensor that a part of the loss names ``proxies``, with one row for each class, and at most as many
-    columns as an embedding: fewer are those of a prefix. A tensor of another shape is left to the loss. Writing to the
-    proxies in place changes the loss.
+    Proxies are a tensor that a part of the loss names ``proxies``, with one row or K rows for each class, and at most
+    as many columns as an embedding: fewer are those of a prefix. A tensor of another shape is left to the loss. Writing
+    to the proxies in place changes the loss.
 
     >>> from dml.losses.happier import ClusterLoss
     >>> loss = AtLevel(ClusterLoss(3, 2), level=1)
@@ -42,16 +46,16 @@ def proxy_sets(loss: nn.Module, num_classes: Sequence[int], embedding_dim: int, 
     """
     if isinstance(loss, AtLevel):
         yield from proxy_sets(loss.loss, num_classes, embedding_dim, loss.level)
-    elif _has_a_proxy_of_each_class(proxies := getattr(loss, "proxies", None), num_classes[level], embedding_dim):
+    elif _has_proxies_of_each_class(proxies := getattr(loss, "proxies", None), num_classes[level], embedding_dim):
         yield level, proxies
     else:
         for part in loss.children():
             yield from proxy_sets(part, num_classes, embedding_dim, level)
 
 
-def _has_a_proxy_of_each_class(proxies: Any, num_classes: int, embedding_dim: int) -> TypeGuard[Tensor]:
-    is_matrix = isinstance(proxies, Tensor) and proxies.ndim == 2
-    return is_matrix and len(proxies) == num_classes and proxies.shape[1] <= embedding_dim
+def _has_proxies_of_each_class(proxies: Any, num_classes: int, embedding_dim: int) -> TypeGuard[Tensor]:
+    has_rows = isinstance(proxies, Tensor) and proxies.ndim in (2, 3)
+    return has_rows and len(proxies) == num_classes and proxies.shape[-1] <= embedding_dim
 
 
 def check_beginning(
@@ -78,8 +82,9 @@ def check_beginning(
     for head, loss in losses.items():
         if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
             raise InputError(
-                f"proxies={choice}: {type(loss).__name__} doesn't learn one proxy of each class, which is a tensor "
-                f"proxies of shape {(num_classes[0], embed_dims[head])}; use proxies=null"
+                f"proxies={choice}: {type(loss).__name__} learns no proxies of the classes, which are a tensor proxies "
+                f"of shape {(num_classes[0], embed_dims[head])}, or of three dimensions with several of each class; "
+                "use proxies=null"
             )
 
 
@@ -87,7 +92,8 @@ def check_beginning(
 def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: Tensor) -> None:
     """Turn each proxy in the direction of the mean L2-normalised embedding of the class.
 
-    A proxy keeps its length, because its length determines how fast its direction changes at a given learning rate.
+    Several proxies of a class begin close to the mean, apart by `SPREAD`. A proxy keeps its length, because its length
+    determines how fast its direction changes at a given learning rate.
     A proxy doesn't change if its class has no embeddings, or if they add up to 0.
 
     >>> from dml.losses.happier import ClusterLoss
@@ -103,7 +109,11 @@ def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: T
         labels: (N, L) labels of the training images.
     """
     for level, proxies in sets:
-        unit = F.normalize(embeddings[:, : proxies.shape[1]], dim=1)  # the loss may be that of a prefix
-        sums = unit.new_zeros(proxies.shape).index_add_(0, labels[:, level].long(), unit).to(proxies)
-        turned = F.normalize(sums, dim=1) * proxies.norm(dim=1, keepdim=True)
-        proxies.copy_(torch.where(sums.any(dim=1, keepdim=True), turned, proxies))
+        unit = F.normalize(embeddings[:, : proxies.shape[-1]], dim=1)  # the loss may be that of a prefix
+        sums = unit.new_zeros(len(proxies), unit.shape[1]).index_add_(0, labels[:, level].long(), unit).to(proxies)
+        directions = F.normalize(sums, dim=1)
+        if proxies.ndim == 3:
+            sums, drawn = sums.unsqueeze(1), F.normalize(proxies, dim=2)
+            directions = F.normalize(directions.unsqueeze(1) + SPREAD * drawn, dim=2)
+        turned = directions * proxies.norm(dim=-1, keepdim=True)
+        proxies.copy_(torch.where(sums.any(dim=-1, keepdim=True), turned, proxies))

@@ -18,7 +18,9 @@ from dml.run import builders
 CLASSES, SIZE = 6, 5
 LABELS = torch.stack([torch.arange(24) % CLASSES, torch.arange(24) % 2], dim=1)
 HAPPIER = {"happier", "happier_f", "happier_f_release"}
-WITH_PROXIES = {"arcface", "cluster", "cosface", "csl", "normalized_softmax", "proxy_anchor", "proxy_nca"} | HAPPIER
+SEVERAL = {"soft_triple": 10, "sub_center_arcface": 3}
+ONE = {"arcface", "cluster", "cosface", "csl", "normalized_softmax", "proxy_anchor", "proxy_nca"} | HAPPIER
+WITH_PROXIES = ONE | {*SEVERAL}
 
 
 def embeddings(seed: int = 0) -> torch.Tensor:
@@ -32,27 +34,31 @@ def loss(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
     return request.param, builders.build_losses(config, {"H": SIZE}, LABELS.numpy())["H"]
 
 
-def test_every_loss_of_one_proxy_a_class_begins_at_the_means(loss: tuple[str, nn.Module]) -> None:
+def test_every_loss_with_proxies_begins_at_the_means(loss: tuple[str, nn.Module]) -> None:
     name, module = loss
     sets = list(proxy_sets(module, [CLASSES, 2], SIZE))
     assert bool(sets) == (name in WITH_PROXIES)
-    drawn = [proxies.detach().norm(dim=1) for _, proxies in sets]
+    drawn = [proxies.detach().clone() for _, proxies in sets]
     rows = embeddings()
     before = module(rows, LABELS).item() if sets else 0.0
     begin_at_class_means(sets, rows, LABELS.to(torch.uint8))  # any whole numbers
-    for (level, proxies), lengths in zip(sets, drawn, strict=True):
-        assert (level, proxies.shape) == (0, (CLASSES, SIZE))
+    for (level, proxies), before_it in zip(sets, drawn, strict=True):
+        assert (level, proxies.shape) == (0, (CLASSES, SEVERAL[name], SIZE) if name in SEVERAL else (CLASSES, SIZE))
         for own in range(CLASSES):
-            mean = sum(F.normalize(row, dim=0) for row in rows[LABELS[:, 0] == own])
-            assert F.cosine_similarity(proxies[own], mean, dim=0).item() == pytest.approx(1.0, abs=1e-6)
-        torch.testing.assert_close(proxies.norm(dim=1), lengths)
+            mean = F.normalize(
+                torch.stack([F.normalize(row, dim=0) for row in rows[LABELS[:, 0] == own]]).sum(0), dim=0
+            )
+            for found, was in zip(proxies[own].view(-1, SIZE), before_it[own].view(-1, SIZE), strict=True):
+                apart = 0.1 * F.normalize(was, dim=0) if name in SEVERAL else 0.0
+                assert F.cosine_similarity(found, mean + apart, dim=0).item() == pytest.approx(1.0, abs=1e-6)
+        torch.testing.assert_close(proxies.norm(dim=-1), before_it.norm(dim=-1))
     if sets:  # it is the loss's own proxies that were turned, not copies of them
         assert module(rows, LABELS).item() < before
 
 
 def test_the_page_of_the_options_lists_them() -> None:
     page = (ROOT / "docs" / "training_options.md").read_text(encoding="utf-8")
-    listed = page.partition("works for all losses with one proxy for each class:")[2].partition(", also at")[0]
+    listed = page.partition("works for all losses with proxies:")[2].partition(", also at")[0]
     assert {*re.findall(r"`(\w+)`", listed)} == WITH_PROXIES
 
 
@@ -90,18 +96,19 @@ class OwnProxies(nn.Module):
     [
         ((CLASSES, SIZE), True),
         ((CLASSES, SIZE - 1), True),  # those of a prefix
-        ((2 * CLASSES, SIZE), False),  # two of each class, of which row 1 isn't that of class 1
-        ((CLASSES, 2, SIZE), False),
+        ((CLASSES, 2, SIZE), True),  # two of each class
+        ((2 * CLASSES, SIZE), False),  # row 1 isn't one of class 1
+        ((CLASSES, 2, 2, SIZE), False),
         ((SIZE, CLASSES), False),
         ((CLASSES,), False),
     ],
 )
-def test_proxies_of_ones_own_are_one_row_of_each_class(shape: tuple[int, ...], is_found: bool) -> None:
+def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...], is_found: bool) -> None:
     loss = OwnProxies(*shape)
     assert bool(list(proxy_sets(loss, [CLASSES, 2], SIZE))) == is_found
     check_beginning("auto", {"H": loss}, [CLASSES, 2], {"H": SIZE})
     if not is_found:
-        line = r"^proxies=class_means: OwnProxies .* one proxy of each class, .* of shape \(6, 5\); use proxies=null$"
+        line = r"^proxies=class_means: OwnProxies learns no proxies of the classes, .* of shape \(6, 5\), or of three "
         with pytest.raises(InputError, match=line):
             check_beginning("class_means", {"H": loss}, [CLASSES, 2], {"H": SIZE})
 
@@ -110,8 +117,7 @@ def test_proxies_of_ones_own_are_one_row_of_each_class(shape: tuple[int, ...], i
     ("arguments", "line"),
     [
         (["loss=cluster", "proxies=means"], "proxies=means: must be auto, class_means, or null"),
-        (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss doesn't learn one proxy of each"),
-        (["loss=soft_triple", "proxies=class_means"], "proxies=class_means: ProxyLoss doesn't learn one proxy of each"),
+        (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss learns no proxies of the classes"),
     ],
 )
 def test_what_cannot_begin_there_is_refused(
