@@ -12,12 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from PIL import Image
 
 from dml.ops.errors import InputError
 
 ASSETS = Path(str(resources.files("dml.data") / "assets"))
-SCRIPT = Path(__file__).parents[2] / "scripts" / "build_emoji.py"
+SCRIPT = ROOT / "scripts" / "build_emoji.py"
 DESIGNERS = {"noto", "noto_v1", "twemoji", "emojione", "fluent_flat", "fxemoji"}
 
 

@@ -1,12 +1,12 @@
 import inspect
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from configurations import compose
+from conftest import ROOT
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dml.losses.baselines import PairLoss, ProxyLoss
 from dml.ops.errors import InputError
 
-CONF = Path(__file__).parents[2] / "conf" / "loss"
+CONF = ROOT / "conf" / "loss"
 CLASSES, SIZE = 5, 8
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 4, 4])
 

@@ -1,8 +1,8 @@
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from conftest import ROOT
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from pytorch_metric_learning.losses import ContrastiveLoss
@@ -18,7 +18,7 @@ from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss
 from dml.ops.errors import InputError
 
-CONF = Path(__file__).parents[2] / "conf" / "loss"
+CONF = ROOT / "conf" / "loss"
 LABELS = torch.tensor([[i // 2, i // 4, i // 8] for i in range(12)])
 
 

@@ -1,12 +1,12 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 from examples import examples
 from hydra import compose, initialize_config_dir
 from hypothesis import given
@@ -20,7 +20,7 @@ from dml.ops.errors import InputError
 from dml.ops.graded_ranks import GradedLists, graded_average_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels, weighted_ap_relevance
 
-CONF = Path(__file__).parents[2] / "conf" / "loss"
+CONF = ROOT / "conf" / "loss"
 SURE_BOUND = 0.5 + 1 / (1 + math.exp(-5.0))  # start + sigmoid(delta / tau)
 
 

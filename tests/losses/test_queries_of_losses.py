@@ -1,10 +1,9 @@
 """Losses that are a mean over queries: the mean of their values for equal shares of the rows is that of the batch."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from configurations import compose
+from conftest import ROOT
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from dml.losses.triplet_semihard import TripletSemihardLoss
 from dml.ops.pairs import ALL, own_entries, pair_masks
 from dml.run.builders import build_losses
 
-CONF = Path(__file__).parents[2] / "conf" / "loss"
+CONF = ROOT / "conf" / "loss"
 SIZE, CLASSES = 6, 4
 
 

@@ -1,8 +1,7 @@
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 from examples import examples
 from hydra.utils import instantiate
 from hypothesis import given
@@ -14,7 +13,7 @@ from torch import Tensor
 from dml.losses.happier import SmoothHierarchicalAPLoss
 from dml.losses.roadmap import CalibrationLoss
 
-CONF = Path(__file__).parents[2] / "conf" / "loss"
+CONF = ROOT / "conf" / "loss"
 
 
 def by_hand(embeddings: Tensor, labels: list[int], loss: CalibrationLoss) -> Tensor:

@@ -1,19 +1,19 @@
 import re
 from collections import Counter
 from itertools import groupby, islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import ROOT
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dml.ops.errors import InputError
 from dml.samplers.class_balanced import ClassBalancedSampler, _Queue
 
-CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "class_balanced.yaml"
+CONFIG = ROOT / "conf" / "sampler" / "class_balanced.yaml"
 
 
 Batches = list[list[int]]

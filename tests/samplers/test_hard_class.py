@@ -1,10 +1,10 @@
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from dml.ops.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 
-CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "hard_class.yaml"
+CONFIG = ROOT / "conf" / "sampler" / "hard_class.yaml"
 
 
 @st.composite

@@ -1,12 +1,12 @@
 import logging
 from collections import Counter
 from itertools import combinations, groupby
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import ROOT
 from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dml.ops.errors import InputError
 from dml.samplers.hierarchical import HierarchicalSampler
 
-CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "hierarchical.yaml"
+CONFIG = ROOT / "conf" / "sampler" / "hierarchical.yaml"
 
 lenient = examples(50)
 

@@ -2,12 +2,12 @@ import logging
 import math
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from dml.retrieval.search import nearest_neighbors
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 
-CONFIG = Path(__file__).parents[2] / "conf" / "sampler" / "local_neighborhood.yaml"
+CONFIG = ROOT / "conf" / "sampler" / "local_neighborhood.yaml"
 
 
 Groups = list[tuple[int, list[int]]]
