@@ -35,7 +35,7 @@ def _describe_geometry(curvature: float) -> str:
 
 
 def describe_weights(config: Mapping[str, Any]) -> str:
-    """Return what the first weights of a network were trained on, as far as the configuration says so.
+    """Return the name of the data that the first weights of a network were trained on.
 
     >>> describe_weights({"model": {"backbone": {"weights": None}}})
     'random'
@@ -73,7 +73,7 @@ def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the metrics of a run will be of, as far as its configuration says so; see `describe_measurement`.
+    """Return the facts of `describe_measurement` that the configuration of a run tells before the run has ended.
 
     Args:
         config: configuration of the run as nested plain values.
@@ -123,7 +123,7 @@ def join_facts(facts_by_name: Mapping[str, Mapping[str, str]]) -> str:
         names_by_value: dict[str, list[str]] = {}
         for name, facts in facts_by_name.items():
             names_by_value.setdefault(facts.get(fact, UNKNOWN), []).append(name)
-        (usual, _), *others = Counter({value: len(names) for value, names in names_by_value.items()}).most_common()
-        notes = "; ".join(f"{', '.join(names_by_value[value])}: {value}" for value, _ in others)
+        (usual, _), *rarer = Counter({value: len(names) for value, names in names_by_value.items()}).most_common()
+        notes = "; ".join(f"{', '.join(names_by_value[value])}: {value}" for value, _ in rarer)
         sentences.append(f"{fact.capitalize()}: {usual}" + (f" ({notes})." if notes else "."))
     return " ".join(sentences)

@@ -133,7 +133,7 @@ class Embedder:
         return digest.hexdigest()[:16]
 
     def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
-        """Turn an image into the network's input (3, h, w) uint8 RGB, one view unless ``views`` says otherwise.
+        """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.
 
         Args:
             image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or an `ImageFile`.

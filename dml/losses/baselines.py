@@ -128,8 +128,8 @@ class ProxyLoss(nn.Module):
         for name in ("W", "fc"):  # (D, C K), all of one class side by side
             if isinstance(weights := getattr(self.loss, name, None), Tensor):
                 return weights.T.view(self.num_classes, -1, len(weights)).squeeze(1)
-        own: Tensor | None = getattr(self.loss, "proxies", None)
-        return own
+        proxies: Tensor | None = getattr(self.loss, "proxies", None)
+        return proxies
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.evaluation.comparisons.intervals import Interval, mean_interval
-from dml.evaluation.measured_facts import describe_measurement
+from dml.evaluation.measured_facts import describe_measurement, merge_facts
 from dml.evaluation.printed_metrics.metric_descriptions import (
     MetricDescription,
     describe_metric,
@@ -156,7 +156,7 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
             name,
             _average_over_seeds(group),
             group[0].custom_metrics,
-            _join_facts(group),
+            merge_facts(run.facts for run in group),
             tuple(run.folder for run in group),
         )
         for name, group in zip(names, groups.values(), strict=True)
@@ -166,11 +166,6 @@ def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
 def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
     shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
     return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
-
-
-def _join_facts(group: Sequence[FinishedRun]) -> dict[str, str]:
-    """Return the facts of the seeds, which may have chosen different heads, and so vectors of different sizes."""
-    return {fact: " or ".join(dict.fromkeys(run.facts.get(fact, "") for run in group)) for fact in group[0].facts}
 
 
 def _check_seeds(group: Sequence[FinishedRun]) -> None:

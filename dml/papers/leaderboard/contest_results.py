@@ -127,7 +127,7 @@ def check_results(path: Path, results: Sequence[ContestResult]) -> None:
 
     Args:
         path: file that they were read from.
-        results: the results.
+        results: all results in the file; empty if there is no file.
 
     Raises:
         InputError: if there is none.
