@@ -6,8 +6,9 @@ order, where the nearest item of all has rank 1; rows with fewer than P items en
 levels. Items of level 0 aren't listed, but they take up ranks. A query with no item of a level above 0 gives NaN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
+from typing import Self
 
 import numpy as np
 import torch
@@ -26,6 +27,23 @@ def count_by_level(ranks: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.zeros_like(counts[0]), *counts], dim=1)
 
 
+class GradedRanks(tuple[Tensor, ...]):
+    """The ranks of the items of each level, L of (Q, P), which also holds those of each level and all above.
+
+    Args:
+        ranks: ranks (Q, P) of the items of each level from 1 to L.
+        at_least: ranks (Q, P') of the items of each level from 1 to L and above, if they are known; None merges them.
+    """
+
+    at_least: tuple[Tensor, ...]
+
+    def __new__(cls, ranks: Iterable[Tensor], at_least: Iterable[Tensor] | None = None) -> Self:
+        """Make a tuple of the ranks, which is one."""
+        graded = super().__new__(cls, ranks)
+        graded.at_least = _merge_levels(graded) if at_least is None else tuple(at_least)
+        return graded
+
+
 def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     """Compute hierarchical average precision (HAPPIER, Eq. 3). L of (Q, P), (Q, L + 1) -> (Q,) float64
 
@@ -37,23 +55,27 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     [1.0]
 
     Args:
-        ranks: ranks (Q, P) of the items of each level from 1 to L.
+        ranks: ranks (Q, P) of the items of each level from 1 to L; `GradedRanks` save time.
         relevance: (Q, L + 1) float64, relevance of an item of each level, 0 for level 0 (`dml.ops.relevance`).
     """
+    ranks = ranks if isinstance(ranks, GradedRanks) else GradedRanks(ranks)
+    counts = count_by_level(ranks)
+    # Let c(l) be the lowest relevance of level l and all above. It rises with l, and the share c(min(l(j), l(k))) of
+    # min(rel(j), rel(k)) is the sum of c(l) - c(l - 1) over all l that both items reach: a weighted sum of APs.
+    least = _least_above(relevance, counts)
     gained = torch.zeros_like(relevance[:, 0])
+    for level, level_ranks in enumerate(ranks.at_least, 1):
+        gained += (least[:, level] - least[:, level - 1]) * _sum_of_precisions(level_ranks)
     for level, level_ranks in enumerate(ranks, 1):
-        gained += relevance[:, level] * (_one_to_n(level_ranks) / level_ranks).sum(dim=1)
-    inverse = [_partial_sums(level_ranks.reciprocal()) for level_ranks in ranks]
-    for pair in combinations(range(len(ranks)), 2):
-        few, many = sorted(pair, key=lambda level: ranks[level].shape[1])
-        shared = relevance[:, few + 1].minimum(relevance[:, many + 1])
-        before = _count_before(ranks[many], ranks[few])
-        # Count the items of the level with many items that are ranked before each item of the level with few.
-        gained += shared * (before / ranks[few]).sum(dim=1)
-        behind = inverse[many][:, -1:] - inverse[many].gather(1, before)
-        # Count each item of the level with few items in Hrank of the items of the other level that are behind it.
-        gained += shared * behind.sum(dim=1)
-    return gained / (relevance * count_by_level(ranks)).sum(dim=1)
+        more = relevance[:, level] - least[:, level]
+        if (more * counts[:, level]).any():
+            gained += more * _sum_of_precisions(level_ranks)
+    for lower, higher in combinations(range(1, len(ranks) + 1), 2):
+        more = relevance[:, lower].minimum(relevance[:, higher]) - least[:, lower]
+        rows = (more * counts[:, lower] * counts[:, higher]).nonzero().squeeze(1)
+        if len(rows):  # some level above the lower one is less relevant than both
+            gained[rows] += more[rows] * _sum_across(ranks[lower - 1][rows], ranks[higher - 1][rows])
+    return gained / (relevance * counts).sum(dim=1)
 
 
 def ndcg(ranks: Sequence[Tensor]) -> Tensor:
@@ -99,6 +121,35 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
         gained += (harmonic.gather(1, positives) - harmonic.gather(1, missed)).sum(dim=1, keepdim=True)
         better = better + counts[:, level, None]
     return (gained / positives).squeeze(1)
+
+
+def _merge_levels(ranks: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the ranks of the items of each level and above, rising. L of (Q, P) -> L of (Q, P')"""
+    return tuple(torch.cat([*ranks[level:]], dim=1).sort(dim=1).values for level in range(len(ranks)))
+
+
+def _least_above(relevance: Tensor, counts: Tensor) -> Tensor:
+    """Return the lowest relevance of an item of each level and above, 0 for level 0. (Q, L + 1) -> (Q, L + 1)"""
+    of_items = relevance.where(counts > 0, torch.inf)
+    least = of_items.flip(1).cummin(dim=1).values.flip(1)
+    least[:, 0] = 0
+    return least.where(least < torch.inf, 0.0)  # without items any number will do
+
+
+def _sum_of_precisions(ranks: Tensor) -> Tensor:
+    """Return the sum of k / rank(k) of each query. (Q, P) -> (Q,)"""
+    return (_one_to_n(ranks) / ranks).sum(dim=1)
+
+
+def _sum_across(first: Tensor, second: Tensor) -> Tensor:
+    """Sum, over the items of both lists, the number of items of the other list before it over its rank.
+
+    (Q, P), (Q, P') -> (Q,)
+    """
+    few, many = sorted((first, second), key=lambda ranks: ranks.shape[1])
+    before = _count_before(many, few)
+    inverse = _partial_sums(many.reciprocal())
+    return (before / few + inverse[:, -1:] - inverse.gather(1, before)).sum(dim=1)
 
 
 def _count_before(ranks: Tensor, bounds: Tensor) -> Tensor:

@@ -5,190 +5,182 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dml.retrieval.distance_keys import keys_fit, make_keys, put_last
+
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.unsignedinteger[Any]]
 Keys = npt.NDArray[np.int32]
-LowBits = npt.NDArray[np.uint16]
 
 FEW = 12
-"""Number of chosen items up to which counting the nearer items of each is faster than sorting the row."""
+"""Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
 
 DENSE = 10
 """If more than one of this many booleans is true, `np.flatnonzero` takes half the time."""
 
-LAST_KEY = 2**31 - 2
-"""Key of an excluded item, which ranks it behind all others; it is even, as of an item that isn't chosen."""
-
-
-FEW_SEARCHED = 8
-"""If fewer than one of this many chosen items are searched for, finding them takes less time than sorting all."""
-
 
 class ChosenRanks(NamedTuple):
-    """Ranks of P chosen items, sorted by row and then by rank, and where some of the items are among them.
+    """Ranks and codes of P chosen items of R rows, sorted by row and then by rank.
 
     Args:
-        ranks: (P,) sorted ranks; the nearest of all items in a row has rank 1.
-        places: (S,) the position in ``ranks`` of each item that was to be located.
+        ranks: (P,) ranks; the nearest of all items in a row has rank 1.
+        codes: (P,) code of each item.
+        numbers: (R,) number of chosen items of each row.
     """
 
     ranks: Integers
-    places: Integers
+    codes: Codes
+    numbers: Integers
 
 
 class Ranker:
-    """Computes ranks of chosen items in rows of distances, in memory that it reuses: 5 bytes for each distance.
+    """Computes ranks of chosen items in rows of distances, in memory that it reuses: 6 bytes for each distance.
+
+    Every item has a code, which is 0 unless the item is chosen. The codes in the order of the distances tell the ranks
+    of the chosen items, and which code has which rank.
 
     A call ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
 
-    >>> ranker = Ranker(rows=1, length=4)
+    >>> ranker = Ranker(rows=1, length=4, largest_code=2)
     >>> distances = np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32)
-    >>> chosen = ranker(distances, np.array([0, 3]), np.array([2]), located=np.array([0]))
-    >>> chosen.ranks.tolist(), chosen.places.tolist()
-    ([2, 3], [1])
+    >>> chosen = ranker(distances, np.array([[1, 0, 0, 2]], dtype=np.uint8), numbers=np.array([2]))
+    >>> chosen.ranks.tolist(), chosen.codes.tolist()
+    ([2, 3], [2, 1])
 
     Args:
         rows: largest number of rows in a call.
         length: number of distances in each row, N.
+        largest_code: largest code of an item, at least 1.
     """
 
-    def __init__(self, rows: int, length: int) -> None:
+    def __init__(self, rows: int, length: int, largest_code: int) -> None:
+        self._bits = largest_code.bit_length()
         self._keys = np.empty((rows, length), dtype=np.int32)
-        self._odd = np.empty(rows * length + rows * length // (DENSE - 1) + 2, dtype=np.bool_)
+        self._sorted_codes = np.empty((rows, length), dtype=np.uint8)
+        self._is_chosen = np.empty(rows * length + rows * length // (DENSE - 1) + 2, dtype=np.bool_)
         self._table = np.zeros(2**16, dtype=np.bool_)
 
     def __call__(
-        self,
-        distances: Floats,
-        chosen: Integers,
-        numbers: Integers,
-        excluded: Integers | None = None,
-        *,
-        located: Integers,
+        self, distances: Floats, codes: Codes, numbers: Integers, excluded: Integers | None = None
     ) -> ChosenRanks:
-        """Rank the chosen items of each row.
-
-        Distances are sorted instead of indices, which takes a quarter of the time. Each distance becomes an integer key
-        that is odd if the item is chosen, so that the ranks of chosen items can be found among the sorted keys. Which
-        item has which of these ranks is found for the items alone that are to be located, and for ties.
+        """Rank the items of each row whose code isn't 0.
 
         Args:
             distances: (R, N) distances between -2 and 2.
-            chosen: (P,) indices of the chosen items, row after row and ascending in each row.
-            numbers: (R,) number of chosen items of each row; the sum is P.
-            excluded: (R, M) items of each row that are ranked behind all others, whatever their distance, and aren't
-                chosen; rows with fewer are filled with -1.
-            located: (S,) indices in ``chosen`` of the items to locate.
+            codes: (R, N) code of each item.
+            numbers: (R,) number of codes of each row that aren't 0.
+            excluded: (R, M) items of each row that are at distance infinity, which ranks them behind all others, and
+                have code 0; rows with fewer are filled with -1.
         """
+        excluded = np.full((len(distances), 1), -1) if excluded is None else excluded
         if numbers.max() <= FEW:
-            return _rank_by_counting(distances, chosen, numbers, located)
-        keys = _even_keys(distances, self._keys[: len(distances)])
-        if excluded is not None:
-            has_item = np.nonzero(excluded >= 0)
-            keys[has_item[0], excluded[has_item]] = LAST_KEY
-        rows, flat = np.repeat(np.arange(len(keys)), numbers), keys.reshape(-1)
-        starts = rows * keys.shape[1]
-        positions = starts + chosen
-        chosen_keys = flat[positions] + 1
-        flat[positions] = chosen_keys
-        keys.sort(axis=1)
-        positions = self._find_odd(flat, len(chosen))
-        ranks = positions - starts
+            return _rank_by_counting(distances, codes, numbers)
+        if keys_fit(distances, self._bits):
+            places, sorted_codes = self._sort_keys(distances, codes, numbers, excluded)
+        else:
+            places, sorted_codes = _sort_indices(distances, codes, excluded)
+        ranks = places - np.repeat(np.arange(0, codes.size, codes.shape[1]), numbers)
         ranks += 1
-        ranked_keys = flat[positions]
-        # If the key before a chosen item's is the same but even, an item that isn't chosen is at the same distance.
-        # Such items are sorted before the chosen one, but belong behind it if their index is higher.
-        firsts = np.flatnonzero(ranked_keys - flat[positions - 1] == 1)
-        rows <<= 32
-        sorted_keys = rows + ranked_keys
-        searched_keys = np.concatenate([rows[located] + chosen_keys[located], sorted_keys[firsts]])
-        items, places = self._locate(searched_keys, rows, chosen_keys, sorted_keys)
-        if len(firsts):
-            lengths = np.searchsorted(sorted_keys, sorted_keys[firsts], side="right") - firsts
-            tied = join_ranges(firsts, lengths)
-            tied_items = chosen[items[join_ranges(np.searchsorted(places, firsts), lengths)]]
-            behind = np.repeat(firsts + lengths - 1, lengths) - tied  # chosen items that are behind it already
-            ranks[tied] -= self._count_higher(distances, rows[tied] >> 32, tied_items) - behind
-        place_of_item = np.empty_like(ranks)
-        place_of_item[items] = places
-        return ChosenRanks(ranks, place_of_item[located])
+        return ChosenRanks(ranks, sorted_codes, numbers)
 
-    def _locate(
-        self, searched_keys: Integers, rows: Integers, chosen_keys: Keys, sorted_keys: Integers
-    ) -> tuple[Integers, Integers]:
-        """Find the places of all chosen items that have one of some keys, and of a few more items.
+    def _sort_keys(
+        self, distances: Floats, codes: Codes, numbers: Integers, excluded: Integers
+    ) -> tuple[Integers, Codes]:
+        """Sort keys, each of which is a distance and behind it the code. -> places (P,) and codes (P,) of chosen items
 
-        Args:
-            searched_keys: (W,) the keys, as in ``sorted_keys``.
-            rows: (P,) row of each chosen item, times 2^32.
-            chosen_keys: (P,) key of each chosen item.
-            sorted_keys: (P,) sums of row and key, sorted.
-
-        Returns:
-            The indices of the items among the chosen ones (C,), sorted by row, distance and index, and their places
-            among the sorted keys (C,).
+        That takes a quarter of the time of sorting indices. Items at the same distance are sorted by code instead of
+        index, which is put right afterwards.
         """
-        if len(searched_keys) * FEW_SEARCHED > len(chosen_keys):
-            return _sort_with_order(rows + chosen_keys)[1], np.arange(len(chosen_keys))
-        items = self._find_candidates(searched_keys.view(np.uint16)[::4], chosen_keys.view(np.uint16)[::2])
-        keys, order = _sort_with_order(rows[items] + chosen_keys[items])
-        # The items with a key, all of which are candidates, stand side by side in both arrays.
-        places = np.arange(len(keys)) + np.searchsorted(sorted_keys, keys) - np.searchsorted(keys, keys)
-        return items[order], places
+        keys = make_keys(distances, self._bits, out=self._keys[: len(distances)])
+        keys |= codes
+        put_last(keys, self._bits, excluded)
+        keys.sort(axis=1)
+        sorted_codes = self._sorted_codes[: len(distances)]
+        np.bitwise_and(keys.astype(np.uint8), (1 << self._bits) - 1, out=sorted_codes)
+        places = self._find_chosen(sorted_codes, numbers.sum())
+        sorted_codes = sorted_codes.reshape(-1)[places]
+        ties = self._find_ties(keys.reshape(-1), places, numbers)
+        numbers_of_ties, items = self._find_tied(ties, distances)
+        ties.settle(numbers_of_ties, codes[ties.rows[numbers_of_ties], items], places, sorted_codes)
+        return places, sorted_codes
 
-    def _find_candidates(self, searched_bits: LowBits, low_bits: LowBits) -> Integers:
-        """Return the indices of the numbers whose low 16 bits are searched for. (W,), (M,) -> (C,)"""
-        self._table[searched_bits] = True
-        candidates = np.flatnonzero(self._table.take(low_bits, mode="clip"))
-        self._table[searched_bits] = False
-        return candidates
+    def _find_ties(self, keys: Keys, places: Integers, numbers: Integers) -> "_Ties":
+        """Find the distances of items with different codes among the sorted keys (R N,), of which some are chosen."""
+        chosen_keys = keys[places]
+        differences = chosen_keys ^ keys[places - 1]
+        differences -= 1  # now equal keys have the largest unsigned number
+        chosen = np.flatnonzero(differences.view(np.uint32) < (1 << self._bits) - 1)
+        values = chosen_keys[chosen] >> self._bits
+        rows = np.searchsorted(np.cumsum(numbers), chosen, side="right")
+        is_first = np.append(True, (np.diff(rows) | np.diff(values)) != 0)[: len(chosen)]
+        return _Ties(*(part[is_first] for part in (rows, values, chosen)))
 
-    def _find_odd(self, keys: Keys, number: int) -> Integers:
-        """Return the indices of the odd keys, whose number is known. (M,) -> (number,)"""
-        odd = self._odd[: len(keys) + max(len(keys) - DENSE * number, 0) // (DENSE - 1) + 2]
-        np.bitwise_and(keys.astype(np.uint8), 1, out=odd[: len(keys)].view(np.uint8))
-        odd[len(keys) :] = True  # enough true values to make them dense
-        return np.flatnonzero(odd)[:number]
+    def _find_tied(self, ties: "_Ties", distances: Floats) -> tuple[Integers, Integers]:
+        """Find the items at the distance of each tie -> their ties (I,), rising, and indices (I,), rising for each.
 
-    def _count_higher(self, distances: Floats, rows: Integers, items: Integers) -> Integers:
-        """Count the items that are at the same distance as an item and have a higher index.
-
-        Args:
-            distances: (R, N) distances.
-            rows: (T,) row of each item, ascending.
-            items: (T,) index of each item in the row, sorted by distance and index.
-
-        Returns:
-            The count of each item (T,).
+        Candidates are all items that share the low 16 bits of the magnitude with any tie.
         """
-        if len(items) <= FEW * len(distances):
-            pairs = zip(rows.tolist(), items.tolist(), strict=True)
-            numbers = [np.count_nonzero(distances[row, item + 1 :] == distances[row, item]) for row, item in pairs]
-            return np.array(numbers, dtype=np.int64)
-        ties = np.split(items, np.searchsorted(rows, np.arange(1, len(distances))))
-        counts = [self._count_higher_in_row(row, tied) for row, tied in zip(distances, ties, strict=True)]
-        return np.concatenate(counts)
+        low_bits = np.absolute(ties.values).view(np.uint16)[::2]
+        self._table[low_bits] = True
+        candidates = np.flatnonzero(self._table.take(distances.view(np.uint16)[:, ::2], mode="clip"))
+        self._table[low_bits] = False
+        candidates = candidates[np.isfinite(distances.reshape(-1)[candidates])]
+        rows, items = np.divmod(candidates, distances.shape[1])
+        values = make_keys(distances[rows, items], self._bits) >> self._bits
+        keys, tied_keys = (rows << 32) + values, (ties.rows << 32) + ties.values
+        numbers = np.searchsorted(tied_keys, keys)
+        is_tied = np.append(tied_keys, np.iinfo(np.int64).max)[numbers] == keys
+        order = np.argsort(numbers[is_tied], kind="stable")
+        return numbers[is_tied][order], items[is_tied][order]
 
-    def _count_higher_in_row(self, distances: Floats, items: Integers) -> Integers:
-        """Count the items at the same distance and with a higher index in one row. (N,), (T,) -> (T,)"""
-        values = distances[items]
-        candidates = self._find_candidates(values.view(np.uint16)[::2], distances.view(np.uint16)[::2])
-        candidates = candidates[np.isfinite(distances[candidates])]
-        order = _sort_with_order(_even_keys(distances[candidates]))[1]
-        position = _invert(order)
-        end = np.searchsorted(distances[candidates[order]], values, side="right")
-        return end - 1 - position[np.searchsorted(candidates, items)]
+    def _find_chosen(self, codes: Codes, number: int) -> Integers:
+        """Return the places of the codes that aren't 0, whose number is known. (R, N) -> (number,)"""
+        is_chosen = self._is_chosen[: codes.size + max(codes.size - DENSE * number, 0) // (DENSE - 1) + 2]
+        np.not_equal(codes.reshape(-1), 0, out=is_chosen[: codes.size])
+        is_chosen[codes.size :] = True  # enough true values to make them dense
+        return np.flatnonzero(is_chosen)[:number]
 
 
-def _even_keys(distances: Floats, out: Keys | None = None) -> Keys:
-    """Convert distances to even integers in the same order; -0 and 0 become the same integer. (...) -> (...)
+class _Ties(NamedTuple):
+    """Distances at which a row has items with different codes, sorted by row and distance.
 
-    A float32 below 2 consists of a sign bit and 30 bits that ascend with the magnitude m. As an integer, a negative
-    float is -2^31 + m, and twice the absolute value of that overflows to -2m.
+    Args:
+        rows: (T,) row of each.
+        values: (T,) key of each distance, without room for a code.
+        chosen: (T,) number, among the chosen items, of the first one that has another code than the item before.
     """
-    keys = np.absolute(distances.view(np.int32), out=out)
-    keys <<= 1
-    return keys
+
+    rows: Integers
+    values: Keys
+    chosen: Integers
+
+    def settle(self, numbers: Integers, tied_codes: Codes, places: Integers, codes: Codes) -> None:
+        """Sort items at the same distance by index, which were sorted by code.
+
+        Args:
+            numbers: (I,) number of the tie of each item that is at the distance of a tie, rising.
+            tied_codes: (I,) codes of these items, for each tie in the order of their indices.
+            places: (P,) places of the chosen items among all, which are changed.
+            codes: (P,) codes of the chosen items, which are changed.
+        """
+        is_before = tied_codes < codes[self.chosen][numbers]
+        is_chosen = tied_codes > 0
+        lengths, before, chosen, chosen_before = (
+            np.bincount(numbers[which], minlength=len(self.rows))
+            for which in (slice(None), is_before, is_chosen, is_before & is_chosen)
+        )
+        tied_places = join_ranges(places[self.chosen] - before, lengths)
+        targets = join_ranges(self.chosen - chosen_before, chosen)
+        places[targets], codes[targets] = tied_places[is_chosen], tied_codes[is_chosen]
+
+
+def _sort_indices(distances: Floats, codes: Codes, excluded: Integers) -> tuple[Integers, Codes]:
+    """Sort the indices of each row by distance. -> places (P,) and codes (P,) of chosen items"""
+    keys = make_keys(distances, bits=1)
+    put_last(keys, 1, excluded)
+    sorted_codes = np.stack([row[_sort_with_order(row_keys)[1]] for row, row_keys in zip(codes, keys, strict=True)])
+    places = np.flatnonzero(sorted_codes != 0)
+    return places, sorted_codes.reshape(-1)[places]
 
 
 def join_ranges(firsts: Integers, lengths: Integers) -> Integers:
@@ -215,15 +207,16 @@ def nearest(distances: Floats, k: int) -> Integers:
     return within[np.argsort(distances[within], kind="stable")[:k]]
 
 
-def _rank_by_counting(distances: Floats, chosen: Integers, numbers: Integers, located: Integers) -> ChosenRanks:
-    """Rank the chosen items by counting the items before each of them; see `Ranker`."""
-    rows = np.repeat(np.arange(len(distances)), numbers)
+def _rank_by_counting(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
+    """Rank the chosen items, (R,) of each row, by counting the items before each of them; see `Ranker`."""
+    places = np.flatnonzero(codes != 0)
+    rows, items = np.divmod(places, codes.shape[1])
     ranks = [
         1 + np.count_nonzero(distances[row, :item] <= value) + np.count_nonzero(distances[row, item:] < value)
-        for row, item, value in zip(rows, chosen, distances[rows, chosen], strict=True)
+        for row, item, value in zip(rows, items, distances[rows, items], strict=True)
     ]
     keys, order = _sort_with_order((rows << 32) + np.array(ranks, dtype=np.int64))
-    return ChosenRanks(keys - (rows << 32), _invert(order)[located])
+    return ChosenRanks(keys - (rows << 32), codes.reshape(-1)[places[order]], numbers)
 
 
 def _sort_with_order(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:
@@ -237,10 +230,3 @@ def _sort_with_order(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Intege
     packed |= np.arange(len(values))
     packed.sort()
     return packed >> bits, packed & (1 << bits) - 1
-
-
-def _invert(order: Integers) -> Integers:
-    """Return the position of each index in an order of all indices. (P,) -> (P,)"""
-    positions = np.empty_like(order)
-    positions[order] = np.arange(len(order))
-    return positions

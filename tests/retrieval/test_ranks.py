@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,27 @@ def by_distance_and_index(distances: Any) -> list[int]:
     return sorted(range(len(distances)), key=lambda item: (float(distances[item]), item))
 
 
-def expected_places(distances: Any, chosen: Any) -> tuple[list[int], list[int]]:
-    ranking = by_distance_and_index(distances)
-    found = [(rank, item) for rank, item in enumerate(ranking, 1) if item in set(chosen.tolist())]
-    return [chosen.tolist().index(item) for _, item in found], [rank for rank, _ in found]
+def assert_ranked(ranker: Ranker, distances: Any, codes: Any, excluded: Any = None) -> None:
+    numbers = np.count_nonzero(codes, axis=1)
+    chosen = ranker(distances, codes, numbers, excluded)
+    found = [
+        (rank, row[item])
+        for row, row_distances in zip(codes.tolist(), distances, strict=True)
+        for rank, item in enumerate(by_distance_and_index(row_distances), 1)
+        if row[item]
+    ]
+    assert chosen.ranks.tolist() == [rank for rank, _ in found]
+    assert chosen.codes.tolist() == [code for _, code in found]
+    assert chosen.numbers.tolist() == numbers.tolist()
 
 
-def assert_ranked(ranker: Ranker, distances: Sequence[Any], chosen: Sequence[Any], excluded: Any = None) -> None:
-    numbers = np.array([len(items) for items in chosen])
-    expected = [expected_places(row, items) for row, items in zip(distances, chosen, strict=True)]
-    starts = np.cumsum(numbers) - numbers
-    order = [start + place for start, own in zip(starts, expected, strict=True) for place in own[0]]
-    for step in (1, 3, 20, max(1, sum(numbers))):  # all items are located, some and few
-        located = np.arange(0, sum(numbers), step)
-        ranks, places = ranker(np.stack(distances), np.concatenate(chosen), numbers, excluded, located=located)
-        assert ranks.tolist() == [rank for own in expected for rank in own[1]]
-        assert places.tolist() == [order.index(item) for item in located]
+def draw_codes(rng: Any, shares: Any, items: int, largest: int) -> Any:
+    """Codes (R, N) from 1 to the largest one for a share of each row, and 0 for all others."""
+    is_chosen = rng.random((len(shares), items)) < np.array(shares)[:, None]
+    return np.where(is_chosen, rng.integers(1, largest + 1, is_chosen.shape), 0).astype(np.min_scalar_type(largest))
 
 
-COARSE = [-1.0, -0.5, -0.0, 0.0, 1e-30, -1e-30, 0.25, 1.0]  # ties, both zeros, and what is almost none
+COARSE = [-1.0, -0.5, -0.0, 0.0, 2.0**-40, -(2.0**-40), 0.25, 1.0, 1e-30, -1e-30]  # ties, both zeros, and almost none
 
 
 @given(
@@ -40,43 +41,47 @@ COARSE = [-1.0, -0.5, -0.0, 0.0, 1e-30, -1e-30, 0.25, 1.0]  # ties, both zeros, 
     st.integers(1, len(COARSE)),
     st.lists(st.floats(0, 1), min_size=1, max_size=3),
     st.integers(0, 3),
+    st.sampled_from([1, 2, 3, 4, 7, 8, 300]),
     st.integers(0, 2**32 - 1),
 )
-@examples(150)
-def test_ranks_agree_with_a_plain_sort(items: int, values: int, shares: list[float], most: int, seed: int) -> None:
-    """Many ties and few, with excluded items at infinity and without."""
+@examples(200)
+def test_ranks_agree_with_a_plain_sort(
+    items: int, values: int, shares: list[float], most: int, largest: int, seed: int
+) -> None:
+    """Many ties and few, codes of all lengths, with excluded items and without."""
     rng = np.random.default_rng(seed)
     distances = rng.choice(COARSE[:values], (len(shares), items)).astype(np.float32)
+    codes = draw_codes(rng, shares, items, largest)
     excluded = rng.integers(-1, items, size=(len(shares), most)) if most else None
-    chosen = rng.random((len(shares), items)) < np.array(shares)[:, None]
     for row in range(len(shares)) if excluded is not None else ():
         gone = excluded[row][excluded[row] >= 0]
         distances[row, gone] = np.inf
-        chosen[row, gone] = False
-    assert_ranked(Ranker(3, items), distances, [np.flatnonzero(row) for row in chosen], excluded)
+        codes[row, gone] = 0
+    assert_ranked(Ranker(3, items, largest), distances, codes, excluded)
 
 
-@pytest.mark.parametrize("number", [0, 1, FEW, FEW + 1, 60, 399])
+@pytest.mark.parametrize("share", [0, 1 / 400, FEW / 400, 0.15, 1])
 @pytest.mark.parametrize("digits", [1, 2, 3, 4, 7])
-def test_one_ranker_ranks_rows_after_rows(number: int, digits: int) -> None:
+@pytest.mark.parametrize("largest", [1, 2, 7, 9])
+def test_one_ranker_ranks_rows_after_rows(share: float, digits: int, largest: int) -> None:
     """From every item tied to none: each way to count, and to settle ties."""
-    rng, ranker = np.random.default_rng(0), Ranker(4, 400)
+    rng, ranker = np.random.default_rng(0), Ranker(4, 400, largest)
     for rows in (3, 4, 1):
         own = rng.integers(400, size=rows)
         distances = rng.uniform(-1, 1, (rows, 400)).round(digits).astype(np.float32)
-        distances[np.arange(rows), own] = np.inf
-        others = [np.delete(np.arange(400), item) for item in own]
-        assert_ranked(
-            ranker, distances, [np.sort(rng.choice(some, number, replace=False)) for some in others], own[:, None]
-        )
+        codes = draw_codes(rng, [share] * rows, 400, largest)
+        distances[np.arange(rows), own], codes[np.arange(rows), own] = np.inf, 0
+        assert_ranked(ranker, distances, codes, own[:, None])
 
 
-def test_neighbouring_floats_do_not_tie() -> None:
-    distances = np.float32(0.3) + np.zeros(50, dtype=np.float32)
+@pytest.mark.parametrize("largest", [1, 3, 7])
+def test_neighbouring_floats_do_not_tie(largest: int) -> None:
+    distances = np.float32(0.3) + np.zeros((1, 50), dtype=np.float32)
     for item in range(1, 50):
-        distances[item] = np.nextafter(distances[item - 1], np.float32(-1 if item % 2 else 1), dtype=np.float32)
-    assert_ranked(Ranker(1, 50), [distances], [np.arange(0, 50, 2)])
-    assert_ranked(Ranker(1, 50), [-distances], [np.arange(50)])
+        distances[0, item] = np.nextafter(distances[0, item - 1], np.float32(-1 if item % 2 else 1), dtype=np.float32)
+    codes = np.random.default_rng(0).integers(0, largest + 1, (1, 50)).astype(np.uint8)
+    assert_ranked(Ranker(1, 50, largest), distances, codes)
+    assert_ranked(Ranker(1, 50, largest), -distances, codes)
 
 
 @given(st.lists(st.sampled_from([*COARSE, np.inf]), min_size=1, max_size=40), st.data())

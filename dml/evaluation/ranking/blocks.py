@@ -34,7 +34,7 @@ def choose_group_size(gallery: int) -> int:
 
     Blocks are whole groups, so that the sums over the padded rows of a group round in the same way in every block.
     """
-    return min(max(2**22 // gallery, 1), 64)
+    return min(max(2**23 // gallery, 1), 64)
 
 
 class Block(NamedTuple):

@@ -1,6 +1,6 @@
 """The gallery items that share levels with a query."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,21 +8,7 @@ import numpy.typing as npt
 from dml.evaluation.ranking.exclusions import exclude_queries
 
 Integers = npt.NDArray[np.int64]
-Bits = npt.NDArray[np.unsignedinteger[Any]]
-
-
-class Shared(NamedTuple):
-    """The gallery items that share any level with some queries, P in all.
-
-    Args:
-        items: (P,) indices of the items, query after query and rising for each.
-        bits: (P,) bit i is set where the item has the query's label at level i.
-        numbers: (Q,) number of items of each query.
-    """
-
-    items: Integers
-    bits: Bits
-    numbers: Integers
+Codes = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class Positives:
@@ -41,9 +27,8 @@ class Positives:
         if excluded is None:
             excluded = exclude_queries(len(queries))[:, : 1 if gallery is None else 0]
         self.excluded = excluded
-        self.depth = queries.shape[1]
+        self.depth: int = queries.shape[1]
         labels = queries if gallery is None else gallery
-        self._length = len(labels)
         self._order = [np.argsort(column, kind="stable") for column in labels.T]
         self._bounds = [
             [np.searchsorted(column[order], query_labels, side) for side in ("left", "right")]
@@ -57,6 +42,7 @@ class Positives:
         ]
         self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
         """Whether items that share a level share all coarser ones."""
+        self._numbers = self.count(self.depth - 1)
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
@@ -72,42 +58,35 @@ class Positives:
             "": np.logical_or.reduce(by_level)
         }
 
-    def allocate_marks(self) -> Bits:
-        """Return scratch memory for `find_shared`: zeros (G,)."""
-        return np.zeros(self._length, dtype=np.min_scalar_type(2**self.depth - 1))
+    @property
+    def largest_code(self) -> int:
+        """The largest code of an item, see `code_items`."""
+        return self.depth if self.is_tree else (1 << self.depth) - 1
 
-    def find_shared(self, queries: range, marks: Bits) -> Shared:
-        """Find the items that share a level with the queries, without the items that a query excludes.
+    def code_items(self, queries: range, codes: Codes) -> Integers:
+        """Write a code for what each gallery item shares with each query, into (Q, G) unsigned integers.
 
-        Args:
-            queries: indices of the queries.
-            marks: zeros (G,) from `allocate_marks`, which the method uses and resets to zeros.
+        In a tree, the code is the number of levels that the item shares. Otherwise bit i is set if the item has the
+        query's label at level i. Items that the query excludes have code 0.
+
+        Returns:
+            The number of items of each query (Q,) that share any level.
         """
-        items, bits = zip(*(self._find_shared(query, marks) for query in queries), strict=True)
-        return Shared(
-            np.concatenate(items), np.concatenate(bits), np.array([len(items_of_query) for items_of_query in items])
-        )
+        codes.fill(0)
+        for query, row in zip(queries, codes, strict=True):
+            for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
+                items = self._find_at_level(query, level)
+                if self.is_tree:
+                    row[items] = self.depth - level
+                else:
+                    row[items] |= 1 << level
+            row[self._excluded[query]] = 0
+        counts = self._numbers[queries.start : queries.stop] if self.is_tree else np.count_nonzero(codes, axis=1)
+        return np.asarray(counts)
 
-    def _find_shared(self, query: int, marks: Bits) -> tuple[Integers, Bits]:
-        sets = [self._find_at_level(query, level) for level in range(self.depth)]
-        marked = sets[:-1] if self.is_tree else sets
-        for level, level_items in enumerate(marked):
-            marks[level_items] |= 1 << level
-        excluded = self._excluded[query]
-        marks[excluded] = 0
-        if self.is_tree:  # the items of the coarsest level are all that share any level, and they are sorted
-            items = sets[-1]
-            for item in excluded:
-                position = np.searchsorted(items, item)
-                if position < len(items) and items[position] == item:
-                    items = np.concatenate([items[:position], items[position + 1 :]])
-            bits = marks[items] | 1 << self.depth - 1
-        else:
-            items = np.flatnonzero(marks)
-            bits = marks[items]
-        for level_items in marked:
-            marks[level_items] = 0
-        return items, bits
+    def count_shared(self, codes: Codes) -> Codes:
+        """Return the number of levels that items with some codes share. (P,) -> (P,)"""
+        return codes if self.is_tree else np.bitwise_count(codes)
 
     def _find_at_level(self, query: int, level: int) -> Integers:
         """Find the gallery items with the query's label at a level, rising, the excluded ones among them."""

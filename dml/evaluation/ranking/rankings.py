@@ -1,7 +1,5 @@
 """The ranks of the positives of some queries, from the distances to all gallery items."""
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +9,17 @@ from torch import Tensor
 
 from dml.evaluation.ranking.positives import Positives
 from dml.metrics.binary import pad_ranks
-from dml.retrieval.ranks import Ranker, nearest
+from dml.metrics.graded import GradedRanks
+from dml.retrieval.ranks import ChosenRanks, Ranker, nearest
 from dml.retrieval.top import sort_with_ties
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+
 LARGEST_PART = 2**20
-"""The number of distances that are ranked together: several rows also of large galleries, so that calls cost little."""
+"""The number of distances that are ranked together: some megabytes, which stay in the cache of a processor, in few
+calls, because threads would often wait for the interpreter's lock at many."""
 
 
 class Rankings(NamedTuple):
@@ -26,7 +27,7 @@ class Rankings(NamedTuple):
 
     by_level: tuple[Tensor, ...]
     """For each level, the ranks of the items with the query's label."""
-    by_shared_levels: tuple[Tensor, ...]
+    by_shared_levels: GradedRanks
     """For each number of levels from 1 to L, the ranks of the items that share exactly as many with the query."""
     nearest: Tensor
     """The nearest items (Q, k) int64."""
@@ -34,33 +35,31 @@ class Rankings(NamedTuple):
 
 def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
     """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
-    marks, depth = positives.allocate_marks(), positives.depth
-    coarsest = 1 << depth - 1
+    chosen = _rank_chosen(distances.numpy(), positives, first)
+    ranks = _Ranks(chosen.ranks.astype(np.float64), np.cumsum(chosen.numbers))
+    at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
+    if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
+        by_level = at_least[::-1]
+    else:
+        with_label = [np.flatnonzero(chosen.codes & 1 << level) for level in range(positives.depth)]
+        by_level = [ranks.select(places).pad() for places in with_label]
+    nearest_items = [nearest(row, k) for row in distances.numpy()]
+    return Rankings(tuple(by_level), GradedRanks(exactly, at_least), torch.from_numpy(np.stack(nearest_items)))
+
+
+def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first: int) -> ChosenRanks:
+    """Rank the items that share any level with the queries from `first` on, part by part. (Q, G)"""
     rows = min(max(LARGEST_PART // distances.shape[1], 1), len(distances))
-    ranker = Ranker(rows, distances.shape[1])
-    by_level: list[list[Floats]] = [[] for _ in range(depth)]
-    by_shared_levels: list[list[Floats]] = [[] for _ in range(depth)]
+    codes = np.empty((rows, distances.shape[1]), dtype=np.min_scalar_type(positives.largest_code))
+    ranker = Ranker(rows, distances.shape[1], positives.largest_code)
+    parts = []
     for start in range(0, len(distances), rows):
-        part = distances[start : start + rows].numpy()
+        part = distances[start : start + rows]
         queries = range(first + start, first + start + len(part))
-        items, bits, numbers = positives.find_shared(queries, marks)
-        located = np.flatnonzero(bits != coarsest)  # most items share the coarsest level alone
+        numbers = positives.code_items(queries, codes[: len(part)])
         excluded = positives.excluded[queries.start : queries.stop]
-        sorted_ranks, places = ranker(part, items, numbers, excluded, located=located)
-        sorted_bits = np.full_like(bits, coarsest)
-        sorted_bits[places] = bits[located]
-        ranks = _Ranks(sorted_ranks.astype(np.float64), np.cumsum(numbers))
-        at_least, exactly = _split_by_shared_levels(ranks, np.bitwise_count(sorted_bits), depth)
-        if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
-            with_label = at_least[::-1]
-        else:
-            with_label = [ranks.select(np.flatnonzero(sorted_bits & 1 << level)) for level in range(depth)]
-        for lists, selected in ((by_level, with_label), (by_shared_levels, exactly)):
-            for rows_of_level, selected_ranks in zip(lists, selected, strict=True):
-                rows_of_level += selected_ranks.split()
-    neighbors = [nearest(row, k) for row in distances.numpy()]
-    ranks_by_level, ranks_by_shared = (tuple(map(_pad, rows)) for rows in (by_level, by_shared_levels))
-    return Rankings(ranks_by_level, ranks_by_shared, torch.from_numpy(np.stack(neighbors)))
+        parts.append(ranker(part, codes[: len(part)], numbers, excluded))
+    return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
@@ -82,8 +81,10 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
         return _with_a_column(pad_ranks(rows[places], ranks[places], len(distances)))
 
     by_level = tuple(select(is_same) for is_same in same)
-    by_shared_levels = tuple(select(levels == number) for number in range(1, len(same) + 1))
-    return Rankings(by_level, by_shared_levels, order[:, :k])
+    numbers = range(1, len(same) + 1)
+    exactly = [select(levels == number) for number in numbers]
+    at_least = [select(levels >= number) for number in numbers]
+    return Rankings(by_level, GradedRanks(exactly, at_least), order[:, :k])
 
 
 def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
@@ -115,15 +116,18 @@ class _Ranks(NamedTuple):
         """Return the ranks at some places (S,), which rise."""
         return _Ranks(self.ranks[places], np.searchsorted(places, self.stops))
 
-    def split(self) -> list[Floats]:
-        """Return the ranks of each query."""
-        return [self.ranks[start:stop] for start, stop in pairwise([0, *self.stops.tolist()])]
+    def pad(self) -> Tensor:
+        """Return the ranks (Q, P') of Q queries, padded with infinity, with at least one column."""
+        numbers = np.diff(self.stops, prepend=0)
+        table = np.full((len(numbers), max(1, numbers.max())), np.inf)
+        table[np.arange(table.shape[1]) < numbers[:, None]] = self.ranks
+        return torch.from_numpy(table)
 
 
 def _split_by_shared_levels(
     ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
-) -> tuple[list[_Ranks], list[_Ranks]]:
-    """Return the ranks of items that share at least 1, 2, ... levels with the query, and exactly as many.
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels with the query, and exactly as many.
 
     Each list is selected from the one before, which is much longer as a rule.
 
@@ -132,20 +136,11 @@ def _split_by_shared_levels(
         levels: (P,) number of levels that each item shares.
         depth: number of levels.
     """
-    at_least, exactly = [ranks], []
+    at_least, exactly = [ranks.pad()], []
     for level in range(1, depth):
         more = levels > level
-        exactly.append(ranks.select(np.flatnonzero(~more)))
+        exactly.append(ranks.select(np.flatnonzero(~more)).pad())
         places = np.flatnonzero(more)
         ranks, levels = ranks.select(places), levels[places]
-        at_least.append(ranks)
-    return at_least, [*exactly, ranks]
-
-
-def _pad(rows: Sequence[Floats]) -> Tensor:
-    """Return rows of different lengths as one tensor, padded with infinity, of at least one column."""
-    table = np.empty((len(rows), max(1, *map(len, rows))))
-    for padded_row, row in zip(table, rows, strict=True):
-        padded_row[: len(row)] = row
-        padded_row[len(row) :] = np.inf
-    return torch.from_numpy(table)
+        at_least.append(ranks.pad())
+    return at_least, [*exactly, at_least[-1]]
