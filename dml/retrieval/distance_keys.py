@@ -18,13 +18,13 @@ TOO_SMALL = {1: 0.0, 2: 2.0**-63, 3: 2.0**-31}
 HIGHEST_BIT = np.int32(-(2**31))
 
 
-def keys_fit(distances: Floats, bits: int) -> bool:
-    """Tell whether keys of these distances have room for a code of so many bits. (R, N)"""
+def keys_fit(distances: Floats, bits: int, scratch: Keys) -> bool:
+    """Tell whether keys of these distances have room for a code of so many bits. (R, N), scratch memory (R, N)"""
     if bits not in TOO_SMALL:
         return False
     if bits == 1:
         return True
-    magnitudes = np.absolute(distances)
+    magnitudes = np.absolute(distances, out=scratch.view(np.float32))
     smallest = magnitudes.min() or magnitudes.min(where=magnitudes > 0, initial=np.inf)
     return bool(smallest > TOO_SMALL[bits])
 

@@ -75,7 +75,7 @@ class Ranker:
         excluded = np.full((len(distances), 1), -1) if excluded is None else excluded
         if numbers.max() <= FEW:
             return _rank_by_counting(distances, codes, numbers)
-        if keys_fit(distances, self._bits):
+        if keys_fit(distances, self._bits, self._keys[: len(distances)]):
             places, sorted_codes = self._sort_keys(distances, codes, numbers, excluded)
         else:
             places, sorted_codes = _sort_indices(distances, codes, excluded)
@@ -99,21 +99,21 @@ class Ranker:
         np.bitwise_and(keys.astype(np.uint8), (1 << self._bits) - 1, out=sorted_codes)
         places = self._find_chosen(sorted_codes, numbers.sum())
         sorted_codes = sorted_codes.reshape(-1)[places]
-        ties = self._find_ties(keys.reshape(-1), places, numbers)
+        ties = self._find_ties(keys.reshape(-1), places)
         numbers_of_ties, items = self._find_tied(ties, distances)
         ties.settle(numbers_of_ties, codes[ties.rows[numbers_of_ties], items], places, sorted_codes)
         return places, sorted_codes
 
-    def _find_ties(self, keys: Keys, places: Integers, numbers: Integers) -> "_Ties":
+    def _find_ties(self, keys: Keys, places: Integers) -> "_Ties":
         """Find the distances of items with different codes among the sorted keys (R N,), of which some are chosen."""
-        chosen_keys = keys[places]
-        differences = chosen_keys ^ keys[places - 1]
+        differences = keys[1:] ^ keys[:-1]
         differences -= 1  # now equal keys have the largest unsigned number
-        chosen = np.flatnonzero(differences.view(np.uint32) < (1 << self._bits) - 1)
-        values = chosen_keys[chosen] >> self._bits
-        rows = np.searchsorted(np.cumsum(numbers), chosen, side="right")
-        is_first = np.append(True, (np.diff(rows) | np.diff(values)) != 0)[: len(chosen)]
-        return _Ties(*(part[is_first] for part in (rows, values, chosen)))
+        tied = np.flatnonzero(differences.view(np.uint32) < (1 << self._bits) - 1) + 1
+        rows, columns = np.divmod(tied, self._keys.shape[1])
+        tied, rows = tied[columns > 0], rows[columns > 0]  # the first key of a row has none before
+        values = keys[tied] >> self._bits
+        is_first = np.append(True, (np.diff(rows) | np.diff(values)) != 0)[: len(tied)]
+        return _Ties(rows[is_first], values[is_first], np.searchsorted(places, tied[is_first]))
 
     def _find_tied(self, ties: "_Ties", distances: Floats) -> tuple[Integers, Integers]:
         """Find the items at the distance of each tie -> their ties (I,), rising, and indices (I,), rising for each.

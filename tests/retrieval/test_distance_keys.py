@@ -17,11 +17,16 @@ def floats_above(magnitude: float) -> Any:
     return above | above.map(lambda value: -value) | st.sampled_from([0.0, -0.0, least, -least])
 
 
+def fits(distances: Any, bits: int) -> bool:
+    row = np.array([distances], dtype=np.float32)
+    return keys_fit(row, bits, np.empty(row.shape, dtype=np.int32))
+
+
 @BITS
 @given(data=st.data())
 def test_keys_are_in_the_order_of_distances(bits: int, data: Any) -> None:
     distances = np.array(data.draw(st.lists(floats_above(TOO_SMALL[bits]), min_size=2, max_size=30)), dtype=np.float32)
-    assert keys_fit(distances[None], bits)
+    assert fits(distances, bits)
     keys = make_keys(distances, bits).astype(np.int64)
     assert (np.sign(keys[:, None] - keys) == np.sign(distances[:, None] - distances)).all()
     assert not (keys & (1 << bits) - 1).any()
@@ -34,7 +39,7 @@ def test_keys_are_in_the_order_of_distances(bits: int, data: Any) -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_smaller_magnitudes_do_not_fit(bits: int, sign: int) -> None:
     smallest = np.nextafter(np.float32(TOO_SMALL[bits]), np.float32(1))
-    assert keys_fit(np.array([[0, 0.5, np.inf, sign * smallest]], dtype=np.float32), bits)
-    assert not keys_fit(np.array([[0, 0.5, np.inf, sign * TOO_SMALL[bits]]], dtype=np.float32), bits)
-    assert not keys_fit(np.array([[0.5]], dtype=np.float32), 4)
-    assert keys_fit(np.zeros((2, 3), dtype=np.float32), bits)
+    assert fits([0, 0.5, np.inf, sign * smallest], bits)
+    assert not fits([0, 0.5, np.inf, sign * TOO_SMALL[bits]], bits)
+    assert not fits([0.5], 4)
+    assert fits([0, 0], bits)

@@ -74,6 +74,14 @@ def test_one_ranker_ranks_rows_after_rows(share: float, digits: int, largest: in
         assert_ranked(ranker, distances, codes, own[:, None])
 
 
+def test_rows_do_not_tie_with_each_other() -> None:
+    """The last key of a row and the first of the next one differ in the code alone."""
+    distances = np.full((2, 2 * FEW), 0.5, dtype=np.float32)
+    codes = np.full((2, 2 * FEW), 2, dtype=np.uint8)
+    codes[1] = 0
+    assert_ranked(Ranker(2, 2 * FEW, 2), distances, codes)
+
+
 @pytest.mark.parametrize("largest", [1, 3, 7])
 def test_neighbouring_floats_do_not_tie(largest: int) -> None:
     distances = np.float32(0.3) + np.zeros((1, 50), dtype=np.float32)
