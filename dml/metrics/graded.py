@@ -38,7 +38,7 @@ class GradedRanks(tuple[Tensor, ...]):
     at_least: tuple[Tensor, ...]
 
     def __new__(cls, ranks: Iterable[Tensor], at_least: Iterable[Tensor] | None = None) -> Self:
-        """Make a tuple of the ranks, which is one."""
+        """Make the tuple of the ranks."""
         graded = super().__new__(cls, ranks)
         graded.at_least = _merge_levels(graded) if at_least is None else tuple(at_least)
         return graded
@@ -60,9 +60,10 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     """
     ranks = ranks if isinstance(ranks, GradedRanks) else GradedRanks(ranks)
     counts = count_by_level(ranks)
-    # Let c(l) be the lowest relevance of level l and all above. It rises with l, and the share c(min(l(j), l(k))) of
-    # min(rel(j), rel(k)) is the sum of c(l) - c(l - 1) over all l that both items reach: a weighted sum of APs.
-    least = _least_above(relevance, counts)
+    # Let c(l) be the lowest relevance of level l and all above, which rises with l from c(0) = 0. If m is the lower of
+    # the levels of j and k, min(rel(j), rel(k)) is at least c(m), the sum of c(l) - c(l - 1) over all l that both items
+    # reach. That part of H-AP is a weighted sum of APs, and as a rule it is nearly all.
+    least = relevance.flip(1).cummin(dim=1).values.flip(1)
     gained = torch.zeros_like(relevance[:, 0])
     for level, level_ranks in enumerate(ranks.at_least, 1):
         gained += (least[:, level] - least[:, level - 1]) * _sum_of_precisions(level_ranks)
@@ -73,7 +74,7 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     for lower, higher in combinations(range(1, len(ranks) + 1), 2):
         more = relevance[:, lower].minimum(relevance[:, higher]) - least[:, lower]
         rows = (more * counts[:, lower] * counts[:, higher]).nonzero().squeeze(1)
-        if len(rows):  # some level above the lower one is less relevant than both
+        if len(rows):  # a third level, above the lower one, is less relevant than both
             gained[rows] += more[rows] * _sum_across(ranks[lower - 1][rows], ranks[higher - 1][rows])
     return gained / (relevance * counts).sum(dim=1)
 
@@ -126,14 +127,6 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
 def _merge_levels(ranks: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the ranks of the items of each level and above, rising. L of (Q, P) -> L of (Q, P')"""
     return tuple(torch.cat([*ranks[level:]], dim=1).sort(dim=1).values for level in range(len(ranks)))
-
-
-def _least_above(relevance: Tensor, counts: Tensor) -> Tensor:
-    """Return the lowest relevance of an item of each level and above, 0 for level 0. (Q, L + 1) -> (Q, L + 1)"""
-    of_items = relevance.where(counts > 0, torch.inf)
-    least = of_items.flip(1).cummin(dim=1).values.flip(1)
-    least[:, 0] = 0
-    return least.where(least < torch.inf, 0.0)  # without items any number will do
 
 
 def _sum_of_precisions(ranks: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ import metric_oracles as oracles
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
@@ -49,6 +50,8 @@ def test_numbers_are_those_of_each_level(given_: tuple[int, Any]) -> None:
 
 
 @given(RANKINGS, st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+@example((3, np.array([[1, 3, 2, 0, 3, 1, 3, 3, 2, 3], [2, 1, 0, 3, 3, 3, 1, 3, 3, 3]])), 0.0)
+@examples(200)
 def test_h_ap_agrees_with_its_definition(given_: tuple[int, Any], alpha: float) -> None:
     depth, levels = given_
     ranks = ranks_at(levels, depth)
