@@ -7,10 +7,12 @@ levels. Items of level 0 aren't listed, but they take up ranks. A query with no 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -94,7 +96,7 @@ def ndcg(ranks: Sequence[Tensor]) -> Tensor:
     at_least_counts = counts.flip(1).cumsum(dim=1).flip(1)
     gained, ideal = torch.zeros_like(discounts[:, 0]), torch.zeros_like(discounts[:, 0])
     for level, level_ranks in enumerate(ranks, 1):
-        gained += (2.0**level - 1) * _discounts(level_ranks).sum(dim=1)
+        gained += (2.0**level - 1) * _sum_of_discounts(level_ranks, counts[:, level])
         # The gain 2^level - 1 is the sum of 2^(l - 1) over all levels l from 1 to the item's level.
         ideal += 2.0 ** (level - 1) * discounts.gather(1, at_least_counts[:, level, None]).squeeze(1)
     return gained / ideal
@@ -167,6 +169,25 @@ def _one_to_n(*ranks: Tensor) -> Tensor:
 def _discounts(ranks: Tensor) -> Tensor:
     """Compute the factor 1 / log2(1 + rank) of each rank."""
     return (1 + ranks).log2_().reciprocal_()
+
+
+def _sum_of_discounts(ranks: Tensor, counts: Tensor) -> Tensor:
+    """Compute the sum of 1 / log2(1 + rank) of each query, of which the number of ranks is known. (Q, P), (Q,) -> (Q,)
+
+    On a CPU the discounts are looked up, which takes half the time.
+    """
+    if ranks.is_cuda or not ranks.shape[1]:
+        return _discounts(ranks).sum(dim=1)
+    last = ranks.gather(1, counts.clamp(min=1)[:, None] - 1)
+    table = _tabulate_discounts(int(last.where(last < torch.inf, 0.0).max()).bit_length())
+    return torch.from_numpy(table.take(np.minimum(ranks.numpy(), len(table) - 1).astype(np.int64))).sum(dim=1)
+
+
+@lru_cache(maxsize=8)
+def _tabulate_discounts(bits: int) -> npt.NDArray[np.float64]:
+    """Return the discounts of all ranks of so many bits, and 0 behind them, for infinity."""
+    discounts = _discounts(torch.arange(2**bits, dtype=torch.float64))
+    return np.append(discounts.numpy(), 0.0)
 
 
 def _partial_sums(values: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ def make_keys(distances: Floats, bits: int, out: Keys | None = None) -> Keys:
     keys <<= bits
     if bits > 1:
         keys ^= HIGHEST_BIT
-        keys[keys == HIGHEST_BIT] = 0  # the distance 0
+        if keys.size and keys.min() == HIGHEST_BIT:
+            keys[keys == HIGHEST_BIT] = 0  # the distance 0
     return keys
 
 

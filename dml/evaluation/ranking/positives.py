@@ -1,5 +1,6 @@
 """The gallery items that share levels with a query."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,8 @@ class Positives:
 
 def _is_tree(labels: npt.NDArray[Any]) -> bool:
     """Return whether two items that share any level share the next coarser one."""
-    return all(
-        len(np.unique(labels[:, [level, level + 1]], axis=0)) == len(np.unique(labels[:, level]))
-        for level in range(labels.shape[1] - 1)
-    )
+    for finer, coarser in pairwise(labels.T):
+        _, firsts, classes = np.unique(finer, return_index=True, return_inverse=True)
+        if (coarser != coarser[firsts][classes]).any():
+            return False
+    return True
