@@ -107,9 +107,9 @@ class MetricConfig:
         seed: seed of k-means.
         curvature: curvature of the Poincare ball whose points the embeddings are, which are ranked by Poincare
             distance; 0 ranks by cosine.
-        memory: bytes that the distances of one block of queries may take. A block has at least 32 queries, or as many
-            as 2^21 distances if the gallery has more than 65,536 items. Rankings of all items on a GPU take 4 times as
-            much.
+        memory: bytes that the distances of one block of queries may take. A block has at least 64 queries, or as many
+            as 2^23 distances if the gallery has more than 131,072 items. Rankings of all items on a GPU take 4 times
+            as much.
 
     Raises:
         InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,

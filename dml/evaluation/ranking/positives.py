@@ -43,7 +43,7 @@ class Positives:
         ]
         self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
         """Whether items that share a level share all coarser ones."""
-        self._numbers = self.count(self.depth - 1)
+        self._coarsest_counts = self.count(self.depth - 1)  # those that share any level, in a tree
 
     def count(self, level: int) -> Integers:
         """Count the positives of each query at a level. -> (Q,)"""
@@ -82,8 +82,9 @@ class Positives:
                 else:
                     row[items] |= 1 << level
             row[self._excluded[query]] = 0
-        counts = self._numbers[queries.start : queries.stop] if self.is_tree else np.count_nonzero(codes, axis=1)
-        return np.asarray(counts)
+        if self.is_tree:
+            return self._coarsest_counts[queries.start : queries.stop]
+        return np.array([np.count_nonzero(row) for row in codes])
 
     def count_shared(self, codes: Codes) -> Codes:
         """Return the number of levels that items with some codes share. (P,) -> (P,)"""

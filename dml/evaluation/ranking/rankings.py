@@ -16,10 +16,8 @@ from dml.retrieval.top import sort_with_ties
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-
 LARGEST_PART = 2**20
-"""The number of distances that are ranked together: some megabytes, which stay in the cache of a processor, in few
-calls, because threads would often wait for the interpreter's lock at many."""
+"""The number of distances that are ranked together. With fewer, threads wait for the interpreter's lock more often."""
 
 
 class Rankings(NamedTuple):
