@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import NamedTuple
 
 from dml.ops.libraries.lean_imports import import_lean
-from dml.ops.libraries.numpy_sort import choose_sort
 from dml.ops.process.signals import handle_signals
 
 
@@ -101,7 +100,6 @@ def run_command(*leading_arguments: str) -> None:
             one command only.
     """
     handle_signals(is_importing=True)  # before a command's imports, which take seconds
-    choose_sort()
     import_lean()
     dispatch([*leading_arguments, *sys.argv[1:]])
 

@@ -37,7 +37,6 @@ from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.libraries.lean_imports import import_lean
-from dml.ops.libraries.numpy_sort import choose_sort
 from dml.ops.process import child_processes, signals
 from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.run_folders.run_folder import RunFolder
@@ -79,7 +78,6 @@ def main(command: str, *, is_named: bool = False) -> None:
     # set before torch is loaded: threads that spin while they wait keep the loader's workers, or any other program,
     # from the cores that they in turn wait for; on two busy cores a step then takes ten times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    choose_sort()
     import_lean()
     quiet()  # what is read of a checkpoint imports Lightning before Hydra has called the job
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
