@@ -272,7 +272,8 @@ def test_a_run_is_behind_if_its_best_is_worse_than_the_median_at_its_step(
 )
 def test_pruners_that_compare_at_rungs_prune(pruner: Any) -> None:
     """They learn of the finished runs' values only when they are asked about them."""
-    finished = [{10 * step: 0.5 + run / 100 for step in range(1, 7)} for run in range(10)]
+    # Hyperband draws by a hash that differs between processes: with ten runs, no other had the same rungs at times
+    finished = [{10 * step: 0.5 + run / 1000 for step in range(1, 7)} for run in range(40)]
     own = {10 * step: 0.01 for step in range(1, 5)}
     assert is_behind(own, finished, pruner, "maximize")
     assert not is_behind(dict.fromkeys(own, 0.99), finished, pruner, "maximize")
