@@ -75,7 +75,7 @@ def average_precision(ranks: Tensor) -> Tensor:
     >>> average_precision(torch.tensor([[1.0, 4.0], [2.0, torch.inf]])).tolist()
     [0.75, 0.5]
     """
-    return _precisions(ranks).sum(dim=1) / count_positives(ranks)
+    return precisions(ranks).sum(dim=1) / count_positives(ranks)
 
 
 def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
@@ -96,9 +96,9 @@ def map_at_r(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
     """
     counts = count_positives(ranks) if counts is None else counts
     first_ranks = trim_ranks(ranks, counts)
-    precisions = _precisions(first_ranks) * (first_ranks <= counts[:, None])
+    counted = precisions(first_ranks) * (first_ranks <= counts[:, None])
     # cumsum adds from left to right; the order in which sum adds depends on the number of columns
-    total = precisions.cumsum(dim=1)[:, -1] if precisions.shape[1] else precisions.sum(dim=1)
+    total = counted.cumsum(dim=1)[:, -1] if counted.shape[1] else counted.sum(dim=1)
     return total / counts
 
 
@@ -132,6 +132,6 @@ def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:
     return ranks[:, : int(columns.max()) if len(ranks) else 0]
 
 
-def _precisions(ranks: Tensor) -> Tensor:
+def precisions(ranks: Tensor) -> Tensor:
     """Compute the precision at the rank of each positive. (Q, P) -> (Q, P) float64"""
     return torch.arange(1, ranks.shape[1] + 1, dtype=torch.float64, device=ranks.device) / ranks

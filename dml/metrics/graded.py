@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.metrics.binary import count_positives, trim_ranks
+from dml.metrics.binary import count_positives, precisions, trim_ranks
 
 
 def count_by_level(ranks: Sequence[Tensor]) -> Tensor:
@@ -68,11 +68,11 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
     least = relevance.flip(1).cummin(dim=1).values.flip(1)
     gained = torch.zeros_like(relevance[:, 0])
     for level, level_ranks in enumerate(ranks.at_least, 1):
-        gained += (least[:, level] - least[:, level - 1]) * _sum_of_precisions(level_ranks)
+        gained += (least[:, level] - least[:, level - 1]) * precisions(level_ranks).sum(dim=1)
     for level, level_ranks in enumerate(ranks, 1):
         more = relevance[:, level] - least[:, level]
         if (more * counts[:, level]).any():
-            gained += more * _sum_of_precisions(level_ranks)
+            gained += more * precisions(level_ranks).sum(dim=1)
     for lower, higher in combinations(range(1, len(ranks) + 1), 2):
         more = relevance[:, lower].minimum(relevance[:, higher]) - least[:, lower]
         rows = (more * counts[:, lower] * counts[:, higher]).nonzero().squeeze(1)
@@ -129,11 +129,6 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
 def _merge_levels(ranks: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the ranks of the items of each level and above, rising. L of (Q, P) -> L of (Q, P')"""
     return tuple(torch.cat([*ranks[level:]], dim=1).sort(dim=1).values for level in range(len(ranks)))
-
-
-def _sum_of_precisions(ranks: Tensor) -> Tensor:
-    """Return the sum of k / rank(k) of each query. (Q, P) -> (Q,)"""
-    return (_one_to_n(ranks) / ranks).sum(dim=1)
 
 
 def _sum_across(first: Tensor, second: Tensor) -> Tensor:

@@ -60,17 +60,20 @@ def test_ranks_agree_with_a_plain_sort(
     assert_ranked(Ranker(3, items, largest), distances, codes, excluded)
 
 
-@pytest.mark.parametrize("share", [0, 1 / 400, FEW / 400, 0.15, 1])
+@pytest.mark.parametrize("number", [0, 1, FEW, FEW + 1, 60, 399])
 @pytest.mark.parametrize("digits", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("largest", [1, 2, 7, 9])
-def test_one_ranker_ranks_rows_after_rows(share: float, digits: int, largest: int) -> None:
+def test_one_ranker_ranks_rows_after_rows(number: int, digits: int, largest: int) -> None:
     """From every item tied to none: each way to count, and to settle ties."""
     rng, ranker = np.random.default_rng(0), Ranker(4, 400, largest)
     for rows in (3, 4, 1):
         own = rng.integers(400, size=rows)
         distances = rng.uniform(-1, 1, (rows, 400)).round(digits).astype(np.float32)
-        codes = draw_codes(rng, [share] * rows, 400, largest)
-        distances[np.arange(rows), own], codes[np.arange(rows), own] = np.inf, 0
+        distances[np.arange(rows), own] = np.inf
+        codes = np.zeros((rows, 400), dtype=np.uint8)
+        for row, item in zip(codes, own, strict=True):
+            chosen = rng.choice(np.delete(np.arange(400), item), number, replace=False)
+            row[chosen] = rng.integers(1, largest + 1, number)
         assert_ranked(ranker, distances, codes, own[:, None])
 
 

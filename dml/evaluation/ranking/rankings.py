@@ -80,8 +80,8 @@ def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, 
 
     by_level = tuple(select(is_same) for is_same in same)
     numbers = range(1, len(same) + 1)
-    exactly = [select(levels == number) for number in numbers]
     at_least = [select(levels >= number) for number in numbers]
+    exactly = [*(select(levels == number) for number in numbers[:-1]), at_least[-1]]
     return Rankings(by_level, GradedRanks(exactly, at_least), order[:, :k])
 
 
