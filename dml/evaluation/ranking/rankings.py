@@ -10,7 +10,7 @@ from torch import Tensor
 from dml.evaluation.ranking.positives import Positives
 from dml.metrics.binary import pad_ranks
 from dml.metrics.graded import GradedRanks
-from dml.retrieval.ranks import ChosenRanks, Ranker, nearest
+from dml.retrieval.ranks import ChosenRanks, nearest, rank_chosen
 from dml.retrieval.top import sort_with_ties
 
 Integers = npt.NDArray[np.int64]
@@ -49,14 +49,12 @@ def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first
     """Rank the items that share any level with the queries from `first` on, part by part. (Q, G)"""
     rows = min(max(LARGEST_PART // distances.shape[1], 1), len(distances))
     codes = np.empty((rows, distances.shape[1]), dtype=np.min_scalar_type(positives.largest_code))
-    ranker = Ranker(rows, distances.shape[1], positives.largest_code)
     parts = []
     for start in range(0, len(distances), rows):
         part = distances[start : start + rows]
         queries = range(first + start, first + start + len(part))
         numbers = positives.code_items(queries, codes[: len(part)])
-        excluded = positives.excluded[queries.start : queries.stop]
-        parts.append(ranker(part, codes[: len(part)], numbers, excluded))
+        parts.append(rank_chosen(part, codes[: len(part)], numbers))
     return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -116,9 +114,12 @@ class _Ranks(NamedTuple):
 
     def pad(self) -> Tensor:
         """Return the ranks (Q, P') of Q queries, padded with infinity, with at least one column."""
-        numbers = np.diff(self.stops, prepend=0)
-        table = np.full((len(numbers), max(1, numbers.max())), np.inf)
-        table[np.arange(table.shape[1]) < numbers[:, None]] = self.ranks
+        starts = np.append(0, self.stops[:-1])
+        numbers = self.stops - starts
+        table = np.empty((len(numbers), max(1, numbers.max())))
+        for row, start, number in zip(table, starts.tolist(), numbers.tolist(), strict=True):
+            row[:number] = self.ranks[start : start + number]
+            row[number:] = np.inf
         return torch.from_numpy(table)
 
 

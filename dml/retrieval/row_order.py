@@ -1,0 +1,77 @@
+"""Sort the codes of items by the items' distances; those at equal distances stay in the order of their indices."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.unsignedinteger[Any]]
+Keys = npt.NDArray[np.int32]
+
+RADIX_SORTED = 2**15
+"""The number of integers from which on torch sorts a one-dimensional tensor by radix."""
+
+HIGHEST_BIT = np.int32(-(2**31))
+
+
+def sort_codes(codes: Codes, distances: Floats) -> Codes:
+    """Sort the codes of each row by distance, smallest first. (R, N), (R, N) without NaN -> (R, N)
+
+    >>> codes = np.array([[1, 2, 3, 4]], dtype=np.uint8)
+    >>> sort_codes(codes, np.array([[0.5, 0.0, -0.0, -0.3]], dtype=np.float32)).tolist()
+    [[4, 2, 3, 1]]
+    """
+    sorts_by_radix = codes.shape[1] >= RADIX_SORTED and _has_radix_sort()
+    return (_sort_by_radix if sorts_by_radix else _sort_by_packing)(codes, distances)
+
+
+def _sort_by_radix(codes: Codes, distances: Floats) -> Codes:
+    """Sort row by row in the same memory, which stays in the processor's cache."""
+    keys, signs = np.empty((2, codes.shape[1]), dtype=np.int32)
+    sorted_keys, order = torch.empty(codes.shape[1], dtype=torch.int32), torch.empty(codes.shape[1], dtype=torch.int64)
+    sorted_codes = np.empty_like(codes)
+    for row, row_codes, row_sorted in zip(distances, codes, sorted_codes, strict=True):
+        torch.sort(torch.from_numpy(_make_keys(row, keys, signs)), stable=True, out=(sorted_keys, order))
+        torch.gather(torch.from_numpy(row_codes), 0, order, out=torch.from_numpy(row_sorted))
+    return sorted_codes
+
+
+def _sort_by_packing(codes: Codes, distances: Floats) -> Codes:
+    keys = _make_keys(distances, *np.empty((2, *codes.shape), dtype=np.int32))
+    sorted_codes: Codes = torch.from_numpy(codes).gather(1, torch.from_numpy(sort_packed(keys)[1])).numpy()
+    return sorted_codes
+
+
+def sort_packed(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, Integers]:
+    """Sort each row of values (..., P) stably -> the sorted values (..., P) and the indices that sort them (..., P).
+
+    Each value is packed with its index into one 64-bit integer. Sorting these takes a fifth of the time of a stable
+    argsort.
+    """
+    bits = values.shape[-1].bit_length()
+    packed = values.astype(np.int64) << bits
+    packed |= np.arange(values.shape[-1])
+    packed.sort()
+    return packed >> bits, packed & (1 << bits) - 1
+
+
+def _make_keys(distances: Floats, keys: Keys, signs: Keys) -> Keys:
+    """Convert distances to integers in the same order; -0 and 0 become the same. (...) and memory (...) -> keys (...)
+
+    A float32 consists of a sign bit and 31 bits that ascend with the magnitude, m as an integer. It becomes m or -m: a
+    negative one is -2^31 + m as an integer, whose absolute value is 2^31 - m, and -m without the highest bit.
+    """
+    bits = distances.view(np.int32)
+    np.absolute(bits, out=keys)
+    np.bitwise_and(bits, HIGHEST_BIT, out=signs)
+    return np.bitwise_xor(keys, signs, out=keys)
+
+
+@cache
+def _has_radix_sort() -> bool:
+    """Tell whether torch sorts integers by radix. NumPy takes three times as long on processors of AMD's Zen 4."""
+    return "fbgemm" in torch.backends.quantized.supported_engines and torch.backends.openmp.is_available()
