@@ -15,6 +15,11 @@ Keys = npt.NDArray[np.int32]
 RADIX_SORTED = 2**15
 """The number of integers from which on torch sorts a one-dimensional tensor by radix."""
 
+LONG = 2**14
+"""The number of distances of a row from which on it is filled up to that number, to be sorted by radix."""
+
+LAST = 2**31 - 1
+
 HIGHEST_BIT = np.int32(-(2**31))
 
 
@@ -25,24 +30,28 @@ def sort_codes(codes: Codes, distances: Floats) -> Codes:
     >>> sort_codes(codes, np.array([[0.5, 0.0, -0.0, -0.3]], dtype=np.float32)).tolist()
     [[4, 2, 3, 1]]
     """
-    sorts_by_radix = codes.shape[1] >= RADIX_SORTED and _has_radix_sort()
+    sorts_by_radix = codes.shape[1] >= LONG and _has_radix_sort()
     return (_sort_by_radix if sorts_by_radix else _sort_by_packing)(codes, distances)
 
 
 def _sort_by_radix(codes: Codes, distances: Floats) -> Codes:
     """Sort row by row in the same memory, which stays in the processor's cache."""
-    keys, signs = np.empty((2, codes.shape[1]), dtype=np.int32)
-    sorted_keys, order = torch.empty(codes.shape[1], dtype=torch.int32), torch.empty(codes.shape[1], dtype=torch.int64)
+    items, length = codes.shape[1], max(codes.shape[1], RADIX_SORTED)
+    keys, signs = np.full(length, LAST, dtype=np.int32), np.empty(items, dtype=np.int32)
+    sorted_keys, order = torch.empty(length, dtype=torch.int32), torch.empty(length, dtype=torch.int64)
     sorted_codes = np.empty_like(codes)
     for row, row_codes, row_sorted in zip(distances, codes, sorted_codes, strict=True):
-        torch.sort(torch.from_numpy(_make_keys(row, keys, signs)), stable=True, out=(sorted_keys, order))
-        torch.gather(torch.from_numpy(row_codes), 0, order, out=torch.from_numpy(row_sorted))
+        _make_keys(row, keys[:items], signs)
+        torch.sort(torch.from_numpy(keys), stable=True, out=(sorted_keys, order))
+        torch.gather(torch.from_numpy(row_codes), 0, order[:items], out=torch.from_numpy(row_sorted))
     return sorted_codes
 
 
 def _sort_by_packing(codes: Codes, distances: Floats) -> Codes:
     keys = _make_keys(distances, *np.empty((2, *codes.shape), dtype=np.int32))
-    sorted_codes: Codes = torch.from_numpy(codes).gather(1, torch.from_numpy(sort_packed(keys)[1])).numpy()
+    packed, bits = _sort_packed(keys)
+    packed &= (1 << bits) - 1
+    sorted_codes: Codes = torch.from_numpy(codes).gather(1, torch.from_numpy(packed)).numpy()
     return sorted_codes
 
 
@@ -52,11 +61,18 @@ def sort_packed(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, I
     Each value is packed with its index into one 64-bit integer. Sorting these takes a fifth of the time of a stable
     argsort.
     """
+    packed, bits = _sort_packed(values)
+    return packed >> bits, packed & (1 << bits) - 1
+
+
+def _sort_packed(values: npt.NDArray[np.signedinteger[Any]]) -> tuple[Integers, int]:
+    """Return the sorted values (..., P), each of which has its index in the last bits, and the number of these bits."""
     bits = values.shape[-1].bit_length()
-    packed = values.astype(np.int64) << bits
+    packed = values.astype(np.int64)
+    packed <<= bits
     packed |= np.arange(values.shape[-1])
     packed.sort()
-    return packed >> bits, packed & (1 << bits) - 1
+    return packed, bits
 
 
 def _make_keys(distances: Floats, keys: Keys, signs: Keys) -> Keys:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.retrieval import row_order
-from dml.retrieval.row_order import RADIX_SORTED, sort_codes
+from dml.retrieval.row_order import LONG, RADIX_SORTED, sort_codes
 
 FLOATS = st.floats(-2, 2, width=32) | st.sampled_from([0.0, -0.0, np.inf, 1e-45, -1e-45, 1e-30, -1e-30])
 
@@ -18,9 +18,9 @@ def assert_sorted(codes: Any, distances: Any) -> None:
 
 @pytest.fixture(params=[True, False], ids=["radix", "packed"])
 def _sort_both_ways(request: Any, monkeypatch: Any) -> None:
-    """Sort short rows by the code for long ones too, whose sort must be stable in torch at any length."""
+    """Sort short rows by the code for long ones too."""
     monkeypatch.setattr(row_order, "_has_radix_sort", lambda: request.param)
-    monkeypatch.setattr(row_order, "RADIX_SORTED", 1)
+    monkeypatch.setattr(row_order, "LONG", 1)
 
 
 @pytest.mark.usefixtures("_sort_both_ways")
@@ -32,10 +32,10 @@ def test_codes_are_in_the_order_of_distance_and_index(dtype: Any, values: list[f
     assert_sorted(rng.integers(0, np.iinfo(dtype).max, distances.shape).astype(dtype), distances)
 
 
-@pytest.mark.parametrize("items", [RADIX_SORTED - 1, RADIX_SORTED])
+@pytest.mark.parametrize("items", [LONG - 1, LONG, RADIX_SORTED - 1, RADIX_SORTED, RADIX_SORTED + 1])
 @pytest.mark.parametrize("digits", [2, 7])
-def test_long_rows_have_both_ways(items: int, digits: int) -> None:
-    """Just too few items for torch's sort by radix, and just enough; with many ties and few."""
+def test_rows_of_all_lengths(items: int, digits: int) -> None:
+    """Around the lengths from which on rows are filled up, and need not be; with many ties and few."""
     rng = np.random.default_rng(0)
     distances = rng.uniform(-1, 1, (2, items)).round(digits).astype(np.float32)
     distances[:, 7] = np.inf
