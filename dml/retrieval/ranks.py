@@ -54,13 +54,6 @@ def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRan
     return ChosenRanks(ranks, sorted_codes.reshape(-1)[places], numbers)
 
 
-def join_ranges(firsts: Integers, lengths: Integers) -> Integers:
-    """Concatenate the ranges first, first + 1, ..., first + length - 1. (T,), (T,) -> (sum of lengths,)"""
-    before = np.cumsum(lengths) - lengths
-    ranges: Integers = np.arange(lengths.sum()) + np.repeat(firsts - before, lengths)
-    return ranges
-
-
 def nearest(distances: Floats, k: int) -> Integers:
     """Return the indices of the k smallest distances, smallest first; ties are sorted by index. (N,) -> (k,)
 

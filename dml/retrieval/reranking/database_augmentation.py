@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
-from dml.retrieval.ranks import join_ranges
 from dml.retrieval.reranking.gallery_comparison import Comparison, compare_among, find_neighbors
+from dml.retrieval.reranking.ranges import join_ranges
 from dml.retrieval.rows import unit_rows
 
 Integers = npt.NDArray[np.int64]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
-from dml.retrieval.ranks import join_ranges
 from dml.retrieval.reranking.gallery_comparison import Comparison, compare_among
+from dml.retrieval.reranking.ranges import join_ranges
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
