@@ -1,6 +1,5 @@
 """Sort the codes of items by the items' distances; those at equal distances stay in the order of their indices."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,6 @@ def _make_keys(distances: Floats, keys: Keys, signs: Keys) -> Keys:
     return np.bitwise_xor(keys, signs, out=keys)
 
 
-@cache
 def _has_radix_sort() -> bool:
     """Tell whether torch sorts integers by radix. NumPy takes three times as long on processors of AMD's Zen 4."""
     has_openmp: bool = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]

@@ -75,11 +75,19 @@ def test_few_and_many_of_several_rows_are_ranked(number: int, digits: int, large
         assert_ranked(distances, codes)
 
 
-def test_neighbouring_floats_do_not_tie() -> None:
+def test_rows_do_not_tie_with_each_other() -> None:
+    distances = np.full((2, 2 * FEW), 0.5, dtype=np.float32)
+    codes = np.full((2, 2 * FEW), 2, dtype=np.uint8)
+    codes[1] = 0
+    assert_ranked(distances, codes)
+
+
+@pytest.mark.parametrize("largest", [1, 3, 7])
+def test_neighbouring_floats_do_not_tie(largest: int) -> None:
     distances = np.float32(0.3) + np.zeros((1, 50), dtype=np.float32)
     for item in range(1, 50):
         distances[0, item] = np.nextafter(distances[0, item - 1], np.float32(-1 if item % 2 else 1), dtype=np.float32)
-    codes = np.random.default_rng(0).integers(0, 8, (1, 50)).astype(np.uint8)
+    codes = np.random.default_rng(0).integers(0, largest + 1, (1, 50)).astype(np.uint8)
     assert_ranked(distances, codes)
     assert_ranked(-distances, codes)
 
