@@ -33,9 +33,8 @@ class Kind(StrEnum):
     WITHIN_R = "within_r"
     """One value for each level: ``function(ranks, counts)`` -> (Q,).
 
-    ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives; None stands for
-    the number of its ranks. Like MAP@R, the metric may depend on the ranks up to R alone: where R is small, a search
-    for the nearest neighbours finds no others.
+    ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives. Like MAP@R, the
+    metric may depend on the ranks up to R alone: where R is small, a search for the nearest neighbours finds no others.
     """
     LEVEL = "level"
     """One value for each level: ``function(ranks)`` -> (Q,).

@@ -212,15 +212,16 @@ class MetricConfig:
         }
 
     @cached_property
-    def within_r_functions(self) -> dict[str, Callable[[Tensor, Tensor | None], Tensor]]:
+    def within_r_functions(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
         """{name: function of ranks (Q, P) and counts (Q,)}: the metrics that depend on ranks up to R alone."""
         return {metric.name: metric.compute_values for metric in self.select_kind(Kind.WITHIN_R)}
 
     @cached_property
-    def level_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
-        """{name: function of ranks (Q, P)}: all ranking metrics that are computed at each level."""
-        return self.nearest_functions | {
-            metric.name: metric.compute_values if metric.kind == Kind.LEVEL else _bind_counts(metric.compute_values)
+    def level_functions(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        """{name: function of ranks (Q, P) and counts (Q,)}: all ranking metrics that are computed at each level."""
+        at_k = {name: _ignore_counts(function) for name, function in self.nearest_functions.items()}
+        return at_k | {
+            metric.name: _ignore_counts(metric.compute_values) if metric.kind == Kind.LEVEL else metric.compute_values
             for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)
         }
 
@@ -246,6 +247,6 @@ def _bind_k(function: Callable[[Tensor, int], Tensor], k: int) -> Callable[[Tens
     return lambda ranks: function(ranks, k)
 
 
-def _bind_counts(function: Callable[[Tensor, Tensor | None], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function of the ranks of all positives, which tell their number."""
-    return lambda ranks: function(ranks, None)
+def _ignore_counts(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of ranks and their numbers, of which it ignores the latter."""
+    return lambda ranks, _counts: function(ranks)

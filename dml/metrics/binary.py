@@ -63,7 +63,7 @@ def recall_at_k(ranks: Tensor, k: int) -> Tensor:
     >>> recall_at_k(torch.tensor([[1.0, 3.0], [2.0, torch.inf]]), k=1).tolist()
     [1.0, 0.0]
     """
-    return (ranks[:, :1] <= k).any(dim=1).double()
+    return (ranks[:, :1] <= k).sum(dim=1, dtype=torch.float64)
 
 
 def average_precision(ranks: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
         counts: (Q,) number R of positives of each query; None counts the ranks.
     """
     counts = count_positives(ranks) if counts is None else counts
-    return (trim_ranks(ranks, counts) <= counts[:, None]).sum(dim=1).double() / counts
+    return torch.searchsorted(ranks, counts.double()[:, None], right=True).squeeze(1).double() / counts
 
 
 def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:

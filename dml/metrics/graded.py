@@ -7,7 +7,7 @@ levels. Items of level 0 aren't listed, but they take up ranks. A query with no 
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import Self
 
@@ -30,20 +30,34 @@ def count_by_level(ranks: Sequence[Tensor]) -> Tensor:
 
 
 class GradedRanks(tuple[Tensor, ...]):
-    """The ranks of the items of each level, L of (Q, P), which also holds those of each level and all above.
+    """The ranks of the items of each level, L of (Q, P), with what several metrics take from them.
+
+    >>> GradedRanks([torch.tensor([[2.0]]), torch.tensor([[1.0]])]).at_least
+    (tensor([[1., 2.]]), tensor([[1.]]))
 
     Args:
         ranks: ranks (Q, P) of the items of each level from 1 to L.
         at_least: ranks (Q, P') of the items of each level from 1 to L and above, if they are known; None merges them.
     """
 
-    at_least: tuple[Tensor, ...]
-
     def __new__(cls, ranks: Iterable[Tensor], at_least: Iterable[Tensor] | None = None) -> Self:
-        """Make the tuple of the ranks."""
+        """Make the tuple of the ranks; graded ranks are returned as they are."""
+        if isinstance(ranks, cls):
+            return ranks
         graded = super().__new__(cls, ranks)
-        graded.at_least = _merge_levels(graded) if at_least is None else tuple(at_least)
+        if at_least is not None:
+            graded.at_least = tuple(at_least)
         return graded
+
+    @cached_property
+    def at_least(self) -> tuple[Tensor, ...]:
+        """The ranks of the items of each level and above, rising. L of (Q, P')"""
+        return tuple(torch.cat([*self[level:]], dim=1).sort(dim=1).values for level in range(len(self)))
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of items of each level (Q, L + 1), see `count_by_level`."""
+        return count_by_level(self)
 
 
 def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
@@ -60,25 +74,37 @@ def h_ap(ranks: Sequence[Tensor], relevance: Tensor) -> Tensor:
         ranks: ranks (Q, P) of the items of each level from 1 to L; `GradedRanks` save time.
         relevance: (Q, L + 1) float64, relevance of an item of each level, 0 for level 0 (`dml.ops.relevance`).
     """
-    ranks = ranks if isinstance(ranks, GradedRanks) else GradedRanks(ranks)
-    counts = count_by_level(ranks)
+    ranks = GradedRanks(ranks)
     # Let c(l) be the lowest relevance of level l and all above, which rises with l from c(0) = 0. If m is the lower of
     # the levels of j and k, min(rel(j), rel(k)) is at least c(m), the sum of c(l) - c(l - 1) over all l that both items
-    # reach. That part of H-AP is a weighted sum of APs, and as a rule it is nearly all.
+    # reach. That part of H-AP is a weighted sum of APs, and as a rule it is all.
     least = relevance.flip(1).cummin(dim=1).values.flip(1)
-    gained = torch.zeros_like(relevance[:, 0])
-    for level, level_ranks in enumerate(ranks.at_least, 1):
-        gained += (least[:, level] - least[:, level - 1]) * precisions(level_ranks).sum(dim=1)
+    sums = torch.stack([precisions(level_ranks).sum(dim=1) for level_ranks in ranks.at_least], dim=1)
+    gained = (least.diff(dim=1) * sums).sum(dim=1)
+    if ((relevance - least) * ranks.counts).any():
+        gained += _sum_beyond(least, ranks, relevance)
+    return gained / (relevance * ranks.counts).sum(dim=1)
+
+
+def _sum_beyond(least: Tensor, ranks: GradedRanks, relevance: Tensor) -> Tensor:
+    """Sum what min(rel(j), rel(k)) is above the lowest relevance of both levels and all above, over rank(k). -> (Q,)
+
+    Args:
+        least: (Q, L + 1) lowest relevance of each level and all above.
+        ranks: ranks of the items of each level.
+        relevance: (Q, L + 1) relevance of an item of each level.
+    """
+    total = torch.zeros_like(relevance[:, 0])
     for level, level_ranks in enumerate(ranks, 1):
         more = relevance[:, level] - least[:, level]
-        if (more * counts[:, level]).any():
-            gained += more * precisions(level_ranks).sum(dim=1)
+        if (more * ranks.counts[:, level]).any():
+            total += more * precisions(level_ranks).sum(dim=1)
     for lower, higher in combinations(range(1, len(ranks) + 1), 2):
         more = relevance[:, lower].minimum(relevance[:, higher]) - least[:, lower]
-        rows = (more * counts[:, lower] * counts[:, higher]).nonzero().squeeze(1)
+        rows = (more * ranks.counts[:, lower] * ranks.counts[:, higher]).nonzero().squeeze(1)
         if len(rows):  # a third level, above the lower one, is less relevant than both
-            gained[rows] += more[rows] * _sum_across(ranks[lower - 1][rows], ranks[higher - 1][rows])
-    return gained / (relevance * counts).sum(dim=1)
+            total[rows] += more[rows] * _sum_across(ranks[lower - 1][rows], ranks[higher - 1][rows])
+    return total
 
 
 def ndcg(ranks: Sequence[Tensor]) -> Tensor:
@@ -90,15 +116,13 @@ def ndcg(ranks: Sequence[Tensor]) -> Tensor:
     >>> ndcg(ranks).round(decimals=3).tolist()
     [0.797]
     """
-    counts = count_by_level(ranks)
-    discounts = _partial_sums(_discounts(_one_to_n(*ranks))).expand(len(counts), -1)
-    # The ideal ranking begins with the items of level l and above, for each l.
-    at_least_counts = counts.flip(1).cumsum(dim=1).flip(1)
-    gained, ideal = torch.zeros_like(discounts[:, 0]), torch.zeros_like(discounts[:, 0])
-    for level, level_ranks in enumerate(ranks, 1):
-        gained += (2.0**level - 1) * _sum_of_discounts(level_ranks, counts[:, level])
-        # The gain 2^level - 1 is the sum of 2^(l - 1) over all levels l from 1 to the item's level.
-        ideal += 2.0 ** (level - 1) * discounts.gather(1, at_least_counts[:, level, None]).squeeze(1)
+    counts = GradedRanks(ranks).counts
+    levels = torch.arange(1, len(ranks) + 1, dtype=torch.float64, device=counts.device)
+    gained = ((2.0**levels - 1) * _sum_discounts(ranks, counts)).sum(dim=1)
+    # The gain 2^level - 1 is the sum of 2^(l - 1) over all levels l from 1 to the item's level, and the ideal ranking
+    # begins with the items of level l and above, for each l.
+    at_least_counts = counts.flip(1).cumsum(dim=1).flip(1)[:, 1:]
+    ideal = (2.0 ** (levels - 1) * _partial_sums(_discounts(_one_to_n(*ranks)))[at_least_counts]).sum(dim=1)
     return gained / ideal
 
 
@@ -114,21 +138,17 @@ def asi(ranks: Sequence[Tensor]) -> Tensor:
     >>> asi([torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)]).tolist()
     [0.5]
     """
-    counts = count_by_level(ranks)
-    harmonic = _partial_sums(_one_to_n(*ranks).reciprocal()).expand(len(counts), -1)
+    counts = GradedRanks(ranks).counts
+    harmonic = _partial_sums(_one_to_n(*ranks).reciprocal())
     positives, better = counts.sum(dim=1, keepdim=True), torch.zeros_like(counts[:, :1])
-    gained = torch.zeros_like(harmonic[:, :1])
+    up_to_last, sums = harmonic[positives], harmonic.expand(len(counts), -1)
+    gained = torch.zeros_like(up_to_last)
     for level in range(len(ranks), 0, -1):
         level_ranks = trim_ranks(ranks[level - 1], positives.squeeze(1))  # items behind the R nearest add nothing
-        missed = level_ranks.maximum(better + _one_to_n(level_ranks)).sub_(1).minimum(positives.double()).long()
-        gained += (harmonic.gather(1, positives) - harmonic.gather(1, missed)).sum(dim=1, keepdim=True)
+        before = level_ranks.maximum(better + _one_to_n(level_ranks)).sub_(1).minimum(positives).long()
+        gained += (up_to_last - sums.gather(1, before)).sum(dim=1, keepdim=True)
         better = better + counts[:, level, None]
     return (gained / positives).squeeze(1)
-
-
-def _merge_levels(ranks: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the ranks of the items of each level and above, rising. L of (Q, P) -> L of (Q, P')"""
-    return tuple(torch.cat([*ranks[level:]], dim=1).sort(dim=1).values for level in range(len(ranks)))
 
 
 def _sum_across(first: Tensor, second: Tensor) -> Tensor:
@@ -166,16 +186,27 @@ def _discounts(ranks: Tensor) -> Tensor:
     return (1 + ranks).log2_().reciprocal_()
 
 
-def _sum_of_discounts(ranks: Tensor, counts: Tensor) -> Tensor:
-    """Compute the sum of 1 / log2(1 + rank) of each query, of which the number of ranks is known. (Q, P), (Q,) -> (Q,)
+def _sum_discounts(ranks: Sequence[Tensor], counts: Tensor) -> Tensor:
+    """Compute the sum of 1 / log2(1 + rank) of each query and level, of which the number of ranks is known.
 
-    On a CPU the discounts are looked up, which takes half the time.
+    On a CPU the discounts are looked up, which takes half the time. L of (Q, P), (Q, L + 1) -> (Q, L)
     """
-    if ranks.is_cuda or not ranks.shape[1]:
-        return _discounts(ranks).sum(dim=1)
-    last = ranks.gather(1, counts.clamp(min=1)[:, None] - 1)
-    table = _tabulate_discounts(int(last.where(last < torch.inf, 0.0).max()).bit_length())
-    return torch.from_numpy(table.take(np.minimum(ranks.numpy(), len(table) - 1).astype(np.int64))).sum(dim=1)
+    if ranks[0].is_cuda:
+        sums = [_discounts(level_ranks).sum(dim=1) for level_ranks in ranks]
+    else:
+        table = _tabulate_discounts(_find_last(ranks, counts).bit_length())
+        places = (level_ranks.clamp(max=len(table) - 1).long() for level_ranks in ranks)
+        sums = [torch.from_numpy(table.take(level_places.numpy())).sum(dim=1) for level_places in places]
+    return torch.stack(sums, dim=1)
+
+
+def _find_last(ranks: Sequence[Tensor], counts: Tensor) -> int:
+    """Return the largest rank of all queries and levels; 0 if there is none. L of (Q, P), (Q, L + 1)"""
+    largest = 0
+    for level_ranks, numbers in zip(ranks, counts[:, 1:].numpy().T, strict=True):
+        has_any = numbers > 0
+        largest = max(largest, int(level_ranks.numpy()[has_any, numbers[has_any] - 1].max(initial=0)))
+    return largest
 
 
 @lru_cache(maxsize=8)

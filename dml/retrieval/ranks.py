@@ -49,9 +49,8 @@ def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRan
         return _rank_by_counting(distances, codes, numbers)
     sorted_codes = sort_codes(codes, distances)
     places = np.flatnonzero(sorted_codes != 0)
-    ranks = places - np.repeat(np.arange(0, codes.size, codes.shape[1]), numbers)
-    ranks += 1
-    return ChosenRanks(ranks, sorted_codes.reshape(-1)[places], numbers)
+    before_row = np.repeat(np.arange(-1, codes.size - 1, codes.shape[1]), numbers)  # the place before the row's first
+    return ChosenRanks(places - before_row, sorted_codes.reshape(-1).take(places), numbers)
 
 
 def nearest(distances: Floats, k: int) -> Integers:

@@ -7,7 +7,7 @@ from torch import Tensor
 from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.ranking.rankings import Rankings
-from dml.metrics.graded import count_by_level
+from dml.metrics.binary import count_positives
 
 
 def compute_scores(rankings: Rankings, config: MetricConfig) -> dict[str, Tensor]:
@@ -21,13 +21,14 @@ def compute_scores(rankings: Rankings, config: MetricConfig) -> dict[str, Tensor
 
 def _level_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tuple[str, Tensor]]:
     for level, ranks in enumerate(rankings.by_level):
+        counts = count_positives(ranks)
         for name, function in config.level_functions.items():
-            yield f"level{level}/{name}", function(ranks)
+            yield f"level{level}/{name}", function(ranks, counts)
 
 
 def _hierarchy_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tuple[str, Tensor]]:
     if metrics := config.select_kind(Kind.HIERARCHY):
-        counts = count_by_level(rankings.by_shared_levels).double()
+        counts = rankings.by_shared_levels.counts.double()
         counts[:, -1] += config.count_query
         for metric in metrics:
             yield metric.name, metric.compute_joint_values(rankings.by_shared_levels, counts, config)
