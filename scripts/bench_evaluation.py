@@ -142,7 +142,7 @@ def measure_sop(scale: float) -> None:
     show_ratios(
         "product and sort",
         lambda: multiply_and_sort(embeddings),
-        2.0,
+        1.2,
         {
             "all ranking metrics, two levels": lambda: evaluate(embeddings, labels, **all_metrics),
             "the same, finest level alone": lambda: evaluate(embeddings, labels[:, 0], **all_metrics),

@@ -93,7 +93,8 @@ def is_behind(
     import optuna
 
     optuna.logging.set_verbosity(logging.WARNING)  # Otherwise Optuna prints a line for every study.
-    study = optuna.create_study(study_name="sweep", direction=direction, pruner=pruner)  # Hyperband draws by the name
+    # Hyperband draws by Python's hash of the study's name and the trial's number, which differs between processes.
+    study = optuna.create_study(study_name="sweep", direction=direction, pruner=pruner)
     for finished_values in filter(None, finished_runs):
         trial = study.ask()
         for step, value in finished_values.items():
