@@ -10,6 +10,7 @@ from dml.retrieval.row_order import sort_codes, sort_packed
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.unsignedinteger[Any]]
+Ranks = npt.NDArray[np.signedinteger[Any]]
 
 FEW = 12
 """Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
@@ -24,7 +25,7 @@ class ChosenRanks(NamedTuple):
         numbers: (R,) number of chosen items of each row.
     """
 
-    ranks: Integers
+    ranks: Ranks
     codes: Codes
     numbers: Integers
 

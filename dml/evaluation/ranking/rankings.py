@@ -10,7 +10,7 @@ from torch import Tensor
 from dml.evaluation.ranking.positives import Positives
 from dml.metrics.binary import pad_ranks
 from dml.metrics.graded import GradedRanks
-from dml.retrieval.ranks import ChosenRanks, nearest, rank_chosen
+from dml.retrieval.ranks import ChosenRanks, Ranks, nearest, rank_chosen
 from dml.retrieval.top import sort_with_ties
 
 Integers = npt.NDArray[np.int64]
@@ -106,7 +106,7 @@ class _Ranks(NamedTuple):
         stops: (Q,) the position behind the last item of each query.
     """
 
-    ranks: Integers
+    ranks: Ranks
     stops: Integers
 
     def select(self, places: Integers) -> "_Ranks":
