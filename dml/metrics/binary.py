@@ -115,7 +115,7 @@ def r_precision(ranks: Tensor, counts: Tensor | None = None) -> Tensor:
         counts: (Q,) number R of positives of each query; None counts the ranks.
     """
     counts = count_positives(ranks) if counts is None else counts
-    return torch.searchsorted(ranks, counts.double()[:, None], right=True).squeeze(1).double() / counts
+    return _count_up_to(ranks, counts).double() / counts
 
 
 def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:
@@ -128,8 +128,12 @@ def trim_ranks(ranks: Tensor, last: Tensor) -> Tensor:
         ranks: (Q, P) ranks in ascending order.
         last: (Q,) last rank that counts for each query.
     """
-    columns = torch.searchsorted(ranks, last.double()[:, None], right=True)
-    return ranks[:, : int(columns.max()) if len(ranks) else 0]
+    return ranks[:, : int(_count_up_to(ranks, last).max()) if len(ranks) else 0]
+
+
+def _count_up_to(ranks: Tensor, last: Tensor) -> Tensor:
+    """Count the ranks of each query up to its last one that counts. (Q, P), (Q,) -> (Q,) int64"""
+    return torch.searchsorted(ranks, last.double()[:, None], right=True).squeeze(1)
 
 
 def precisions(ranks: Tensor) -> Tensor:

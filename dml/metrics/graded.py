@@ -41,8 +41,8 @@ class GradedRanks(tuple[Tensor, ...]):
     """
 
     def __new__(cls, ranks: Iterable[Tensor], at_least: Iterable[Tensor] | None = None) -> Self:
-        """Make the tuple of the ranks; graded ranks are returned as they are."""
-        if isinstance(ranks, cls):
+        """Make the tuple of the ranks; graded ranks alone are returned as they are."""
+        if isinstance(ranks, cls) and at_least is None:
             return ranks
         graded = super().__new__(cls, ranks)
         if at_least is not None:
@@ -194,13 +194,13 @@ def _sum_discounts(ranks: Sequence[Tensor], counts: Tensor) -> Tensor:
     if ranks[0].is_cuda:
         sums = [_discounts(level_ranks).sum(dim=1) for level_ranks in ranks]
     else:
-        table = _tabulate_discounts(_find_last(ranks, counts).bit_length())
+        table = _tabulate_discounts(_find_largest_rank(ranks, counts).bit_length())
         places = (level_ranks.clamp(max=len(table) - 1).long() for level_ranks in ranks)
         sums = [torch.from_numpy(table.take(level_places.numpy())).sum(dim=1) for level_places in places]
     return torch.stack(sums, dim=1)
 
 
-def _find_last(ranks: Sequence[Tensor], counts: Tensor) -> int:
+def _find_largest_rank(ranks: Sequence[Tensor], counts: Tensor) -> int:
     """Return the largest rank of all queries and levels; 0 if there is none. L of (Q, P), (Q, L + 1)"""
     largest = 0
     for level_ranks, numbers in zip(ranks, counts[:, 1:].numpy().T, strict=True):

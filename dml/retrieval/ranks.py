@@ -10,7 +10,7 @@ from dml.retrieval.row_order import sort_codes, sort_packed
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.unsignedinteger[Any]]
-Ranks = npt.NDArray[np.signedinteger[Any]]
+Ranks = npt.NDArray[np.int32]
 
 FEW = 12
 """Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
@@ -20,7 +20,7 @@ class ChosenRanks(NamedTuple):
     """Ranks and codes of P chosen items of R rows, sorted by row and then by rank.
 
     Args:
-        ranks: (P,) ranks; the nearest of all items in a row has rank 1.
+        ranks: (P,) ranks; the nearest of all items in a row has rank 1. Copies of int32 take half as long as of int64.
         codes: (P,) code of each item.
         numbers: (R,) number of chosen items of each row.
     """
@@ -51,7 +51,7 @@ def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRan
     sorted_codes = sort_codes(codes, distances)
     places = np.flatnonzero(sorted_codes != 0)
     before_row = np.repeat(np.arange(-1, codes.size - 1, codes.shape[1]), numbers)  # the place before the row's first
-    return ChosenRanks(places - before_row, sorted_codes.reshape(-1).take(places), numbers)
+    return ChosenRanks((places - before_row).astype(np.int32), sorted_codes.reshape(-1).take(places), numbers)
 
 
 def nearest(distances: Floats, k: int) -> Integers:
@@ -80,4 +80,4 @@ def _rank_by_counting(distances: Floats, codes: Codes, numbers: Integers) -> Cho
         for row, item, value in zip(rows, items, distances[rows, items], strict=True)
     ]
     keys, order = sort_packed((rows << 32) + np.array(ranks, dtype=np.int64))
-    return ChosenRanks(keys - (rows << 32), codes.reshape(-1)[places[order]], numbers)
+    return ChosenRanks((keys - (rows << 32)).astype(np.int32), codes.reshape(-1)[places[order]], numbers)

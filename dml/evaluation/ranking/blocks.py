@@ -32,7 +32,7 @@ MOST_SEARCHED = 512
 def choose_group_size(gallery: int) -> int:
     """Return how many queries a thread ranks at a time: enough that the overhead of torch's calls is small.
 
-    With more than five million distances, the threads wait longer for the last group of a block than larger ones save.
+    Beyond five million distances, a larger group saves less time than threads lose waiting for a block's last group.
     Blocks are whole groups, so that the sums over the padded rows of a group round in the same way in every block.
     """
     return min(max(5_000_000 // gallery, 1), 64)

@@ -54,9 +54,7 @@ def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first
         queries = range(first + start, first + start + len(part))
         numbers = positives.code_items(queries, codes[: len(part)])
         parts.append(rank_chosen(part, codes[: len(part)], numbers))
-    ranks, *others = zip(*parts, strict=True)
-    # What follows copies ranks several times, which takes half as long with half the bytes.
-    return ChosenRanks(np.concatenate(ranks, dtype=np.int32, casting="same_kind"), *map(np.concatenate, others))
+    return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
