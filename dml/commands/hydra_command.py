@@ -40,7 +40,7 @@ from dml.ops.libraries.lean_imports import import_lean
 from dml.ops.process import child_processes, signals
 from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.run import sweeps
+from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.resuming.stored_configuration import (
     keep_transform,
@@ -153,12 +153,12 @@ class Task:
             check_values(self.command, config)
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
-            return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
+            with building.trusting(trust.check_targets(self.command, config, self.typed)):
+                return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
 
     def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
         job = _import_job(self.command)
         quiet()  # Lightning sets its own level when it is imported
-        trust.check_targets(self.command, config, self.typed)
         check_types(select_used_parts(self.command, config))  # it imports the targets
         from dml.commands.checks.training_checks import check_job  # late: it imports torch
 

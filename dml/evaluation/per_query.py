@@ -15,6 +15,7 @@ from dml.data.table import ImageTable
 from dml.evaluation.ranking.queries import PerQuery
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
+from dml.ops.filesystem.plain_text import parse_json
 
 Strings = npt.NDArray[np.object_]
 """An array of str objects, in which equal strings share their memory."""
@@ -239,7 +240,7 @@ def _read_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> Any:
     """Return the levels, the class names and the versions that are stored beside the columns."""
     if not metadata or METADATA not in metadata:
         raise InputError(f"{path}: no levels in its metadata; a run writes them")
-    return json.loads(metadata[METADATA])
+    return parse_json(metadata[METADATA])
 
 
 def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -4,7 +4,6 @@
 - ``vectors-VERSION.faiss``, ``items-VERSION.parquet`` and ``model-VERSION``: the vectors, the images and the model.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import file_checksum
 from dml.ops.filesystem.locks import FileLock
 from dml.ops.filesystem.paths import expand_home
+from dml.ops.filesystem.plain_text import parse_json, read_bounded
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""
@@ -77,7 +77,7 @@ def read_description(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
     try:
-        description = json.loads(file.read_text(encoding="utf-8"))
+        description = parse_json(read_bounded(file))
         version = description["format"]
         names = [description["files"][kind] for kind in ("vectors", "items", "model")]
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]

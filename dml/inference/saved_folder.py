@@ -19,12 +19,13 @@ from safetensors.torch import save
 
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
+from dml.ops.configuration.nested import check_parts
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.files import disk_refusal, wait_for_disk
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.filesystem.yaml_text import parse_yaml
-from dml.ops.run_folders.run_files import replace_nan, restore_nan
+from dml.ops.filesystem.plain_text import parse_json, parse_yaml, read_bounded
+from dml.ops.run_folders.run_files import check_metrics, replace_nan, restore_nan
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""
@@ -62,23 +63,25 @@ def is_saved_folder(path: Path) -> bool:
     return os.path.isfile(path / DESCRIPTION) and os.path.isfile(path / WEIGHTS)
 
 
-def read_folder(path: Path) -> SavedModel:
+def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     """Read the description of a saved model.
 
     Raises:
         InputError: if a file is missing, damaged, or of a newer version.
     """
     try:
-        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-        config = parse_yaml((path / CONFIG).read_text(encoding="utf-8"))
+        description = parse_json(read_bounded(path / DESCRIPTION))
+        config = parse_yaml(read_bounded(path / CONFIG).decode())
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
         heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
+        check_metrics(metrics)
+        check_parts(config)
         class_names = tuple(map(str, description["class_names"]))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
         picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
-        settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture)
+        settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture, trust)
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.data.image_files.limits import ImageLimits
@@ -22,6 +21,7 @@ from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.errors import InputError
 from dml.run import quick_run
+from dml.run.building import build
 from dml.run.evaluators import build_metric_config, choose_selection, find_ball
 from dml.run.loss_builders import build_losses as build_losses
 from dml.run.model_builders import build_crops_transform as build_crops_transform
@@ -109,8 +109,8 @@ def build_data(config: DictConfig, images: ImageTable) -> DataModule:
     kind = FrozenDataModule if config.get("frozen") else DataModule
     return kind(
         images,
-        train_transform=instantiate(config.transform.train),
-        sampler=instantiate(config.sampler),
+        train_transform=build(config.transform.train),
+        sampler=build(config.sampler),
         validated_on="test" if choose_selection(config, images) == "test" else "val",
         seed=config.seed,
         **_build_loader_arguments(config),
@@ -125,7 +125,7 @@ def build_evaluation_data(config: DictConfig, images: ImageTable) -> EvaluationD
 def _build_loader_arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments that the loaders of a training and of a test have in common."""
     return {
-        "test_transform": instantiate(config.transform.test),
+        "test_transform": build(config.transform.test),
         "crops_transform": build_crops_transform(config),
         "settings": choose_loader_settings(config.data, config.trainer),
         "cache": find_cache_folder(config),
@@ -180,8 +180,8 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     learner = kind(
         embedding_model,
         head_losses,
-        optimizer=instantiate(config.optimizer),
-        schedule=instantiate(fill_in_schedule(config, pace)),
+        optimizer=build(config.optimizer),
+        schedule=build(fill_in_schedule(config, pace)),
         evaluate=Evaluator(validated, validation),
         validated_on=images.validated_on,
         monitor=monitor,

@@ -4,7 +4,6 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.table import TEST_SPLITS, ImageTable
@@ -17,6 +16,7 @@ from dml.evaluation.query_check import check_queries, check_validation_classes
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings
 from dml.ops.errors import InputError, check_whole
 from dml.ops.poincare import Ball
+from dml.run.building import build
 
 
 def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
@@ -37,8 +37,7 @@ def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
     has_gallery = bool(len(part.rows("gallery")))
     chosen = {field.name: settings[field.name] for field in fields(MetricConfig) if field.name in settings}
     values = {
-        name: instantiate(value, _convert_="all") if OmegaConf.is_config(value) else value
-        for name, value in chosen.items()
+        name: build(value, _convert_="all") if OmegaConf.is_config(value) else value for name, value in chosen.items()
     }
     # a gallery that doesn't hold the queries keeps all its items
     excludes = bool(settings.exclude and (not has_gallery or config.dataset.get("queries_in_gallery")))

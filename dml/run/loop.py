@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
@@ -12,6 +11,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from dml.ops.errors import InputError
 from dml.ops.freed_memory import keep_freed_memory
 from dml.ops.run_folders.run_folder import without_run_keys
+from dml.run.building import build
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
 from dml.training.float32 import Float32Precision
@@ -43,7 +43,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
         for key in COUNTED:  # a test alone has no length
             if trainer_config.get(key) == AUTO:
                 del trainer_config[key]
-        users, plugins = (instantiate(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
+        users, plugins = (build(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
     interval = trainer_config.get("val_check_interval")
     all_callbacks = [ProcessWatch(), Float32Precision(config.matmul_precision)]
     all_callbacks += [] if callbacks is None else [*callbacks, *users]
@@ -63,7 +63,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
         "callbacks": all_callbacks,
         "plugins": [*plugins, *settings.pop("plugins", [])],
     }
-    built: Trainer = instantiate(trainer_config, _convert_="all", **(arguments | settings))
+    built: Trainer = build(trainer_config, _convert_="all", **(arguments | settings))
     disable_signal_handling(built)
     keep_freed_memory(built.strategy.root_device)
     return built
@@ -79,7 +79,7 @@ def build_callbacks(config: DictConfig) -> list[Callback]:
     for name, entry in config.callbacks.items():
         if entry is None:
             continue
-        built = instantiate(entry, _convert_="all") if OmegaConf.is_dict(entry) else entry
+        built = build(entry, _convert_="all") if OmegaConf.is_dict(entry) else entry
         if isinstance(built, Callback):
             callbacks.append(built)
         elif built is not None:
@@ -110,7 +110,7 @@ def build_loggers(config: DictConfig) -> list[Any]:
         InputError: if a logger isn't installed.
     """
     try:
-        built = [instantiate(logger) for logger in config.logger.loggers.values()]
+        built = [build(logger) for logger in config.logger.loggers.values()]
     except Exception as error:
         if isinstance(error.__cause__, ImportError):
             names = ", ".join(config.logger.loggers)

@@ -265,6 +265,7 @@ def test_an_interval_of_no_steps_is_refused() -> None:
         LastCheckpoint(0)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_arguments_reach_lightnings_trainer() -> None:
     trainer = built_trainer(
         "trainer.gradient_clip_val=2",
@@ -377,6 +378,7 @@ class OwnLoss(torch.nn.Module):
 
 
 @pytest.mark.parametrize("level", [1, 7, "high", 0.5])
+@pytest.mark.usefixtures("own_code")
 def test_arguments_of_a_loss_of_ones_own_may_have_any_name(level: Any) -> None:
     own = {"_target_": f"{__name__}.OwnLoss", "num_classes": "???", "level": level, "sizes": "any", "inner": {"a": 1}}
     config = composed()
@@ -398,6 +400,7 @@ class OwnSum(torch.nn.Module):
         raise NotImplementedError
 
 
+@pytest.mark.usefixtures("own_code")
 def test_losses_in_a_list_know_the_number_of_classes() -> None:
     cluster = {"_target_": "dml.losses.happier.ClusterLoss", "num_classes": "???", "embedding_dim": "???"}
     coarse = {"_target_": "dml.losses.AtLevel", "level": 1, "loss": cluster}

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import StrategyRegistry
 from torch import nn
@@ -16,6 +15,7 @@ from dml.commands.checks.crop_sizes import check_crops
 from dml.commands.checks.finite_numbers import check_finite
 from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_number, check_whole, suggest
+from dml.run.building import build
 from dml.run.model_tests.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
 from dml.training.callbacks.last_checkpoint import check_intervals
@@ -60,7 +60,7 @@ def check_job(command: str, config: DictConfig) -> None:
             make_loss_schedule(stage.config.scheduler.loss)  # it checks its arguments
             check_frozen(stage.config)
             check_optimizer(stage.config)
-            instantiate(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
+            build(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
         check_finite(stage.config)
     if command == "train":
         check_stages(config, stages[0])
@@ -165,7 +165,7 @@ def check_optimizer(config: DictConfig) -> None:
     Raises:
         InputError: if they refuse a setting.
     """
-    make_optimizer = instantiate(config.optimizer)
+    make_optimizer = build(config.optimizer)
     if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
         return
     # two dimensions: some optimizers take matrices alone
@@ -179,7 +179,7 @@ def check_optimizer(config: DictConfig) -> None:
         if OmegaConf.is_missing(filled, key):
             filled[key] = INTERVALS
     try:
-        schedule = instantiate(filled)(optimizer)
+        schedule = build(filled)(optimizer)
         with warnings.catch_warnings():  # PyTorch warns that the optimizer took no step
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler")
             schedule.step()

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.commands.failures.error_lines import one_line_errors
 from dml.ops.errors import InputError
 from dml.ops.run_folders.new_folders import note_new_folder
+from dml.run.building import trusting
 from dml.run.config_folders import search_path_overrides
 
 LARGEST_FACTOR = 10
@@ -35,7 +36,8 @@ class SweepStart(Callback):
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
                 first = compose("train", overrides=overrides)
                 _check_rate(config.hydra, first)
-                check_search(first)
+                with trusting(None):  # the command line alone says what a sweep is
+                    check_search(first)
 
 
 def _check_rate(hydra: Any, first: DictConfig) -> None:

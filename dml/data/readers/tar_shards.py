@@ -1,6 +1,5 @@
 """The reader of tar files in the layout of WebDataset: for millions of small images, above all on network disks."""
 
-import json
 import logging
 import os
 import re
@@ -21,6 +20,7 @@ from dml.data.splits import complete_splits, find_split_prefix, number_classes
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.filesystem.plain_text import parse_json
 from dml.ops.text.counts import format_count
 
 logger = logging.getLogger(__name__)
@@ -299,8 +299,8 @@ def _read_class(shard: Path, image: str, members: Members, place: str) -> str:
         )
     content = read_member(str(shard), members[ending], current_max_list_bytes(), LIST_OPTION)
     try:
-        value: Any = json.loads(content)[key] if key else content.decode("utf-8-sig")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        value: Any = parse_json(content)[key] if key else content.decode("utf-8-sig")
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"no field {key}" if isinstance(error, KeyError) else f"{type(error).__name__}"
         raise InputError(f"{where}: its .{ending} gives no class ({reason})") from error
     if isinstance(value, str):

@@ -22,6 +22,7 @@ from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.files import remove_partial_files, replacing, write_text
 from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.plain_text import parse_json, read_bounded
 from dml.ops.text.counts import format_count
 
 logger = logging.getLogger(__name__)
@@ -210,7 +211,7 @@ class EmbeddingParts:
     def _read_plan(self, file: Path) -> dict[str, Any]:
         """Read the plan with which the folder was begun; one that differs is an error if there are parts."""
         try:
-            begun = dict(json.loads(file.read_text(encoding="utf-8")))
+            begun = dict(parse_json(read_bounded(file)))
         except ValueError as error:
             raise InputError(f"{printable(file)}: damaged; delete the folder to begin again") from error
         if begun != self._plan and any(self.folder.glob("*.parquet")):

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import yaml
 
+from dml.ops.configuration.nested import check_parts
 from dml.ops.filesystem.checksums import DamageError, seal_text, seal_values, unseal_text, unseal_values
 from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_json, parse_yaml, read_bounded
 
 T = TypeVar("T")
 
@@ -28,7 +29,10 @@ def read_sealed_text(path: Path) -> str:
     Raises:
         DamageError: if the text isn't as it was written.
     """
-    return unseal_text(path.read_bytes())
+    try:
+        return unseal_text(read_bounded(path))
+    except ValueError as error:
+        raise DamageError(str(error)) from error
 
 
 def read_yaml(path: Path, kind: type[T]) -> T:
@@ -39,11 +43,50 @@ def read_yaml(path: Path, kind: type[T]) -> T:
     """
     try:
         content = parse_yaml(read_sealed_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2000-13-01 is a ValueError
+    except (yaml.YAMLError, ValueError) as error:  # a date such as 2000-13-01 is a ValueError
         raise DamageError(f"no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, kind):
         raise DamageError(f"it holds {type(content).__name__}, not {kind.__name__}")
     return content
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Read the configuration of a run.
+
+    Raises:
+        DamageError: if it isn't as it was written, or no run has one of this kind.
+    """
+    config = read_yaml(path, dict)
+    try:
+        check_parts(config)
+    except ValueError as error:
+        raise DamageError(str(error)) from error
+    return config
+
+
+def read_metrics(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read metrics by name and checksums, as `read_values` does.
+
+    Raises:
+        DamageError: if the file isn't as it was written, or a metric isn't a number.
+    """
+    values, checksums = read_values(path)
+    try:
+        check_metrics(values)
+    except ValueError as error:
+        raise DamageError(str(error)) from error
+    return values, checksums
+
+
+def check_metrics(values: Mapping[str, Any]) -> None:
+    """Make sure that metrics, whose names hold a slash, are numbers; facts about the test may be texts.
+
+    Raises:
+        ValueError: if one isn't.
+    """
+    for name, value in values.items():
+        if "/" in name and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{name} is {value!r}, not a number")
 
 
 def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
@@ -68,8 +111,8 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         DamageError: if the values aren't as they were written.
     """
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        content = parse_json(read_bounded(path))
+    except ValueError as error:
         raise DamageError(f"no JSON: {error}") from error
     if not isinstance(content, dict):
         raise DamageError(f"it holds {type(content).__name__}, not metrics by name")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dml.evaluation.metric_config import METRICS_BY_NAME
 from dml.ops.errors import InputError
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.experiments import shorten
 from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Training
 

@@ -13,7 +13,7 @@ from typing import Any
 from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import metric_names_of_kind
 from dml.ops.errors import InputError
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 """The folder of the papers' numbers, and of the experiments that stand for them."""

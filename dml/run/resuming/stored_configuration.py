@@ -13,7 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
+from dml.ops.configuration.targets import TARGET, unknown_targets
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, without_run_keys
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
@@ -71,8 +73,10 @@ def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> lis
     keys = {key_of(argument) for argument in arguments}
     if "dataset" not in keys or "transform" in keys:
         return []
+    searched = [argument for argument in arguments if key_of(argument) == "hydra.searchpath"]
+    overrides = [override for override in stored.overrides if not is_below(key_of(override), ["hydra"])]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=stored.overrides, return_hydra_config=True)
+        config = compose("train", overrides=[*searched, *overrides], return_hydra_config=True)
     choice = config.hydra.runtime.choices.transform
     if plain_config(OmegaConf.masked_copy(config, "transform"))["transform"] != stored.config.get("transform"):
         raise InputError(
@@ -175,6 +179,12 @@ def check_unchanged(
     ]
     if changed:
         first, *_ = changed
+        before = {key: {key.rpartition(".")[2]: then[key]} for key in changed if key in then}
+        if foreign := [path for path, _ in unknown_targets(before) if path.endswith(TARGET)]:
+            raise InputError(
+                f"{printable(foreign[0])}: the run was made with other code, which conf/ no longer names; a new run is "
+                "needed"
+            )
         overrides_as_before = " ".join(_format_override(key, then.get(key)) for key in changed)
         raise InputError(
             f"{_format_override(first, now.get(first))}: the run was made with {format_value(then.get(first))}, and "

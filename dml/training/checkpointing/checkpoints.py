@@ -11,8 +11,10 @@ from torch import nn
 
 from dml.models.adapters import plain_name
 from dml.models.recurrent import AnyModel, RecurrentModel
+from dml.ops.configuration.nested import check_parts
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.ops.filesystem.plain_text import check_plain
 from dml.training.checkpointing.frozen_weights import PREFIX, fill_in
 
 
@@ -42,6 +44,15 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
     except Exception as error:  # The unpickler can raise any exception for a damaged file.
         raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "run" not in checkpoint:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+    try:
+        run = check_plain(checkpoint["run"])
+        check_parts(run.get("config", {}))
+        is_run = all(isinstance(override, str) for override in run.get("overrides", ()))
+        is_run &= isinstance(checkpoint["state_dict"], Mapping) and type(checkpoint["global_step"]) is int
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run ({error})") from error
+    if not is_run:
         raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
     return checkpoint
 
