@@ -33,10 +33,10 @@ NO_IMAGE_NAMES = ("license", "makefile", "readme")
 """Names of files without an ending that are no images, in lower case."""
 SYSTEM_NAMES = (
     *(".*", "lost+found", "__macosx*", "icon\r", "network trash folder", "temporary items"),  # Unix and macOS
-    *("thumbs.db", "ehthumbs*.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),  # Windows
-    *("@eadir", "@__thumb", "@tmp", "@recycle", "@recently-snapshot", "@sharebin", "#recycle", "#snapshot"),  # NAS
-    *("synofile_thumb*", "synophoto_*", "synoindex_*", "*@synoeastream", "*@synoresource"),  # Synology
-    *("*.lrdata", "*.lrprev", "*.cocatalog", "zbthumbnail.info", "_vti_cnf", "__pycache__"),  # programs
+    *("thumbs.db*", "ehthumbs*.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),  # Windows
+    *("@eadir", "@__thumb", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot"),  # NAS
+    *("synofile_thumb*", "synophoto_*", "*@synoeastream", "*@synoresource"),  # Synology
+    *("*.lrdata", "captureone", "*.cocatalog", "[[]originals]", "zbthumbnail.info", "_vti_cnf", "__pycache__"),
 )
 """Patterns, in lower case, of what systems, network disks and programs put beside photographs; hidden names too."""
 MODEL_FILES = {"model.json", "model.safetensors"}
@@ -108,14 +108,9 @@ def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[st
         folders[:] = sorted(visible, key=lambda name: (os.path.islink(os.path.join(parent, name)), name))
         yield parent, folders, [name for name in files if not is_passed_over(name)]
     if repeated:
-        logger.warning(
-            "left out: %s: %s anyway, such as %s",
-            *(
-                printable(root),
-                format_count(len(repeated), "link to a folder that is read", "links to folders that are read"),
-            ),
-            printable(repeated[0]),
-        )
+        links = format_count(len(repeated), "link to a folder that is", "links to folders that are")
+        example = printable(repeated[0])
+        logger.warning("left out: %s: %s read anyway, such as %s", printable(root), links, example)
 
 
 def read_suffixes() -> tuple[str, ...]:
@@ -144,10 +139,8 @@ def describe_unread(paths: list[str]) -> str:
 
 
 def is_dangling_folder(path: str) -> bool:
-    """Tell whether a path is a link that leads nowhere, but may be meant as one to a folder: it ends like no image."""
-    return (
-        not path.lower().endswith((*SUFFIXES, *UNREAD_SUFFIXES)) and os.path.islink(path) and not os.path.exists(path)
-    )
+    """Tell whether a path that isn't read as an image is a link that leads nowhere, and may be meant as a folder's."""
+    return not path.lower().endswith(UNREAD_SUFFIXES) and os.path.islink(path) and not os.path.exists(path)
 
 
 def describe_dangling(link: str) -> str:

@@ -32,7 +32,7 @@ _SPLIT_WORD = re.compile(
     + "(?:s|sets?|images?|imgs?|data)?"
 )
 _PLAIN_WORD = re.compile(
-    "all|bbox|bounding|box(es)?|crop(s|ped)?|data(sets?)?|files?|for|full|images?|imgs?|in|is|list|names?|of|photos?|"
+    "bbox|bounding|box(es)?|crop(s|ped)?|data(sets?)?|files?|for|images?|imgs?|in|is|list|names?|of|photos?|"
     "pictures?|sets?|shards?|splits?|the"
 )
 """Words that change nothing beside that of a split."""
@@ -121,7 +121,7 @@ def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[
             raise InputError(
                 f"{source}: {printable('/'.join(folder[: depth + 1]))}/ stands beside "
                 f"{' and '.join(f'{printable(name)}/' for name in sorted(splits))}; beside a split there may only be "
-                f"splits, {', '.join(SPLITS)}; move it elsewhere"
+                f"splits, {', '.join(SPLITS)}; move it elsewhere, or list the images with their splits (dataset=csv)"
             )
     return depth, [splits[folder[depth]] for folder in folders]
 
@@ -214,11 +214,13 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
     _warn_of_missing_names(table)
     split = table.split.astype("U7")
     if not (split != "").any():
-        folders = [tuple(path.split("/")[:-1]) for path in table.paths.tolist()]
-        _, splits = divide_by_folders(folders, table.source)
+        folders = [path.rpartition("/")[0] for path in table.paths.tolist()]
+        distinct = [*dict.fromkeys(folders)]
+        _, splits = divide_by_folders([tuple(folder.split("/")) for folder in distinct], table.source)
         if len({*splits}) > 1:  # a folder above all images is called "test" by chance
             logger.warning("%s: the splits are those that folders in the paths are named like", printable(table.source))
-            split[:] = splits
+            split_by_folder = dict(zip(distinct, splits, strict=True))
+            split[:] = [split_by_folder[folder] for folder in folders]
     present = {*np.unique(split).tolist()} - {""}
     tested = present & {*TEST_SPLITS}
     draws_val = bool(val_fraction) and "val" not in present
@@ -248,9 +250,9 @@ def _warn_of_missing_names(table: ImageTable) -> None:
     names = [name.lower() for name in table.names[0]] if table.names else []
     labels = [i for i, name in enumerate(names) if {name, name.rpartition("/")[2]} & MISSING_NAMES]
     if labels:
-        found, count = ", ".join(map(table.name_class, labels)), int(np.isin(table.labels[:, 0], labels).sum())
-        images = format_count(count, "image")
-        logger.warning("%s: the class of %s is %s, as if it were missing", printable(table.source), images, found)
+        count = format_count(int(np.isin(table.labels[:, 0], labels).sum()), "image")
+        found = printable(", ".join(map(table.name_class, labels[:9])))
+        logger.warning("%s: the class of %s is %s, as if it were missing", printable(table.source), count, found)
 
 
 def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:

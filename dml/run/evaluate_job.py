@@ -1,6 +1,7 @@
 """The job of ``evaluate.py``: test a checkpoint again."""
 
 import os
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     description: dict[str, Any] = progress.describe(checkpoint["run"])
     is_slim = lacks_weights(checkpoint)
     del checkpoint
-    is_whole = _take_other_data_whole(config, overrides, stored)
+    _take_other_data_whole(config, overrides, stored)
     stage_config = make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
     if selection := _find_selection(path, stored):
         description["selection"] = stage_config.evaluation.selection = selection
@@ -63,9 +64,10 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     check_tested_settings(stage_config, table)
     split = _choose_split(stage_config, table)
     check_tested_data(config, split, table, stored)
-    remark = "; dataset.reader.test_fraction=0.5 draws half of the classes" if is_whole else ""
-    tested = f"{config.dataset.name}: {describe_splits(table.select_evaluated(split))}{remark}"
-    rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(tested)}")
+    tested = table.select_evaluated(split)
+    share = ", all that there are" if len(tested) == len(table) else ""
+    described = in_markup(f"{config.dataset.name}: {describe_splits(tested)}{share}")
+    rank_zero_only(console.print)(f"[bold]data[/]     {described}")
     images = builders.build_evaluation_data(stage_config, table)
     model = builders.build_model(stage_config)
     load_model(model, path)
@@ -83,30 +85,25 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     )
 
 
-def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredConfiguration) -> bool:
+def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredConfiguration) -> None:
     """Let a test of other data than the run's be of all classes that are in no split, as none is trained.
 
-    Data that was moved, so that its former place is empty, is the run's.
-
-    Returns:
-        Whether the configuration has been changed; it isn't if the command line says how many classes are the test.
+    The command line may say otherwise. Data that was moved, so that its former place is empty, is the run's.
     """
     reader, then, now = config.dataset.reader, stored.config["dataset"], config.dataset
     new_keys = {key_of(override) for override in overrides if override not in stored.overrides}
     root, new_root = (root and os.path.realpath(expand_home(root)) for root in (then["root"], now.root))
-    is_same = (then["name"], root) == (now.name, new_root) or "dataset.reader.test_fraction" in new_keys
-    if is_same or not {"test_fraction", "val_fraction"} <= reader.keys():
-        return False
+    names_split = config.split in ("train", "val") or config.evaluation.get("split") == "val"
+    is_own = (then["name"], root) == (now.name, new_root)
+    draws_classes = {"test_fraction", "val_fraction"} <= reader.keys()
+    if names_split or is_own or not draws_classes or "dataset.reader.test_fraction" in new_keys:
+        return
     test_fraction, reader.test_fraction = reader.test_fraction, None
     before = RunFolder.from_checkpoint(expand_home(config.checkpoint)).splits()
     if before is not None and root is not None and not os.path.exists(root):
         after = summarize_data(builders.build_table(config, needs_fold=False), now.root)
-        images_before, images_now = (
-            {item for part in data.values() for item in part.items()} for data in (before, after)
-        )
-        if images_before == images_now:
+        if ChainMap(*before.values()) == ChainMap(*after.values()):
             reader.test_fraction = test_fraction
-    return reader.test_fraction is None
 
 
 def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dml.data import image_listing
 from dml.data.layout import Layout
-from dml.data.splits import complete_splits, divide_by_folders, number_classes
+from dml.data.splits import complete_splits, divide_by_folders, match_splits, number_classes
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -59,6 +59,9 @@ def read(
     depth, splits = divide_by_folders([*(parts[:-1] for parts in in_folders), *repeated], f"dataset.root={folder}")
     if splits:
         images, splits = in_folders, splits[: len(in_folders)]
+    lists = [name for name in os.listdir(folder) if name.endswith((".csv", ".json", ".txt"))]
+    if not splits and (lists := [*match_splits(lists, may_be_classes=True)]):
+        logger.warning("%s: not read: %s; dataset=csv reads lists", *map(printable, (folder, ", ".join(lists))))
     classes = [(*parts[:depth], *parts[depth + 1 :]) for parts in images] if splits else images
     _check_depth(folder, images, classes)
     level_classes = _iterate_level_classes(classes)

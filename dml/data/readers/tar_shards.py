@@ -95,11 +95,8 @@ def read(
     if any(split):
         left_out.pop(("image", SPLIT_FIELD), None)
     lines = [describe_unread(unread)] if unread else []
-    lines += [
-        text.format(format_count(len({*paths}), kind), printable(paths[0]))
-        for (kind, text), paths in left_out.items()
-        if paths
-    ]
+    for (kind, text), left_paths in left_out.items():
+        lines += [text.format(format_count(len({*left_paths}), kind), printable(path)) for path in left_paths[:1]]
     for line in lines:
         logger.warning("left out: %s: %s", printable(root), line)
     if not paths:

@@ -202,7 +202,7 @@ class _ClassNames:
         self.size = int(table.labels[:, 0].max(initial=-1)) + 1
         self.labels_by_name: dict[str, list[int]] = {}
         for label in used:
-            self.labels_by_name.setdefault(table.name_class(label).strip(), []).append(label)
+            self.labels_by_name.setdefault(compose_name(table.name_class(label).strip()), []).append(label)
 
     def find(self, name: str, correction: Correction) -> int:
         if not name:

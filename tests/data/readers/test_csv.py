@@ -276,7 +276,7 @@ def test_labels_that_mean_that_there_is_none(tmp_path: Path, caplog: pytest.LogC
     names = ["nan", "NaN", "None", "NULL", "null", "N/A", "#N/A", "-", "NA", "<NA>", "nan"]
     read(written(tmp_path, "path,label", *(f"{i}.jpg,{name}" for i, name in enumerate([*names, "nanny", "b"]))))
     (message,) = caplog.messages
-    assert "mine.csv: the class of 11 images is #N/A, -, <NA>, N/A, NA, NULL, NaN, None, nan, null, as if" in message
+    assert "mine.csv: the class of 11 images is #N/A, -, <NA>, N/A, NA, NULL, NaN, None, nan, as if it" in message
 
 
 def test_a_label_composed_and_decomposed_is_one_class(tmp_path: Path) -> None:

@@ -129,6 +129,14 @@ def test_training_alone(
     assert caplog.messages == [f"{tmp_path}/one: has the split train alone, from which the others are drawn"]
 
 
+def test_lists_of_splits_beside_the_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, ["a/1.jpg", "b/1.jpg", "train_list.txt", "test_list.txt", "readme.txt"])
+    read(tmp_path)
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}: not read: ")
+    assert message.endswith("_list.txt; dataset=csv reads lists")
+
+
 def test_a_test_alone(tmp_path: Path) -> None:
     write_images(tmp_path, [f"{split}/{name}/1.jpg" for split in ("query", "gallery") for name in "ab"])
     line = (
@@ -188,6 +196,7 @@ def test_images_by_their_suffix(name: str, tmp_path: Path) -> None:
         *("lost+found/1.jpg", ".Trash-1000/files/1.jpg", ".thumbnails/normal/1.png", ".AppleDouble/1.jpg"),
         *("a/.ipynb_checkpoints/1-checkpoint.jpg", ".git/x/1.jpg", ".dml/folder/sheet.png", ".picasaoriginals/1.jpg"),
         *("Mine.lrdata/1/2.jpg", "a/.nomedia", "_vti_cnf/1.jpg", "Network Trash Folder/1.jpg", "Temporary Items/1.jpg"),
+        *("a/CaptureOne/Cache/1.jpg", "a/[Originals]/1.jpg", "a/Thumbs.db:encryptable", "a/__pycache__/1.png"),
     ],
 )
 def test_what_is_passed_over(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,7 +247,7 @@ def test_splits_of_links_to_folders_beside_them_are_not_passed_over(tmp_path: Pa
     for link in ("train/a", "train/b", "test/c", "test/d"):
         (tmp_path / link).parent.mkdir(exist_ok=True)
         (tmp_path / link).symlink_to(tmp_path / "all" / link[-1])
-    with pytest.raises(InputError, match=r": all/ stands beside test/ and train/; .*; move it elsewhere$"):
+    with pytest.raises(InputError, match=r": all/ stands beside test/ and train/; .*; move it elsewhere, or list "):
         read(tmp_path)
 
 
