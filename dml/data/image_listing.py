@@ -75,10 +75,10 @@ def list_images(folder: Path) -> list[str]:
             files += (os.path.join(parent, name) for name in names)
     files.sort()
     paths_read = [path for path in files if path.lower().endswith(suffixes)]
-    others = [path for path in files if not path.lower().endswith(suffixes)]
+    other_files = [path for path in files if not path.lower().endswith(suffixes)]
     # os.walk counts a link that leads nowhere as a file, even if a folder is meant
-    dangling = [path for path in others if is_dangling_folder(path)]
-    unread = sorted({path for path in others if may_be_image(os.path.basename(path))} - {*dangling})
+    dangling = [path for path in other_files if is_dangling_folder(path)]
+    unread = sorted({path for path in other_files if may_be_image(os.path.basename(path))} - {*dangling})
     left_out = [describe_unread(unread)] if unread else []
     if dangling:
         links = format_count(len(dangling), "link that leads", "links that lead")

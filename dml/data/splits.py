@@ -102,20 +102,21 @@ def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[
 
     Args:
         folders: the names of the folders that each image is in, from the outermost one.
-        source: what holds the folders, for the error line.
+        source: path of the data set, for the error line.
 
     Raises:
         InputError: if only some of the images are in such folders.
     """
     distinct = sorted({*folders})
-    found: list[tuple[int, dict[str, str]]] = []
+    splits_at_depths: list[tuple[int, dict[str, str]]] = []
     for depth in range(max(map(len, distinct), default=0)):
         names = {folder[depth] for folder in distinct if len(folder) > depth}
-        found += [(depth, splits)] if (splits := match_splits(names, may_be_classes=True)) else []
-    if not found:
+        if splits := match_splits(names, may_be_classes=True):
+            splits_at_depths.append((depth, splits))
+    if not splits_at_depths:
         return 0, []
     # a folder above all others may be called "test" by chance
-    depth, splits = max(found, key=lambda pair: min(len({*pair[1].values()}), 2))
+    depth, splits = max(splits_at_depths, key=lambda pair: min(len({*pair[1].values()}), 2))
     for folder in distinct:
         if len(folder) <= depth or folder[depth] not in splits:
             raise InputError(
@@ -127,7 +128,7 @@ def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[
 
 
 def read_split_columns(columns: Mapping[str, Sequence[str]], chosen: str = "") -> tuple[str, list[str], list[str]]:
-    """Find the columns that say the split of each row, and read them.
+    """Read the split of each row from the columns that say it.
 
     They are a column of words, which is a `SPLIT_COLUMN`, or holds words of splits alone; or all that have a word of a
     split in their name and hold `TRUE` and `FALSE`. Beside words, these say only what is query or gallery. Rows in
@@ -251,8 +252,8 @@ def _warn_of_missing_names(table: ImageTable) -> None:
     labels = [i for i, name in enumerate(names) if {name, name.rpartition("/")[2]} & MISSING_NAMES]
     if labels:
         count = format_count(int(np.isin(table.labels[:, 0], labels).sum()), "image")
-        found = printable(", ".join(map(table.name_class, labels[:9])))
-        logger.warning("%s: the class of %s is %s, as if it were missing", printable(table.source), count, found)
+        missing = printable(", ".join(map(table.name_class, labels[:9])))
+        logger.warning("%s: the class of %s is %s, as if it were missing", printable(table.source), count, missing)
 
 
 def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:

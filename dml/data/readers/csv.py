@@ -94,8 +94,8 @@ def _read_file(root: str | Path | None, columns: Mapping[str, str | None], encod
     levels = tuple(_find_levels(file, header))
     positions = {name: header.index(name) for name in ("path", *levels)}
     cells: dict[str, list[str]] = {name: [] for name in positions}
-    others = {column: list[str]() for column in range(len(header)) if column not in positions.values()}
-    words: dict[int, dict[str, str]] = {column: {} for column in others}
+    other_cells = {column: list[str]() for column in range(len(header)) if column not in positions.values()}
+    distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
     absolute_folder = file.parent.absolute()
     for line, row in rows:
@@ -105,11 +105,11 @@ def _read_file(root: str | Path | None, columns: Mapping[str, str | None], encod
             )
         for name, column in positions.items():
             cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
-        for column in [*others]:
-            word = row[column].strip()
-            others[column].append(words[column].setdefault(word, word))  # one object for all rows
-            if len(words[column]) > MOST_SPLIT_VALUES and header[column] != "split":
-                del others[column]
+        for column in [*other_cells]:
+            cell = row[column].strip()
+            other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
+            if len(distinct_cells[column]) > MOST_SPLIT_VALUES and header[column] != "split":
+                del other_cells[column]
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
         image = os.path.normpath(absolute_folder / cells["path"][-1])
         if lines.setdefault(image, line) != line:
@@ -117,7 +117,7 @@ def _read_file(root: str | Path | None, columns: Mapping[str, str | None], encod
     if not lines:
         raise InputError(f"{file}: no line below the header")
     labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
-    by_name = {file_header[column]: values for column, values in others.items()}
+    by_name = {file_header[column]: values for column, values in other_cells.items()}
     return ImageTable(
         paths=np.array([str(file.parent / path) for path in cells["path"]]),
         labels=np.stack(labels, axis=1),

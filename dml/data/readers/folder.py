@@ -109,11 +109,11 @@ def _list_images(folder: Path) -> tuple[list[Parts], list[Parts]]:
         parts = Path(parent).relative_to(folder).parts
         names = [name for name in files if name.lower().endswith(suffixes)]
         images += ((*parts, name) for name in names)
-        others = sorted(os.path.join(parent, name) for name in files if not name.lower().endswith(suffixes))
-        if link := next(filter(image_listing.is_dangling_folder, others), ""):
+        other_files = sorted(os.path.join(parent, name) for name in files if not name.lower().endswith(suffixes))
+        if link := next(filter(image_listing.is_dangling_folder, other_files), ""):
             fault = image_listing.describe_dangling(link)
             raise InputError(f"{fault}; mount the disk that it is on, or remove the link")
-        unread_here = [path for path in others if image_listing.may_be_image(os.path.basename(path))]
+        unread_here = [path for path in other_files if image_listing.may_be_image(os.path.basename(path))]
         unread += unread_here
         if not names and not folders and unread_here:
             fault = image_listing.describe_unread(unread_here)
