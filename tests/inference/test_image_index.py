@@ -34,6 +34,18 @@ from dml.retrieval.vector_index import VectorIndex
 pytest_plugins = ("small_embedders",)
 
 
+def test_labels_composed_and_decomposed_are_one(tmp_path: Path) -> None:
+    names = ("Zoe\u0308", "Zo\u00eb")
+    for name in names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.png").touch()
+    (tmp_path / "mine.csv").write_text("\n".join(["path,label", *(f"photos/{name}/1.png,{name}" for name in names)]))
+    for source in (tmp_path / "photos", tmp_path / "mine.csv"):
+        paths, labels = list_source(source)
+        assert {*labels} == {"Zo\u00eb"}
+        assert {*paths} == {f"{tmp_path}/photos/{name}/1.png" for name in names}
+
+
 @pytest.fixture
 def index(model: ImageEmbedder, photos: Path) -> dml.Index:
     return dml.Index.build(model, photos)
