@@ -50,7 +50,7 @@ class TupletLoss(nn.Module):
         self.neighbors = torch.empty(0, 0, dtype=torch.long)
         if (
             self.needs_indices
-        ):  # this attribute makes the loss a `UsesEmbeddingBank`, which costs a pass over all images
+        ):  # only with this attribute it is a `UsesEmbeddingBank`, which costs a pass over all images
             self.num_bank_neighbors = 0  # as many as the sampler needs
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
@@ -59,15 +59,10 @@ class TupletLoss(nn.Module):
 
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor, indices: Tensor | None = None) -> Tensor:
-        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
-
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            indices: (B,) row indices of the batch in the training table, which "k_nearest" needs.
+        """Compute the loss of embeddings (B, D) with labels (B,) or (B, L), rows (B,) of the training table -> scalar.
 
         Raises:
-            InputError: if "k_nearest" lacks the indices, or a bank with neighbors.
+            InputError: if the form is "k_nearest", and there are no indices or no neighbors.
         """
         similarities = embeddings @ embeddings.T
         positives, negatives = pair_masks(finest(labels))
