@@ -4,11 +4,10 @@ Every function takes ``weights``, which is one of
 
 - ``packaged``: weights that an installed Python package contains,
 - ``download``: weights that timm or torchvision downloads and caches,
-- the path of a state_dict file,
+- the path of a state_dict file, or of BN-Inception's .caffemodel file,
 - None: random weights.
 """
 
-import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pickle import UnpicklingError
@@ -20,11 +19,8 @@ from torch import nn
 
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
-from dml.models.googlenet import BRANCH_WEIGHTS, LAST_LAYERS, BranchedGoogLeNet
-from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
+from dml.models.weights import load_file, load_packaged
 from dml.ops.errors import InputError
-
-logger = logging.getLogger(__name__)
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -178,39 +174,8 @@ def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
 
 
-def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
-    """Build torchvision's GoogLeNet with both auxiliary branches, which can be tapped as "aux1" and "aux2".
-
-    If a weights file contains the branches, they are loaded; otherwise they have random weights. torchvision's own
-    weights, which ``download`` gives too, contain no trained branches. Untrained branches cause a warning. See
-    `BranchedGoogLeNet`.
-
-    >>> import torch
-    >>> backbone = branched_googlenet()
-    >>> backbone.tap({"L": "aux1"})
-    >>> backbone(torch.zeros(2, 3, 32, 32))[1]["L"].shape
-    torch.Size([2, 1024, 1, 1])
-    """
-    network = BranchedGoogLeNet()
-    if weights == "download":
-        pretrained = _torchvision("googlenet", weights, transform_input=False)
-        load_state_dict(network, pretrained.state_dict(), source="download", ignore=(*LAST_LAYERS, *BRANCH_WEIGHTS))
-    elif weights == "packaged":
-        load_packaged(network, "googlenet")
-    elif weights is not None:
-        has_branches = any(key.startswith(BRANCH_WEIGHTS) for key in read_state_dict(weights))
-        load_file(network, weights, ignore=LAST_LAYERS if has_branches else (*LAST_LAYERS, *BRANCH_WEIGHTS))
-    if weights is not None and not network.has_trained_branches:
-        logger.warning(
-            "model.backbone.weights=%s: the auxiliary branches of these weights were never trained; the branches that "
-            "heads L and M tap begin with random weights",
-            weights,
-        )
-    return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
-
-
-def bn_inception(weights: str | None = None, **settings: Any) -> Backbone:
-    """Build BN-Inception, which RLL calls "GoogLeNet V2"; see `BNInception` for the weights file.
+def bn_inception(weights: str | None = None, *, branches: bool = False, **settings: Any) -> Backbone:
+    """Build BN-Inception, which RLL calls "GoogLeNet V2"; see `BNInception` for its weights files and its branches.
 
     >>> import torch
     >>> bn_inception()(torch.zeros(2, 3, 32, 32))[0].shape
@@ -219,10 +184,11 @@ def bn_inception(weights: str | None = None, **settings: Any) -> Backbone:
     if weights == "download":
         raise InputError(
             "model.backbone.weights=download: no library offers BN-Inception's weights; "
-            "give the path of bn_inception-52deb4733.pth, or null"
+            "give the path of bn_inception-52deb4733.pth or googlenet_bn.caffemodel, or null"
         )
-    network = BNInception(num_classes=0)
-    _load(network, "bn_inception", weights, ignore=("last_linear.",))
+    network = BNInception(num_classes=0, branches=branches)
+    classifiers = ("last_linear.", *(f"loss{number}_classifier." for number in (1, 2, 3)))
+    _load(network, "bn_inception", weights, ignore=classifiers if branches else (*classifiers, "loss1_", "loss2_"))
     caffe = {"mean": (104.0, 117.0, 128.0), "std": (1.0,) * 3, "scale": 1.0, "channels": "bgr"}
     return Backbone(network, **{**caffe, **settings})
 

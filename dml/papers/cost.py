@@ -36,7 +36,7 @@ class UncountedImagesError(InputError):
 def estimate_gpu_hours(config: DictConfig) -> float | None:
     """Estimate the hours of a run on one V100 that loading keeps up with.
 
-    The run consists of the training, the validations, and the tests before and after it.
+    The run consists of the training, the validations, updates of the embedding bank, and the tests before and after it.
 
     Returns:
         Hours; None if the backbone isn't one of `GMACS`, if ``dataset.counts`` lacks the number of images, or if a
@@ -63,6 +63,8 @@ def _count_passes(config: DictConfig) -> int:
         forward_passes = 2 if stage.config.gradient_cache else 1
         passes += (forward_passes + 2) * steps * _batch_size(stage.config)  # a backward pass costs two forward ones
         passes += steps // interval * _count_validation_images(stage.config) if interval else 0
+        if stage.config.stored.every_n_steps:  # the embedding bank is computed again and again
+            passes += steps // stage.config.stored.every_n_steps * _count_training_images(stage.config)
     return passes
 
 

@@ -366,10 +366,36 @@ def test_rows_of_a_single_head_choose_their_checkpoint_by_it() -> None:
         assert monitor == ("heads/H/level0/recall@1" if parts == {"heads/H"} else "level0/recall@1"), training
 
 
+def test_rows_of_a_single_head_can_train_it_alone() -> None:
+    """RLL's H of Tables III, IV and XV, with the file of BN-Inception that lacks the branches."""
+    alone = ["model.heads=[H]", "model=bn_inception", "model.backbone.weights=bn_inception-52deb4733.pth"]
+    for table in (table for name in ("III", "IV", "XV") for table in find_tables("rll") if table.name == name):
+        for row, dataset in table.rows:
+            source = table.find_source(row, dataset)
+            for training in source.trainings:
+                config = compose(training.extended(alone))
+                assert "AuxiliaryHead" in str(config.model.head.L)
+                assert list_evaluated_heads(config.model.heads, config.evaluation) == ["H"]
+                assert config.checkpoints.monitor.startswith(source.prefix) == (source.prefix == "heads/H")
+
+
+def test_the_first_stage_of_lns_draws_classes_that_violate_the_triplet_constraint() -> None:
+    """By embeddings that are computed anew at the end of its epochs; those of the next stage are computed once."""
+    trained = [list_stages(compose(training)) for table in find_tables("lns") for training in table.trainings]
+    in_stages = [stages for stages in trained if len(stages) > 1]
+    assert len(in_stages) == len(trained) - 1  # Table 3.2 has a row without
+    for first, second, *_ in in_stages:
+        assert first.config.sampler._target_ == "dml.samplers.hard_class.HardClassSampler"
+        assert count_steps(first.config) == 10_000
+        assert first.config.stored.every_n_steps == first.config.sampler.batches_per_epoch
+        assert second.config.sampler._target_ == "dml.samplers.local_neighborhood.LocalNeighborhoodSampler"
+        assert second.config.stored.every_n_steps is None
+
+
 def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:
     training = Training("rll/IX/t_n", ("loss.negative_temperature=5",))
     run = Plan(tmp_path, seeds=2, overrides=("trainer.precision=bf16-mixed",)).list_runs(training)[1]
-    here = ["dataset.root=/d/Stanford_Online_Products", "model.backbone.weights=/d/weights/bn_inception-52deb4733.pth"]
+    here = ["dataset.root=/d/Stanford_Online_Products", "model.backbone.weights=/d/weights/googlenet_bn.caffemodel"]
     asked = ["experiment=rll/IX/t_n", *training.overrides, "trainer.precision=bf16-mixed", "seed=1"]
     assert run.train_arguments(Path("/d")) == [*asked, *here, f"hydra.run.dir={run.folder}"]
     RunFolder(run.folder).write_configuration("seed: 1", "hydra: {}", "- seed=1")
@@ -388,7 +414,7 @@ def test_missing_data_is_one_line_that_names_it(tmp_path: Path) -> None:
         check_data(f"table {table}", runs, tmp_path)
     (tmp_path / "Stanford_Online_Products").mkdir()
     check_data(f"table {table}", runs, tmp_path)
-    with pytest.raises(InputError, match=r"no weights/bn_inception-52deb4733\.pth in it, which table rll-I wants$"):
+    with pytest.raises(InputError, match=r"no weights/googlenet_bn\.caffemodel in it, which table rll-I wants$"):
         check_data("table rll-I", Plan(tmp_path, seeds=1).list_table_runs(find_tables("rll-I")[0]), tmp_path)
 
 
@@ -524,9 +550,7 @@ def test_the_table_of_finished_runs(tmp_path: Path) -> None:
     assert f"| early_t1_4_t2_12 | inshop | recall@1 | 86.2 | 81.0 ± {half:.1f} | -5.2 | 3 of 3 |" in text
     assert "| early_t1_4_t2_12 | cub200 | recall@1 | 53.2 |  |  | 0 of 3 |" in text
     assert "\n\nVector: 128 dimensions, cosine (early_t1_4_t2_12 on cub200, " in text  # head H alone
-    assert (
-        ": 64 dimensions, cosine). First weights: bn_inception-52deb4733.pth. Checkpoint: the best on the test " in text
-    )
+    assert ": 64 dimensions, cosine). First weights: googlenet_bn.caffemodel. Checkpoint: the best on the test " in text
     assert "14 of 54 runs are done; missing: early_t1_4_t2_12 on cub200 (seeds 0, 1, 2), " in text
     assert ", early_t1_20_t2_12 on inshop (seed 2), " in text
     header, *rows = csv_rows(collect_results(table, plan))
