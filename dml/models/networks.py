@@ -8,6 +8,7 @@ Every function takes ``weights``, which is one of
 - None: random weights.
 """
 
+import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pickle import UnpicklingError
@@ -19,8 +20,11 @@ from torch import nn
 
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
-from dml.models.weights import load_file, load_packaged
+from dml.models.googlenet import BRANCH_WEIGHTS, LAST_LAYERS, BranchedGoogLeNet
+from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
 from dml.ops.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -171,6 +175,37 @@ def googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     network = _torchvision("googlenet", weights, transform_input=False, **options)
     _load(network, "googlenet", weights, ignore=("fc.", "aux1.", "aux2."))
     network.fc = nn.Identity()
+    return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
+
+
+def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
+    """Build torchvision's GoogLeNet with both auxiliary branches, which can be tapped as "aux1" and "aux2".
+
+    If a weights file contains the branches, they are loaded; otherwise they have random weights. torchvision's own
+    weights, which ``download`` gives too, contain no trained branches. Untrained branches cause a warning. See
+    `BranchedGoogLeNet`.
+
+    >>> import torch
+    >>> backbone = branched_googlenet()
+    >>> backbone.tap({"L": "aux1"})
+    >>> backbone(torch.zeros(2, 3, 32, 32))[1]["L"].shape
+    torch.Size([2, 1024, 1, 1])
+    """
+    network = BranchedGoogLeNet()
+    if weights == "download":
+        pretrained = _torchvision("googlenet", weights, transform_input=False)
+        load_state_dict(network, pretrained.state_dict(), source="download", ignore=(*LAST_LAYERS, *BRANCH_WEIGHTS))
+    elif weights == "packaged":
+        load_packaged(network, "googlenet")
+    elif weights is not None:
+        has_branches = any(key.startswith(BRANCH_WEIGHTS) for key in read_state_dict(weights))
+        load_file(network, weights, ignore=LAST_LAYERS if has_branches else (*LAST_LAYERS, *BRANCH_WEIGHTS))
+    if weights is not None and not network.has_trained_branches:
+        logger.warning(
+            "model.backbone.weights=%s: the auxiliary branches of these weights were never trained; the branches that "
+            "heads L and M tap begin with random weights",
+            weights,
+        )
     return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.pipeline
 CONFIGS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 FAMILIES = ("tf_efficientnet_lite0", "resnet18", "dinov2_small", "dinov3_convnext_tiny")
 """A small network of each family; the others are thorough."""
-SIZES = {"bn_inception": 144, "googlenet": 144}
+SIZES = {"bn_inception": 144, "googlenet": 144, "googlenet_branches": 144}
 """The smallest images that leave 5 x 5 cells for the pool of RLL's heads; others are 64 pixels wide."""
 NAMES = {"timm": "convnext_atto"}
 AS_ONNX = ("dinov3_small",)

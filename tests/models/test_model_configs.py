@@ -5,7 +5,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dml.models.embedding import EmbeddingModel
-from dml.models.heads import AuxiliaryHead
+from dml.models.heads import AuxiliaryHead, PoolHead
 
 pytestmark = pytest.mark.networks
 
@@ -46,6 +46,16 @@ def test_rlls_heads_pool_as_the_authors_do(name: str) -> None:
         "H": False,
     }
     assert model.heads["L"].grid is model.heads["M"].grid is None
+
+
+def test_only_the_last_layers_of_googlenets_branches_are_new() -> None:
+    model = instantiate(composed("googlenet_branches", "model.backbone.weights=null").model)
+    assert {type(head) for head in model.heads.values()} == {PoolHead}
+    assert [(name, p.shape) for name, p in model.heads.named_parameters()] == [
+        (f"{head}.embedding.weight", (8, 1024)) for head in "LMH"
+    ]
+    trained = {name for name, p in model.backbone.named_parameters() if p.requires_grad}
+    assert {f"network.{branch}.fc1.weight" for branch in ("aux1", "aux2")} <= trained
 
 
 def test_the_default_model_has_packaged_weights() -> None:

@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[Build, Load, Tensor, int, str]] = {
         "fc",
     ),
     "googlenet": (googlenet, networks.googlenet, SYMMETRIC, 1024, "fc"),
+    "branched_googlenet": (googlenet, networks.branched_googlenet, SYMMETRIC, 1024, "fc"),
     "bn_inception": (
         lambda: BNInception(1000),
         networks.bn_inception,
@@ -64,6 +65,11 @@ FAMILIES: dict[str, tuple[Build, Load, Tensor, int, str]] = {
         "head.fc",
     ),
 }
+
+
+def of_library(name: str) -> str:
+    """What the library calls the network."""
+    return name.removeprefix("branched_")
 
 
 def images() -> Tensor:
@@ -140,7 +146,9 @@ def test_a_missing_file_names_its_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_packaged_weights_that_do_not_exist(name: str) -> None:
-    with pytest.raises(InputError, match=f"weights=packaged: no package contains weights for {name}, only for tf_"):
+    with pytest.raises(
+        InputError, match=f"weights=packaged: no package contains weights for {of_library(name)}, only for tf_"
+    ):
         FAMILIES[name][1]("packaged")
 
 
@@ -185,12 +193,12 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("name", ["resnet18", "googlenet", "resnet10t", "convnext_atto"])
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "branched_googlenet", "resnet10t", "convnext_atto"])
 def test_a_download_without_a_network(name: str) -> None:
     with pytest.raises(InputError) as raised:
         FAMILIES[name][1]("download")
     message = str(raised.value)
-    assert f"weights=download: the weights of {name} could not be fetched" in message
+    assert f"weights=download: the weights of {of_library(name)} could not be fetched" in message
     assert "model.backbone.weights=/path/to/file.pth" in message
     assert "\n" not in message
 
@@ -211,7 +219,7 @@ def test_bn_inceptions_weights_are_nowhere_to_download() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "branched_googlenet"])
 def test_a_download_from_torchvision(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     network = whole_network(name)
     asked: list[str] = []
@@ -222,7 +230,7 @@ def test_a_download_from_torchvision(monkeypatch: pytest.MonkeyPatch, name: str)
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
     backbone = FAMILIES[name][1]("download")
-    assert [url.rpartition("/")[2].partition("-")[0] for url in asked] == [name]
+    assert [url.rpartition("/")[2].partition("-")[0] for url in asked] == [of_library(name)]
     assert_same_features(name, backbone, network)
 
 
@@ -269,6 +277,45 @@ def test_only_resnets_are_resnets() -> None:
 
 def test_googlenet_has_no_auxiliary_classifiers() -> None:
     assert not [key for key in networks.googlenet().state_dict() if "aux" in key]
+
+
+@torch.inference_mode()
+def test_googlenets_branches_give_what_their_last_layers_took(tmp_path: Path) -> None:
+    network = whole_network("googlenet")
+    torch.save(network.state_dict(), tmp_path / "file.pth")
+    backbone = networks.branched_googlenet(str(tmp_path / "file.pth")).eval()
+    backbone.tap({"L": "aux1", "M": "aux2", "A": "inception4a", "D": "inception4d"})
+    _, maps = backbone(images())
+    for head, branch, tapped in (("L", network.aux1, "A"), ("M", network.aux2, "D")):
+        expected: list[Tensor] = []
+        branch.fc2.register_forward_pre_hook(lambda _, inputs, expected=expected: expected.append(inputs[0]))
+        branch(maps[tapped])
+        assert maps[head].shape == (2, 1024, 1, 1)
+        torch.testing.assert_close(maps[head].flatten(1), expected[0], rtol=1e-5, atol=1e-5)
+
+
+def untrained(branches: bool) -> dict[str, Tensor]:
+    """As torchvision's file: the branches' statistics are those of a network that has seen no image."""
+    state = whole_network("googlenet").state_dict()
+    aux = {key: value for key, value in googlenet().state_dict().items() if key.startswith("aux")}
+    return {key: value for key, value in (state | aux).items() if branches or key not in aux}
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_branches_that_were_never_trained_are_told(
+    branches: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save(untrained(branches), tmp_path / "file.pth")
+    networks.branched_googlenet(str(tmp_path / "file.pth"))
+    assert caplog.messages == [
+        f"model.backbone.weights={tmp_path}/file.pth: the auxiliary branches of these weights were never trained; "
+        "the branches that heads L and M tap begin with random weights"
+    ]
+    caplog.clear()
+    torch.save(whole_network("googlenet").state_dict(), tmp_path / "file.pth")
+    networks.branched_googlenet(str(tmp_path / "file.pth"))
+    networks.branched_googlenet()
+    assert caplog.messages == []
 
 
 def test_the_usual_file_of_bn_inception_is_pretrainedmodels(tmp_path: Path) -> None:
