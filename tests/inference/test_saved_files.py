@@ -212,6 +212,16 @@ def test_a_save_that_is_killed_leaves_a_model(
     assert len(fingerprints) > 10
 
 
+def test_what_a_killed_save_of_the_last_version_left_is_put_back(tmp_path: Path) -> None:
+    model, path = make_described_model(), tmp_path / "saved"
+    model.save_pretrained(path).rename(tmp_path / ".saved.old-0123abcd")
+    (tmp_path / ".saved.partial-0123abcd").mkdir()
+    assert dml.load(path).fingerprint == model.fingerprint
+    (tmp_path / ".saved.partial-89abcdef").mkdir()
+    model.save_pretrained(path)
+    assert [left.name for left in tmp_path.iterdir()] == ["saved"]
+
+
 def test_a_save_that_is_killed_leaves_an_index(photos: Path, tmp_path: Path) -> None:
     index, path = dml.Index.build(make_described_model(), photos), tmp_path / "index"
     sizes, removed = [], str(index.items.paths[0])
@@ -246,6 +256,8 @@ def test_what_a_killed_process_was_writing_is_deleted_by_the_next(tmp_path: Path
 def test_a_users_own_files_and_other_peoples_partial_ones_stay(tmp_path: Path) -> None:
     names = (
         ".saved.old",
+        ".saved.old-2024",
+        ".saved.b.old-0123abcd",
         ".saved.2024-backup.old",
         ".saved.v2.1-0123abcd.old",
         f".saved.{os.getppid()}-0123abcd.partial",

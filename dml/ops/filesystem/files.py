@@ -100,11 +100,12 @@ def _writing(path: Path) -> Iterator[Path]:
 
 def clean_up(path: Path) -> None:
     """Delete what processes left that ended while they replaced ``path``; put the old folder back if none is there."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]{{8}}\.(partial|old)")
-    with suppress(OSError):  # on a disk that has become read-only nothing can be deleted
-        for left in sorted(path.parent.glob(".*")):  # the old folder before the partial one
-            if pattern.fullmatch(left.name) and not _may_be_in_use(left):
-                if left.suffix == OLD and not path.exists():
+    name = re.escape(path.name)  # older versions wrote names of the second kind
+    pattern = re.compile(rf"\.{name}\.(\d+-[0-9a-f]{{8}}\.(partial|old)|(partial|old)-[0-9a-f]{{8}})")
+    for left in sorted(path.parent.glob(".*")):  # the old folder before the partial one
+        if pattern.fullmatch(left.name) and not _may_be_in_use(left):
+            with suppress(OSError):  # on a disk that has become read-only nothing can be deleted
+                if left.suffix.startswith(OLD) and not path.exists():
                     left.rename(path)
                 _delete(left)
 
