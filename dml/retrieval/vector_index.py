@@ -2,8 +2,6 @@
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,8 +26,9 @@ QUERIES_PER_BLOCK = 4096
 TRIAL_VECTORS = 300
 """The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
 
-_reading = Lock()
-"""Held while a file is read: FAISS's limits are those of the process."""
+DEFAULT_LIMIT = 1 << 40
+"""FAISS's own limit of the bytes of a vector in a file."""
+_reading = Lock()  # the limit is that of the process
 
 
 class VectorIndex:
@@ -260,11 +259,16 @@ class VectorIndex:
         Raises:
             InputError: if the file can't be read, or its index doesn't search by inner product.
         """
-        try:
-            with _refusing_vectors(larger_than=path.stat().st_size):
+        # A vector that claims more bytes than the file has is refused before FAISS takes the memory for it.
+        set_limit = getattr(faiss, "set_deserialization_vector_byte_limit", lambda _: None)  # older versions have none
+        with _reading:
+            try:
+                set_limit(path.stat().st_size)
                 index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
-        except (RuntimeError, MemoryError) as error:
-            raise InputError(f"{path}: no index that can be read; build it again") from error
+            except (RuntimeError, MemoryError) as error:
+                raise InputError(f"{path}: no index that can be read; build it again") from error
+            finally:
+                set_limit(DEFAULT_LIMIT)
         _check_metric(index, factory)
         opened = cls.__new__(cls)
         opened.factory, opened.parameters, opened._index, opened._is_mapped = factory, "", index, True
@@ -275,22 +279,6 @@ class VectorIndex:
         if self._is_mapped:
             self._index, self._is_mapped = faiss.deserialize_index(faiss.serialize_index(self._index)), False
             self.set_parameters(self.parameters)  # FAISS's files don't hold all of them
-
-
-@contextmanager
-def _refusing_vectors(larger_than: int) -> Iterator[None]:
-    """Let FAISS raise an error for a vector in a file that claims more bytes, instead of taking the memory for it."""
-    library: Any = faiss  # its type stubs lack the limit, as do versions before 1.13
-    if not hasattr(library, "set_deserialization_vector_byte_limit"):
-        yield
-        return
-    with _reading:
-        limit = library.get_deserialization_vector_byte_limit()
-        library.set_deserialization_vector_byte_limit(larger_than)
-        try:
-            yield
-        finally:
-            library.set_deserialization_vector_byte_limit(limit)
 
 
 def _check_metric(index: Any, factory: str) -> None:

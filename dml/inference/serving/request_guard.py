@@ -68,6 +68,7 @@ class RequestGuard:
 
 
 def _refuse(path: str, headers: Headers) -> JSONResponse | None:
+    """Return the answer to a request that is refused; None for any other."""
     if "content-length" in headers and "transfer-encoding" in headers:
         line = "a request with both Content-Length and Transfer-Encoding; send one of them"
         return JSONResponse({"error": line}, status_code=400, headers={"Connection": "close"})
@@ -77,7 +78,7 @@ def _refuse(path: str, headers: Headers) -> JSONResponse | None:
 
 
 def _is_of_another_page(headers: Headers) -> bool:
-    """Return whether a browser says that another page sent a request; programs say nothing."""
+    """Return whether a browser marked a request as that of another page; programs mark none."""
     if site := headers.get("sec-fetch-site"):
         return site in OTHER_SITES
     page = headers.get("origin") or headers.get("referer")  # an address such as http://nas:8000/, or null

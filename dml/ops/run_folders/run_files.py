@@ -65,12 +65,8 @@ def read_values(path: Path, *, may_nest: bool = False) -> tuple[dict[str, Any], 
 
     A null is NaN.
 
-    Args:
-        path: path of the file.
-        may_nest: whether lists and dictionaries are among the values.
-
     Raises:
-        DamageError: if the values aren't as they were written.
+        DamageError: if the values aren't as they were written, or one is a list or dictionary and ``may_nest`` is false.
     """
     try:
         content = json.loads(path.read_bytes())
