@@ -66,7 +66,7 @@ def read_values(path: Path, *, may_nest: bool = False) -> tuple[dict[str, Any], 
     A null is NaN.
 
     Raises:
-        DamageError: if the values aren't as they were written, or one is a list or dictionary and ``may_nest`` is false.
+        DamageError: if the values aren't as they were written, or one is a list or dictionary without ``may_nest``.
     """
     try:
         content = json.loads(path.read_bytes())
