@@ -18,6 +18,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import rows_checksum
+from dml.ops.filesystem.files import clean_up
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
@@ -61,6 +62,8 @@ def load(
             aren't those of the training.
     """
     path = expand_home(place)
+    if not path.exists():
+        clean_up(path)
     if is_saved_folder(path):
         saved = read_folder(path, trust=trust)
         saved.settings.check(place)

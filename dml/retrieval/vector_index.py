@@ -3,6 +3,7 @@
 import logging
 import re
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import faiss
@@ -24,6 +25,10 @@ QUERIES_PER_BLOCK = 4096
 
 TRIAL_VECTORS = 300
 """The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
+
+DEFAULT_LIMIT = 1 << 40
+"""FAISS's own limit of the bytes of a vector in a file."""
+_reading = Lock()  # the limit is that of the process
 
 
 class VectorIndex:
@@ -254,10 +259,16 @@ class VectorIndex:
         Raises:
             InputError: if the file can't be read, or its index doesn't search by inner product.
         """
-        try:
-            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
-        except RuntimeError as error:
-            raise InputError(f"{path}: no index that can be read; build it again") from error
+        # A vector that claims more bytes than the file has is refused before FAISS takes the memory for it.
+        set_limit = getattr(faiss, "set_deserialization_vector_byte_limit", lambda _: None)  # older versions have none
+        with _reading:
+            try:
+                set_limit(path.stat().st_size)
+                index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
+            except (RuntimeError, MemoryError) as error:
+                raise InputError(f"{path}: no index that can be read; build it again") from error
+            finally:
+                set_limit(DEFAULT_LIMIT)
         _check_metric(index, factory)
         opened = cls.__new__(cls)
         opened.factory, opened.parameters, opened._index, opened._is_mapped = factory, "", index, True

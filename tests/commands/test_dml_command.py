@@ -1,5 +1,6 @@
 """The command ``dml``: its list of commands, their help, and what is wrong with a command line in one line."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from dml.__main__ import COMMANDS, dispatch, format_help
 from dml.commands.parsed_commands.report_command import find_common_folder
 
+ROOT = Path(__file__).parents[2]
 HYDRA = {"train", "evaluate", "prepare", "inspect", "audit", "shift"}
 """The commands whose help is Hydra's."""
 
@@ -157,6 +159,31 @@ def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: sign
     assert done.returncode == 128 + signum, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"stopped by {signum.name}")
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["-m", "dml", "--help"],
+        ["-m", "dml", "train"],
+        ["-m", "dml", "search", "index", "a.jpg"],
+        [str(ROOT / "train.py")],
+        ["-c", "import dml; dml.load('model')"],
+        ["-c", "from dml.losses import RankedListLoss"],
+    ],
+)
+def test_a_deleted_working_folder_is_one_line(program: list[str], tmp_path: Path) -> None:
+    """Where there is none, a library of torch's ends the process."""
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    command = ["sh", "-c", 'rmdir ../deleted && exec "$@"', "sh", sys.executable, *program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
+    )
+    line = "error: the working folder was deleted; change to one that exists\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 @pytest.mark.pipeline

@@ -89,34 +89,38 @@ def check_metrics(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {value!r}, not a number")
 
 
-def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
+def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str], *, on_disk: bool = False) -> None:
     """Write values by name to a JSON file, together with checksums.
 
     Args:
         path: path of the file.
-        values: numbers, strings and booleans by name. NaN becomes null, because JSON has no NaN.
+        values: plain values by name. NaN becomes null, because JSON has no NaN.
         checksums: checksums of other files, by file name; the checksum of the values is added to them.
+        on_disk: see `replacing`.
     """
-    with replacing(path) as partial:
+    with replacing(path, on_disk=on_disk) as partial:
         text = json.dumps(seal_values(replace_nan(values), path.name, checksums), indent=2)
         partial.write_text(f"{text}\n", encoding="utf-8")
 
 
-def read_values(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_values(path: Path, *, may_nest: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the values and the checksums of other files that `write_values` wrote; older versions wrote no checksums.
 
     A null is NaN.
 
     Raises:
-        DamageError: if the values aren't as they were written.
+        DamageError: if the values aren't as they were written, or one is a list or dictionary without ``may_nest``.
     """
     try:
         content = parse_json(read_bounded(path))
     except ValueError as error:
         raise DamageError(f"no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise DamageError(f"it holds {type(content).__name__}, not metrics by name")
+        raise DamageError(f"it holds {type(content).__name__}, not values by name")
     values, checksums = unseal_values(content, path.name)
+    nested = [key for key, value in values.items() if isinstance(value, dict | list)]
+    if nested and not may_nest:
+        raise DamageError(f"{nested[0]!r} is no number and no word")
     return restore_nan(values), checksums
 
 
