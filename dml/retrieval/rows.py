@@ -43,7 +43,7 @@ def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
 
 
 def is_on_cuda(rows: Tensor) -> bool:
-    """Tell whether rows are on a CUDA device, where torch searches and clusters them; on CPU, FAISS does."""
+    """Tell whether rows are on a CUDA device, where torch searches them; on CPU, FAISS does."""
     return rows.is_cuda
 
 
