@@ -7,8 +7,11 @@ from torch import Tensor
 from dml.ops.errors import InputError
 from dml.retrieval.rows import Embeddings, float32_rows
 
+ITERATIONS = 20
+"""The default of the rounds of k-means."""
 
-def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = 20) -> Tensor:
+
+def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = ITERATIONS) -> Tensor:
     """Cluster embeddings with FAISS's k-means (Lloyd's algorithm), on its GPUs if the installed FAISS has some.
 
     The algorithm runs once, from random rows as centroids. A cluster that becomes empty is refilled by splitting a

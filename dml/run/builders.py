@@ -15,7 +15,7 @@ from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
-from dml.evaluation.monitor import make_validation_config
+from dml.evaluation.monitor import AUTO, has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.printed_metrics.metric_names import MetricName
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
@@ -171,9 +171,11 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     names = list_evaluated_heads(config.model.heads, config.evaluation)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
-    validation = make_validation_config(
-        build_metric_config(config, validated), *(name for name in (monitor, tie_breaker) if name)
-    )
+    metrics = build_metric_config(config, validated)
+    validation = make_validation_config(metrics, *(name for name in (monitor, tie_breaker) if name))
+    has_time = _has_time_for_clusters(config, images, embedding_model, validated)
+    shown = config.evaluation.get("validation_metrics", AUTO)  # configurations of older versions have none
+    further = make_further_config(shown, metrics, validation, validated, with_clusters=has_time)
     pace = build_pace(config, len(images.sampler))
     plain_kind: Any = FrozenLearner if config.get("frozen") else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
@@ -183,6 +185,7 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
         optimizer=instantiate(config.optimizer),
         schedule=instantiate(fill_in_schedule(config, pace)),
         evaluate=Evaluator(validated, validation),
+        evaluate_further=Evaluator(validated, further) if further.selected else None,
         validated_on=images.validated_on,
         monitor=monitor,
         head_sets=select_joint([*names, MetricName.parse(monitor).heads]),
@@ -194,6 +197,21 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     )
     learner.ball = find_ball(config)
     return learner
+
+
+def _has_time_for_clusters(
+    config: DictConfig, images: DataModule, embedding_model: AnyModel, validated: ImageTable
+) -> bool:
+    """Tell whether k-means takes less than a tenth of the time between two validations."""
+    batches = (config.trainer.val_check_interval or config.trainer.max_steps) * config.trainer.accumulate_grad_batches
+    trained: Any = embedding_model.heads if config.get("frozen") else embedding_model
+    return has_time_for_clusters(
+        validated,
+        sum(embedding_model.embed_dims.values()),
+        batches=batches,
+        images=len(images.train_table) / len(images.sampler),
+        parameters=sum(parameter.numel() for parameter in trained.parameters()),
+    )
 
 
 def build_head_choice(config: DictConfig) -> HeadChoice | None:
