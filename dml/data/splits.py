@@ -101,7 +101,7 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
         trained = len(np.unique(table.labels[split == "train", 0]))
         fewest = max(min(VALIDATION_CLASSES, trained // 3), FEWEST_CLASSES)
         split[_draw_classes(table, split, "val_fraction", val_fraction, seed, fewest, FEWEST_CLASSES)] = "val"
-    return replace(table, split=split)
+    return replace(table, split=split, val_fraction=val_fraction if draws_val else 0.0)
 
 
 def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
@@ -185,9 +185,13 @@ def describe_shared_classes(table: ImageTable) -> str:
 
 
 def describe_splits(table: ImageTable) -> str:
-    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573"."""
+    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573".
+
+    If validation classes were drawn by their names, the line tells so, because their share varies.
+    """
     numbers = {split: (counts["images"], counts[table.levels[0]]) for split, counts in table.counts().items()}
     parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
     first, (images, classes) = next(iter(numbers.items()))
     parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
-    return ", ".join(parts)
+    rule = f"; classes were drawn for val by their names, each with probability {table.val_fraction:g}"
+    return ", ".join(parts) + (rule if table.val_fraction else "")

@@ -34,15 +34,15 @@ def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
 
 
 def make_further_config(
-    names: Any, test: MetricConfig, validation: MetricConfig, table: ImageTable, *, with_clusters: bool
+    names: Any, test: MetricConfig, monitored: Sequence[str], table: ImageTable, *, with_clusters: bool = True
 ) -> MetricConfig:
-    """Return the configuration of the metrics that a validation has beside those of `make_validation_config`.
+    """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
 
     Args:
         names: names of metrics; `AUTO` for those of a test that are MAP@R, H-AP if there are several levels, and NMI if
             there is time for k-means.
         test: metrics of a test.
-        validation: what `make_validation_config` returned.
+        monitored: names of the metrics that are monitored.
         table: the rows of a validation.
         with_clusters: whether there is time for k-means, see `has_time_for_clusters`.
 
@@ -55,7 +55,7 @@ def make_further_config(
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise InputError(f"evaluation.validation_metrics={names}: {AUTO}, or a list of metrics, such as [recall,nmi]")
     custom = {metric.name: metric for metric in test.custom}
-    computed = {metric.name for metric in validation.selected}
+    computed = {"recall", *(MetricName.parse(name).family for name in monitored)}
     metrics = [custom.get(str(name), name) for name in dict.fromkeys(names) if name not in computed]
     try:
         return replace(test, metrics=metrics, clustering=True)

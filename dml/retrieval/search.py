@@ -12,7 +12,7 @@ from dml.retrieval.faiss_gpus import LARGEST_K, copy_to_gpus
 from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.ranks import nearest
-from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
+from dml.retrieval.rows import Embeddings, float32_rows
 from dml.retrieval.tied_neighbors import sort_ties
 
 Floats = npt.NDArray[np.float32]
@@ -53,7 +53,6 @@ def nearest_neighbors(
             gallery.
     """
     queries = float32_rows(query, "query")
-    uses_cuda = is_on_cuda(queries)
     items = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
     if queries.shape[1] != items.shape[1]:
         raise InputError(
@@ -63,7 +62,7 @@ def nearest_neighbors(
     if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
-    search = (BlockSearch if uses_cuda else Search)(items, int(k), query_indices if gallery is None else None)
+    search = (BlockSearch if queries.is_cuda else Search)(items, int(k), query_indices if gallery is None else None)
     scores = np.empty((len(queries), search.k), dtype=np.float32)
     indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):

@@ -171,11 +171,18 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     names = list_evaluated_heads(config.model.heads, config.evaluation)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
-    metrics = build_metric_config(config, validated)
-    validation = make_validation_config(metrics, *(name for name in (monitor, tie_breaker) if name))
-    has_time = _has_time_for_clusters(config, images, embedding_model, validated)
+    monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(config, validated)
+    trained: Any = embedding_model.heads if config.get("frozen") else embedding_model
+    steps = config.trainer.val_check_interval or config.trainer.max_steps
+    has_time = has_time_for_clusters(
+        validated,
+        sum(embed_dims.values()),
+        batches=steps * config.trainer.accumulate_grad_batches,
+        images=len(images.train_table) / len(sampler),
+        parameters=sum(parameter.numel() for parameter in trained.parameters()),
+    )
     shown = config.evaluation.get("validation_metrics", AUTO)  # configurations of older versions have none
-    further = make_further_config(shown, metrics, validation, validated, with_clusters=has_time)
+    further = make_further_config(shown, metrics, monitored, validated, with_clusters=has_time)
     pace = build_pace(config, len(images.sampler))
     plain_kind: Any = FrozenLearner if config.get("frozen") else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
@@ -184,7 +191,7 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
         head_losses,
         optimizer=instantiate(config.optimizer),
         schedule=instantiate(fill_in_schedule(config, pace)),
-        evaluate=Evaluator(validated, validation),
+        evaluate=Evaluator(validated, make_validation_config(metrics, *monitored)),
         evaluate_further=Evaluator(validated, further) if further.selected else None,
         validated_on=images.validated_on,
         monitor=monitor,
@@ -197,21 +204,6 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     )
     learner.ball = find_ball(config)
     return learner
-
-
-def _has_time_for_clusters(
-    config: DictConfig, images: DataModule, embedding_model: AnyModel, validated: ImageTable
-) -> bool:
-    """Tell whether k-means takes less than a tenth of the time between two validations."""
-    batches = (config.trainer.val_check_interval or config.trainer.max_steps) * config.trainer.accumulate_grad_batches
-    trained: Any = embedding_model.heads if config.get("frozen") else embedding_model
-    return has_time_for_clusters(
-        validated,
-        sum(embedding_model.embed_dims.values()),
-        batches=batches,
-        images=len(images.train_table) / len(images.sampler),
-        parameters=sum(parameter.numel() for parameter in trained.parameters()),
-    )
 
 
 def build_head_choice(config: DictConfig) -> HeadChoice | None:
