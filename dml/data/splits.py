@@ -185,10 +185,7 @@ def describe_shared_classes(table: ImageTable) -> str:
 
 
 def describe_splits(table: ImageTable) -> str:
-    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573".
-
-    If validation classes were drawn by their names, the line tells so, because their share varies.
-    """
+    """Describe the splits of a table: "train 1,830 images of 366 classes, val 464 of 92, test 2,865 of 573"."""
     numbers = {split: (counts["images"], counts[table.levels[0]]) for split, counts in table.counts().items()}
     parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
     first, (images, classes) = next(iter(numbers.items()))

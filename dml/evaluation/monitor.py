@@ -66,10 +66,9 @@ def make_further_config(
 def has_time_for_clusters(table: ImageTable, dimension: int, *, batches: int, images: float, parameters: int) -> bool:
     """Tell whether k-means takes less than a tenth of the time between two validations, by counts alone.
 
-    The metrics of a run don't depend on a clock, so they are the same if it is repeated, or resumed. k-means multiplies
-    each embedding by each centroid in every round, at each level. A training multiplies each parameter three times for
-    each image, once forward and twice backward. Convolutions and transformers do so at many places of an image, which
-    makes up for a training on a GPU beside a k-means on the CPU.
+    No clock decides, so that a run has the same metrics if it is repeated or resumed. k-means multiplies each embedding
+    by each centroid in every round, at each level. A training multiplies each parameter three times for each image, and
+    more often in convolutions and transformers, which makes up for a training on a GPU beside a k-means on the CPU.
 
     Args:
         table: the rows of a validation.

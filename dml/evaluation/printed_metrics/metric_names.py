@@ -34,11 +34,7 @@ def is_joint_metric(name: str, value: Any) -> bool:
 
 
 def choose_shown_metrics(names: Iterable[str]) -> list[str]:
-    """Return the metrics of the finest level, and of all levels together, that a line has space for: recall at one k.
-
-    >>> choose_shown_metrics(["level0/recall@1", "level0/recall@2", "level1/recall@1", "h_ap", "heads/H/h_ap"])
-    ['level0/recall@1', 'h_ap']
-    """
+    """Return the metrics of the finest level, or of all levels together, that fit a line: recall at one k alone."""
     by_family: dict[str, str] = {}
     for name in names:
         if name.rpartition("/")[0] in ("", "level0") and not name.endswith(QUERIES_WITHOUT_POSITIVES):
