@@ -11,7 +11,7 @@ from dml.evaluation.further_rankings.rerankings import Reranking, make_reranking
 from dml.evaluation.geometry import choose_ball
 from dml.evaluation.head_sets import list_evaluated_heads
 from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.monitor import check_monitor, check_tie_breaker
+from dml.evaluation.monitor import AUTO, check_monitor, check_tie_breaker, make_further_config
 from dml.evaluation.query_check import check_queries, check_validation_classes
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings
 from dml.ops.errors import InputError, check_whole
@@ -225,3 +225,4 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
             check_share("limit_val_batches", config, validated)
         check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
         check_tie_breaker(config.checkpoints.tie_breaker, validated, metrics)
+        make_further_config(config.evaluation.get("validation_metrics", AUTO), metrics, (), validated)

@@ -33,6 +33,15 @@ def is_joint_metric(name: str, value: Any) -> bool:
     return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
 
 
+def choose_shown_metrics(names: Iterable[str]) -> list[str]:
+    """Return the metrics of the finest level, or of all levels together, that fit a line: recall at one k alone."""
+    by_family: dict[str, str] = {}
+    for name in names:
+        if name.rpartition("/")[0] in ("", "level0") and not name.endswith(QUERIES_WITHOUT_POSITIVES):
+            by_family.setdefault(MetricName.parse(name).family, name)
+    return [*by_family.values()]
+
+
 def join_head_names(heads: Iterable[str]) -> str:
     """Return the name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
     return JOINT.join(heads)

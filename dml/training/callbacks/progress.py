@@ -6,12 +6,10 @@ from pytorch_lightning.callbacks import ProgressBar, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn, RichProgressBarTheme
 from rich.console import Console
 
+from dml.evaluation.printed_metrics.metric_descriptions import describe_metric, format_value
+from dml.evaluation.printed_metrics.metric_names import choose_shown_metrics
 from dml.ops.escaping import printable
 from dml.ops.text.speed import LINE_EVERY, ProgressMeter
-
-SHOWN = 4
-"""Metrics of a validation that are shown."""
-
 
 FIRST_ESTIMATE = 10
 """Batches after which the first line about the time left is printed into a file or a pipe."""
@@ -24,25 +22,23 @@ def make_progress() -> ProgressBar:
 
 
 def validation_line(trainer: Trainer, split: str) -> str:
-    """Return the step and the first metrics of the validation that has just ended, level 0 before others.
-
-    Of recall at several K only the first is shown, so that the metric that chooses the checkpoint fits beside it.
-    """
+    """Return the step and the metrics of the validation that has just ended, see `choose_shown_metrics`."""
     values = {
-        name: value.item()
+        name.removeprefix(f"{split}/"): value.item()
         for name, value in trainer.callback_metrics.items()
-        if name.startswith(f"{split}/") and "/queries_" not in name  # which is a number of queries
+        if name.startswith(f"{split}/")
     }
-    finest = [name for name in values if name.startswith(f"{split}/level0/")]
-    by_metric: dict[str, str] = {}
-    for name in finest or values:
-        by_metric.setdefault(name.partition("@")[0], f"{name.rpartition('/')[2]} {values[name]:.1%}")
-    shown = ", ".join([*by_metric.values()][:SHOWN])
-    return printable(f"{split:8} step {trainer.global_step:,}: {shown}")
+    shown = [f"{name.rpartition('/')[2]} {_format(name, values[name])}" for name in choose_shown_metrics(values)]
+    return printable(f"{split:8} step {trainer.global_step:,}: {', '.join(shown)}")
+
+
+def _format(name: str, value: float) -> str:
+    metric = describe_metric(name)
+    return f"{format_value(value, metric)}{'%' if metric.shown_in_percent else ''}"
 
 
 class Progress(RichProgressBar):
-    """Lightning's Rich progress bar over the whole run, with the loss and the last validation's recall@1."""
+    """Lightning's Rich progress bar over the whole run, with the loss and the metrics of the last validation."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=4, theme=RichProgressBarTheme(metrics_format=".3f"))
