@@ -84,11 +84,6 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
 
 
-def metric_names_of_kind(*kinds: Kind) -> tuple[str, ...]:
-    """Return the names of the packaged metrics of some kinds."""
-    return tuple(metric.name for metric in METRICS if metric.kind in kinds)
-
-
 @dataclass(frozen=True)
 class MetricConfig:
     """Which metrics an evaluation computes, and how.

@@ -104,6 +104,24 @@ class MetricName:
         return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
+def full_metric_name(name: str, custom: Iterable[Metric] = ()) -> str:
+    """Return a metric's name with its level, the finest if it names none.
+
+    >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
+    ('level0/recall@1', 'heads/H/level0/nmi', 'h_ap')
+
+    Args:
+        name: name of a metric; one that is unknown is returned as it is.
+        custom: metrics that the user has defined.
+    """
+    prefix, slash, metric = name.rpartition("/")
+    known = {**METRICS_BY_NAME, **{one.name: one for one in custom}}
+    described = known.get(metric) or known.get(metric.partition("@")[0])
+    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2])
+    is_whole = described is None or described.kind == Kind.HIERARCHY or has_level
+    return name if is_whole else f"{prefix}{slash}level0/{metric}"
+
+
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
     """Return the names of all metrics that an evaluation of a table can compute.
 
