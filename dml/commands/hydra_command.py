@@ -1,6 +1,7 @@
 """The command line: Hydra composes, a job runs, what the user got wrong is one line and exit code 2."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -198,7 +199,7 @@ def _removing_unused_sweeps() -> Iterator[None]:
 def _hint(command: str, folder: RunFolder) -> str:
     """Return how the work goes on that a signal has stopped."""
     if command == "train" and (folder.has_configuration or folder.last_checkpoint.exists()):
-        return f"{printable(quote_paths([f'resume={folder.path}'])[0])} goes on"
+        return f"{printable(shlex.quote(f'resume={folder.path}'))} goes on"
     return "" if command == "evaluate" else "the same command starts it again"
 
 

@@ -1,6 +1,7 @@
 """The folder of a run: its files, its state, and the lock of the process that works in it."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -76,8 +77,9 @@ class RunFolder(RunPaths):
                 remove_partial_files(self.path, self.evaluations_folder)
                 yield
         except BlockingIOError as error:
+            resuming = shlex.quote(f"resume={self.path}")
             raise InputError(
-                f"{self.path}: {error.strerror} is training this run; resume={self.path} goes on with it after its end"
+                f"{self.path}: {error.strerror} is training this run; {resuming} goes on with it after its end"
             ) from error
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
