@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import expand_home
+from dml.ops.run_folders.run_folder import newest_runs
 from dml.run.config_folders import CONF, GROUPS, format_value, quote
 
 UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
@@ -20,6 +21,8 @@ STORED_PATHS = (
     *("data.cache", "init", "model.backbone.weights"),
 )
 """Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
+MERGED = ("callbacks", "evaluation", "experiment", "logger")
+"""The groups of which a run may have several choices, whose values join."""
 MULTIRUN = ("-m", "--multirun")
 OPTIONS = (
     *("-h", "-c", "-p", "-r", "-cp", "-cn", "-cd", "-i", "-sc", *MULTIRUN),
@@ -73,15 +76,24 @@ def put_options_first(arguments: Sequence[str]) -> list[str]:
 def check_choices(arguments: Sequence[str]) -> None:
     """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
 
+    Of several choices Hydra would merge the files; only those of `MERGED` have values that belong together.
+
     Raises:
         InputError: if it is given something else.
     """
+    is_sweep = asks_for_sweep(arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key in GROUPS and re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
+        if key not in GROUPS:
+            continue
+        if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
             choices = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
             raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")
+        names = value.strip("[]").replace(" ", "")
+        is_refused = key not in MERGED if value.startswith("[") else not is_sweep
+        if "," in names and re.fullmatch(r"[\w/,-]+", names) and is_refused:
+            raise InputError(f"{argument}: must be one choice; -m {key}={names} runs each in turn")
 
 
 def check_run_folders(arguments: Iterable[str]) -> None:
@@ -98,6 +110,27 @@ def check_run_folders(arguments: Iterable[str]) -> None:
             raise InputError(
                 f"{argument}: names no folder; {key}=. is the current one, and without {key} a new one is made"
             )
+
+
+def replace_latest(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the newest run below outputs/ in the place of ``latest``, or a checkpoint of it.
+
+    Raises:
+        InputError: if there is no run.
+    """
+    return [
+        f"{key}={_find_latest(key)}" if value == "latest" and key in ("resume", "checkpoint", "init") else argument
+        for argument in arguments
+        for key, _, value in [argument.partition("=")]
+    ]
+
+
+def _find_latest(key: str) -> Path:
+    run = next(newest_runs(Path("outputs")), None)
+    if run is None:
+        raise InputError(f"{key}=latest: no run below outputs")
+    checkpoints = (run.best_checkpoint, run.last_checkpoint)
+    return run.path if key == "resume" else next((path for path in checkpoints if path.exists()), run.last_checkpoint)
 
 
 def quote_paths(arguments: Sequence[str]) -> list[str]:

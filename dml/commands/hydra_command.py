@@ -22,6 +22,7 @@ from dml.commands.arguments import (
     find_path,
     put_options_first,
     quote_paths,
+    replace_latest,
 )
 from dml.commands.checks import trust
 from dml.commands.checks.config_types import check_types, select_used_parts
@@ -154,17 +155,23 @@ class Task:
             check_values(self.command, config)
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
+            self._check(config)
             return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
 
-    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
-        job = _import_job(self.command)
-        quiet()  # Lightning sets its own level when it is imported
+    def _check(self, config: DictConfig) -> None:
+        """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
         trust.check_targets(self.command, config, self.typed)
-        check_types(select_used_parts(self.command, config))  # it imports the targets
+        check_types(select_used_parts(self.command, config), config)  # it imports the targets
         from dml.commands.checks.training_checks import check_job  # late: it imports torch
+        from dml.run.evaluators import complete_metric_names
 
+        quiet()  # Lightning sets its own level when it is imported
+        if self.command == "train":
+            complete_metric_names(config)
         check_job(self.command, config)
-        result = job(config, folder, overrides)
+
+    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
+        result = _import_job(self.command)(config, folder, overrides)
         watch.leave()
         return result
 
@@ -246,7 +253,7 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     """Put the overrides of the run that ``resume=`` or ``checkpoint=`` names before those of the command line."""
-    arguments = quote_paths(arguments)
+    arguments = quote_paths(replace_latest(arguments))
     if folder := find_path(arguments, "resume"):
         if asks_for_sweep(arguments):
             raise InputError(f"resume={folder}: goes on with one run, without --multirun")

@@ -154,7 +154,9 @@ class MetricConfig:
                     "_target_: dml.evaluation.Metric"
                 )
             if entry not in METRICS_BY_NAME:
-                raise InputError(f"metrics = {entry!r}: expected some of {', '.join(METRICS_BY_NAME)}")
+                family = entry.rpartition("/")[2].partition("@")[0]
+                meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
+                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}")
 
     def _check_names(self) -> None:
         """Make sure that names tell the metrics apart."""

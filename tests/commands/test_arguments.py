@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.commands import hydra_command
-from dml.commands.arguments import STORED_PATHS, UNSTORED_PATHS, find_path, put_options_first, quote_paths
+from dml.commands.arguments import (
+    STORED_PATHS,
+    UNSTORED_PATHS,
+    find_path,
+    put_options_first,
+    quote_paths,
+    replace_latest,
+)
+from dml.commands.failures.remedies import explain_grammar
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
@@ -90,6 +98,34 @@ def test_a_sweep_over_paths_has_a_value_for_each(key: str, texts: list[str]) -> 
     _, argument = quote_paths(["-m", f"{key}={','.join(paths)}"])
     parse = OverridesParser.create().parse_override
     assert [parse(f"key={value}").value() for value in parse(argument).sweep_string_iterator()] == paths
+
+
+def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="resume=latest: no run below outputs"):
+        replace_latest(["resume=latest"])
+    run = RunFolder("outputs/sop/rll/now")
+    run.write_configuration("seed: 1\n", "{}\n", "[]\n")
+    run.last_checkpoint.parent.mkdir()
+    assert replace_latest(["resume=latest", "loss=rll"]) == ["resume=outputs/sop/rll/now", "loss=rll"]
+    assert replace_latest(["checkpoint=latest"]) == [f"checkpoint={run.last_checkpoint}"]
+    run.best_checkpoint.touch()
+    assert replace_latest(["init=latest"]) == [f"init={run.best_checkpoint}"]
+
+
+def test_a_path_without_a_key_is_told_what_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder("my runs/a").write_configuration("seed: 1\n", "{}\n", "[]\n")
+    Path("best.ckpt").touch()
+    Path("list.csv").touch()
+    Path("images").mkdir()
+    both = "'checkpoint=my runs/a/checkpoints/best.ckpt' tests it, 'resume=my runs/a' goes on with the run"
+    assert explain_grammar("my runs/a", "").endswith(both)
+    assert explain_grammar("my runs", "").endswith(both)
+    line = explain_grammar("best.ckpt", "")
+    assert line.endswith("checkpoint=best.ckpt tests it, init=best.ckpt begins a new run with its weights")
+    assert explain_grammar("images", "").endswith("dataset=folder dataset.root=images reads it")
+    assert explain_grammar("list.csv", "").endswith("dataset=csv reads a list of images: dataset.root=list.csv")
 
 
 def test_a_sweep_over_paths_stays_one() -> None:

@@ -4,7 +4,7 @@ from omegaconf import DictConfig
 
 from dml.ops.errors import InputError
 from dml.run import builders
-from dml.run.evaluators import check_evaluation, choose_tested_split
+from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
 from dml.run.stages import list_stages
 from dml.run.sweeps import build_pruner, monitored_metric
 
@@ -19,6 +19,7 @@ def check_search(config: DictConfig) -> None:
         InputError: if no run could give the search a value.
     """
     build_pruner(config)
+    complete_metric_names(config)
     table = builders.build_table(config)
     choose_tested_split(config, table)
     stages = list_stages(config)

@@ -46,9 +46,9 @@ def check_job(command: str, config: DictConfig) -> None:
         check_loggers(config)
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
-    for stage in stages:
+    for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
         if config.stages:
-            check_types(stage.config)
+            check_types(stage.config, changes or OmegaConf.create())
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
             check_arguments(stage.config.trainer)

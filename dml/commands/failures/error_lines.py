@@ -1,7 +1,7 @@
 """What the user got wrong is one line and exit code 2, a signal one line and its code; a bug keeps its trace."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exc
@@ -94,10 +94,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, InstantiationException):
         return _explain_instantiation(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if extra := _extra(group, name):
-            return f"{extra}: not installed; pip install 'dml[{extra.partition('=')[2]}]'"
-        return f"{group}={name}: no such choice{suggest(name, list(error.options or ()))}"
+        return _explain_choice(*str(error.missing_cfg_file).rpartition("/")[::2], error.options or ())
     if isinstance(error, OverrideParseException):
         return explain_grammar(error.override, error.message)
     if isinstance(error, YAMLError):
@@ -130,10 +127,17 @@ def is_users_mistake(error: BaseException) -> bool:
     return is_hydras and explain(error) is not None
 
 
-def _extra(group: str, name: str) -> str | None:
-    """Return the choice, such as sweep=optuna, of a plugin of Hydra that is missing, such as hydra/sweeper=optuna."""
+def _explain_choice(group: str, name: str, options: Collection[str]) -> str:
+    """Return the line about a choice that doesn't exist: what installs it, timm's model of its name, or the nearest."""
     dml_group, choice = {"hydra/sweeper": "sweep", "hydra/launcher": "launcher"}.get(group), name.partition("_")[0]
-    return f"{dml_group}={choice}" if dml_group and (CONF / dml_group / f"{choice}.yaml").exists() else None
+    if dml_group and (CONF / dml_group / f"{choice}.yaml").exists():
+        return f"{dml_group}={choice}: not installed; pip install 'dml[{choice}]'"
+    remedy = ""
+    if group.partition("/")[0] == "model":
+        from dml.models.networks import describe_timm_model  # late: it imports torch
+
+        remedy = describe_timm_model(name)
+    return f"{group}={name}: no such choice{remedy or suggest(name, list(options))}"
 
 
 def _explain_key(error: HydraException | OmegaConfBaseException) -> str | None:

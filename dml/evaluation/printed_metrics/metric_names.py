@@ -1,7 +1,7 @@
 """The names of metrics, such as ``heads/L+M/level0/recall@1``."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ class MetricName:
         return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
 
 
-def full_metric_name(name: str, custom: Iterable[Metric] = ()) -> str:
+def full_metric_name(name: str, custom: Container[str] = ()) -> str:
     """Return a metric's name with its level, the finest if it names none.
 
     >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
@@ -112,14 +112,14 @@ def full_metric_name(name: str, custom: Iterable[Metric] = ()) -> str:
 
     Args:
         name: name of a metric; one that is unknown is returned as it is.
-        custom: metrics that the user has defined.
+        custom: names of the user's metrics that have a value for each level.
     """
     prefix, slash, metric = name.rpartition("/")
-    known = {**METRICS_BY_NAME, **{one.name: one for one in custom}}
-    described = known.get(metric) or known.get(metric.partition("@")[0])
-    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2])
-    is_whole = described is None or described.kind == Kind.HIERARCHY or has_level
-    return name if is_whole else f"{prefix}{slash}level0/{metric}"
+    families = {metric, metric.partition("@")[0]}
+    described = [METRICS_BY_NAME[family] for family in families if family in METRICS_BY_NAME]
+    is_of_level = any(one.kind != Kind.HIERARCHY for one in described) or any(family in custom for family in families)
+    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
+    return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
 
 
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:

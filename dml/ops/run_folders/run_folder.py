@@ -317,6 +317,12 @@ def folders_below(folder: Path) -> list[RunFolder]:
     return [RunFolder(config.parents[1]) for config in sorted(folder.rglob(".hydra/config.yaml"))]
 
 
+def newest_runs(folder: Path) -> Iterator[RunFolder]:
+    """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
+    folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
+    return (run for run in folders if not run.is_evaluation)
+
+
 def runs_below(folder: Path) -> list[RunFolder]:
     """Find the runs in a folder, at any depth and in any state, without the evaluations of their checkpoints."""
     return [run for run in folders_below(folder) if not run.is_evaluation]

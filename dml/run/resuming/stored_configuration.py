@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, without_run_keys
+from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
 
@@ -48,7 +48,10 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
         return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
     if folder.last_checkpoint.exists():
         return read_checkpoint_configuration(folder.last_checkpoint)
-    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/")
+    is_checkpoint = folder.path.suffix == ".ckpt" and folder.path.is_file()
+    run = RunFolder.from_checkpoint(folder.path) if is_checkpoint else next(newest_runs(folder.path), None)
+    remedy = f"; {shlex.quote(f'resume={run.path}')} goes on with the nearest run" if run else ""
+    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/{remedy}")
 
 
 def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
