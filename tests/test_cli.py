@@ -101,10 +101,11 @@ def test_bad_values_are_refused(
     ("overrides", "expected"),
     [
         (["sampler.classes_per_batch=1"], "sampler.classes_per_batch=1: RankedListLoss compares images of different"),
+        (["+callbacks.mine={_target_:nowhere.Mine}"], "callbacks.mine._target_: Error loading 'nowhere.Mine'"),
         (["scheduler.loss={attribute:marge,start:0,end:2}"], "scheduler.loss.attribute=marge: RankedListLoss has none"),
     ],
 )
-def test_what_a_loss_cannot_take_is_told_before_the_raw_test(
+def test_what_cannot_be_built_is_told_before_the_raw_test(
     refused: Refused,
     small_emoji: Path,
     tmp_path: Path,

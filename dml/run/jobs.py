@@ -89,6 +89,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_data(config, folder, stages, table, splits)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
+    loop.build_callbacks(parts.stage.config)  # a mistake in one is told before anything is computed
     progress = _read_progress(stages[-1].config, folder, table)
     if config.resume and progress is not None:
         stored = read_stored_configuration(folder).config

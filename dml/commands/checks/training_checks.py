@@ -2,7 +2,6 @@
 
 import warnings
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from dml.commands.checks.crop_sizes import check_crops
 from dml.commands.checks.finite_numbers import check_finite
 from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_number, check_whole, suggest
+from dml.run.loop import make_loggers
 from dml.run.model_tests.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
 from dml.training.callbacks.last_checkpoint import check_intervals
@@ -25,10 +25,6 @@ from dml.training.trainer_arguments import check_arguments
 
 INTERVALS = 1000
 """The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
-
-
-LOGGER_PACKAGES = ("tensorboard", "wandb")
-"""The loggers of ``conf/logger`` that need a package of the same name, an extra of dml."""
 
 
 def check_job(command: str, config: DictConfig) -> None:
@@ -43,7 +39,7 @@ def check_job(command: str, config: DictConfig) -> None:
     """
     check_numbers(config)
     if command == "train":
-        check_loggers(config)
+        make_loggers(config)
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
@@ -64,17 +60,6 @@ def check_job(command: str, config: DictConfig) -> None:
         check_finite(stage.config)
     if command == "train":
         check_stages(config, stages[0])
-
-
-def check_loggers(config: DictConfig) -> None:
-    """Make sure, before anything is read, that the packages of the loggers are installed.
-
-    Raises:
-        InputError: if one is missing.
-    """
-    for name in config.logger.loggers:
-        if name in LOGGER_PACKAGES and find_spec(name) is None:
-            raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
 
 
 def check_numbers(config: DictConfig) -> None:
