@@ -42,6 +42,7 @@ from dml.ops.libraries.lean_imports import import_lean
 from dml.ops.process import child_processes, signals
 from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.console import console
 from dml.run import sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.resuming.stored_configuration import (
@@ -51,7 +52,7 @@ from dml.run.resuming.stored_configuration import (
 )
 from dml.training.distributed import watch
 
-PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
+PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""
 
 COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
@@ -128,9 +129,12 @@ class Task:
 
     def run(self, config: DictConfig) -> Any:
         """Do the command's job, be it in this process or in a worker of a sweep."""
-        if os.getpid() != self.process and child_processes.is_started_by_dml():
-            return run_in_worker(partial(self._run, config))
-        return self._run(config)
+        try:
+            if os.getpid() != self.process and child_processes.is_started_by_dml():
+                return run_in_worker(partial(self._run, config))
+            return self._run(config)
+        finally:
+            console.end_log()
 
     def _run(self, config: DictConfig) -> Any:
         quiet()  # before FAISS is imported

@@ -19,6 +19,7 @@ from dml.commands.failures.remedies import explain_grammar, explain_missing, sug
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.process import signals
+from dml.ops.text.console import console
 from dml.run.config_folders import CONF
 from dml.training.distributed import watch
 from dml.training.trainer_arguments import explain_refusal
@@ -48,6 +49,7 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
             raise
         watch.fail(2, f"error: {line}\n")
         sys.stderr.write(f"error: {line}\n")
+        console.write_log(f"error: {line}", markup=False)
         sys.exit(2)
 
 
@@ -55,6 +57,7 @@ def _end_by_signal(debug: bool) -> NoReturn:
     code, line = signals.state.finish()
     if debug:
         sys.stderr.write(format_exc())
+    console.write_log(line, markup=False, end="")
     watch.stop(code, line)
     sys.exit(code)
 

@@ -15,6 +15,7 @@ from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
+from dml.ops.text.console import console
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
 
@@ -92,8 +93,10 @@ def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
-    """Write `.hydra/` of a run, as Hydra does; without the groups' choices if Hydra didn't start the job."""
+    """Write `.hydra/` of a run, as Hydra does, and begin its log; without the choices if Hydra didn't start the job."""
     hydra: Any = HydraConfig.instance().cfg
+    if hydra is not None:
+        console.begin_log(folder.path / f"{hydra.hydra.job.name}.log")
     written = _without_defaults(resolve_environment(config))
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
