@@ -23,13 +23,16 @@ class Command(NamedTuple):
     summary: str
 
 
+JOB = "dml.commands.hydra_command"
+"""The module of the commands whose arguments Hydra composes."""
+
 COMMANDS = {
-    "train": Command("dml.commands.job_commands", "train", "train a model, test it, and write its report"),
-    "evaluate": Command("dml.commands.job_commands", "evaluate", "test a checkpoint again, also on another data set"),
-    "prepare": Command("dml.commands.job_commands", "prepare", "check a data set, and keep its images decoded"),
-    "inspect": Command("dml.commands.job_commands", "inspect", "show what a data set holds, and what networks find"),
-    "audit": Command("dml.commands.job_commands", "audit", "find copies and doubtful labels in a data set"),
-    "shift": Command("dml.commands.job_commands", "shift", "write class splits of growing distance"),
+    "train": Command(JOB, "run_job", "train a model, test it, and write its report"),
+    "evaluate": Command(JOB, "run_job", "test a checkpoint again, also on another data set"),
+    "prepare": Command(JOB, "run_job", "check a data set, and keep its images decoded"),
+    "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
+    "audit": Command(JOB, "run_job", "find copies and doubtful labels in a data set"),
+    "shift": Command(JOB, "run_job", "write class splits of growing distance"),
     "report": Command(
         "dml.commands.parsed_commands.report_command", "write_report", "write the report of one run, or of two together"
     ),
@@ -115,7 +118,8 @@ def dispatch(arguments: Sequence[str]) -> None:
         sys.stdout.write(format_help())
     elif name in COMMANDS:
         command = COMMANDS[name]
-        getattr(import_module(command.module), command.function)(arguments[1:])
+        leading = [name] if command.module == JOB else []  # one function runs all jobs
+        getattr(import_module(command.module), command.function)(*leading, arguments[1:])
     else:
         from dml.ops.errors import suggest
         from dml.ops.escaping import printable

@@ -50,7 +50,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
+@pytest.mark.parametrize("arguments", [["--help", "all"], ["--cfg", "job"]])
 def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
     command = [sys.executable, "-c", LOADED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)

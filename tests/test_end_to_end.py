@@ -52,7 +52,7 @@ def test_a_run_leaves_its_results(finished: Path) -> None:
         assert 0 < found[name] <= 1
     assert (finished / ".hydra" / "config.yaml").exists()
     printed = (finished / "train.log").read_text()
-    assert re.match(r"train    .*\ndata     emoji: (.*\n)+val      step 4: (.*\n)+trained  to step 12 ", printed)
+    assert re.match(r"train    (.*\n)+data     emoji: (.*\n)+val      step 4: (.*\n)+trained  to step 12 ", printed)
     assert "training step" not in printed
     history = (finished / "metrics.csv").read_text().splitlines()
     assert len(history) == STEPS + 1

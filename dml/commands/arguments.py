@@ -73,6 +73,24 @@ def put_options_first(arguments: Sequence[str]) -> list[str]:
     return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
 
 
+def split_help(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments with ``--help`` for ``--help all`` or ``--help=all``, and whether that is asked for."""
+    words = [word for argument in arguments for word in (["--help", "all"] if argument == "--help=all" else [argument])]
+    shows_all = "all" in words and not {"-h", "--help"}.isdisjoint(words)
+    return [word for word in words if not shows_all or word != "all"], shows_all
+
+
+def replace_resize_option(arguments: Sequence[str]) -> list[str]:
+    """Replace ``--resize 256`` or ``--resize=256`` among the arguments by Hydra's ``resize=256``."""
+    overrides: list[str] = []
+    for argument in arguments:
+        if overrides and overrides[-1] == "--resize":
+            overrides[-1] = f"resize={argument}"
+        else:
+            overrides.append(argument.removeprefix("--") if argument.startswith("--resize=") else argument)
+    return overrides
+
+
 def check_choices(arguments: Sequence[str]) -> None:
     """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
 

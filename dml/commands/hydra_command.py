@@ -3,10 +3,11 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import hydra
@@ -23,12 +24,14 @@ from dml.commands.arguments import (
     put_options_first,
     quote_paths,
     replace_latest,
+    replace_resize_option,
+    split_help,
 )
 from dml.commands.checks import trust
 from dml.commands.checks.config_types import check_types, select_used_parts
 from dml.commands.checks.required_values import check_parts, check_values
-from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, told_errors
-from dml.commands.group_help import register_group_help
+from dml.commands.command_help import format_help
+from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.start import follower_processes
 from dml.commands.start.log_levels import quiet
 from dml.commands.start.start_line import announce_start
@@ -55,7 +58,15 @@ from dml.training.distributed import watch
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""
 
-COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
+JOBS = {
+    "train": "dml.run.jobs.train",
+    "evaluate": "dml.run.evaluate_job.evaluate",
+    "prepare": "dml.run.prepare_job.prepare",
+    "inspect": "dml.commands.data_jobs.inspect_job.inspect",
+    "audit": "dml.commands.data_jobs.audit_job.audit",
+    "shift": "dml.commands.data_jobs.shift_job.shift",
+}
+"""The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
 
@@ -63,8 +74,14 @@ PROCESS_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "tra
 """The keys that the files of conf/trainer differ in: the number of processes, and how they train together."""
 
 
+def run_job(command: str, arguments: Sequence[str]) -> None:
+    """Run one of `JOBS` with the arguments that follow its name, such as ["loss=rll", "--multirun", "seed=1,2"]."""
+    sys.argv[1:] = [command, *arguments]  # Hydra, and the processes that Lightning starts, take them from there
+    main(command, is_named=True)
+
+
 def main(command: str, *, is_named: bool = False) -> None:
-    """Run one of `COMMANDS` with the overrides of the command line.
+    """Run one of `JOBS` with the overrides of the command line.
 
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
@@ -72,7 +89,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.ops.process.signals`.
 
     Args:
-        command: one of `COMMANDS`.
+        command: one of `JOBS`.
         is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
     """
     prefix = [command] if is_named else []
@@ -92,7 +109,12 @@ def main(command: str, *, is_named: bool = False) -> None:
     ):
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
-        typed = put_options_first(sys.argv[1 + len(prefix) :])
+        words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
+        typed = put_options_first(words)
+        if not {"-h", "--help"}.isdisjoint(typed):
+            program = f"dml {command}" if is_named else f"python {command}.py"
+            print_line(format_help(command, program, quote_paths(typed), shows_all=shows_all).rstrip())
+            return
         check_choices(typed)
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
@@ -102,7 +124,6 @@ def main(command: str, *, is_named: bool = False) -> None:
         task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
-        register_group_help()
         with stopping_workers(arguments), _removing_unused_sweeps():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(task.run)()
 
@@ -112,7 +133,7 @@ class Task:
     """A command that Hydra runs with each configuration that it composes: a sweep has many.
 
     Args:
-        command: one of `COMMANDS`.
+        command: one of `JOBS`.
         typed: overrides that the user has typed.
         arguments: arguments of a process that does the same: stored overrides stand before those that were typed.
         is_debugged: whether the user asks for the trace of an error.
@@ -175,7 +196,7 @@ class Task:
         check_job(self.command, config)
 
     def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
-        result = _import_job(self.command)(config, folder, overrides)
+        result = resolve_name(JOBS[self.command])(config, folder, overrides)
         watch.leave()
         return result
 
@@ -212,33 +233,6 @@ def _hint(command: str, folder: RunFolder) -> str:
     if command == "train" and (folder.has_configuration or folder.last_checkpoint.exists()):
         return f"{printable(shlex.quote(f'resume={folder.path}'))} goes on"
     return "" if command == "evaluate" else "the same command starts it again"
-
-
-def _import_job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], Any]:
-    """Import the function of a command, late: --help and --cfg need no torch, preparing no Lightning."""
-    if command == "prepare":
-        from dml.run.prepare_job import prepare
-
-        return prepare
-    if command == "inspect":
-        from dml.commands.data_jobs.inspect_job import inspect
-
-        return inspect
-    if command == "audit":
-        from dml.commands.data_jobs.audit_job import audit
-
-        return audit
-    if command == "shift":
-        from dml.commands.data_jobs.shift_job import shift
-
-        return shift
-    if command == "evaluate":
-        from dml.run.evaluate_job import evaluate
-
-        return evaluate
-    from dml.run.jobs import train
-
-    return train
 
 
 @contextmanager
