@@ -47,8 +47,8 @@ SMALL_VALUES = {
 }
 """Overrides of every small experiment."""
 
-DYML_IMAGES = {"dyml_vehicle": 343_100, "dyml_animal": 407_800, "dyml_product": 747_100}
-"""Training images of the data sets whose YAML doesn't count them, as their paper rounds the numbers."""
+EPOCH = 250
+"""Steps that stand for an epoch, whose length follows from the data."""
 
 
 def compose(training: Training) -> DictConfig:
@@ -107,42 +107,20 @@ def shorten(training: Training, divisor: int) -> Training:
 
 
 def count_steps(config: DictConfig) -> int:
-    """Count the steps of a training; the length of an epoch follows from the published number of images.
+    """Return the number of steps of a training; `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
 
-    The length of a run in stages is that of its stages: outside of them, `FEWEST_STEPS` stand for an open length.
+    The length of a run in stages is that of its stages.
 
     Raises:
-        InputError: if the run has no length, or one in epochs of a data set whose images nobody has counted.
+        InputError: if the run has no length.
     """
     trainer = config.trainer
-    if trainer.max_epochs is None:
-        steps = FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else trainer.max_steps
-        if not isinstance(steps, int):
-            raise InputError(f"trainer.max_steps={steps}: a number of steps, or {OPEN_LENGTH}, or trainer.max_epochs")
-        return steps
-    return int(trainer.max_epochs * _batches_per_epoch(config) // trainer.accumulate_grad_batches)
-
-
-def _batches_per_epoch(config: DictConfig) -> int:
-    sampler, counts = config.sampler, (config.dataset.counts or {}).get("train") or {}
-    if "batches_per_pair" in sampler:
-        class_counts = [count for level, count in counts.items() if level != "images"]
-        if sampler.super_level >= len(class_counts):
-            raise InputError(f"dataset={config.dataset.name}: dataset.counts lacks the super-classes")
-        super_classes = class_counts[sampler.super_level]
-        return int(super_classes * (super_classes - 1) // 2 * sampler.batches_per_pair)
-    if sampler.get("batches_per_epoch"):
-        return int(sampler.batches_per_epoch)
-    images = counts.get("images") or DYML_IMAGES.get(config.dataset.name)
-    if images is None:
-        raise InputError(f"dataset={config.dataset.name}: dataset.counts lacks the number of images")
-    images -= images // config.dataset.folds if config.dataset.folds else 0
-    return int(-(-images // (sampler.get("batch_size") or _count_classes(sampler) * sampler.images_per_class)))
-
-
-def _count_classes(sampler: Any) -> int:
-    """Return the number of classes in a batch; `AUTO_CLASSES` stand for one that follows from the data."""
-    return int(AUTO_CLASSES if sampler.classes_per_batch == AUTO else sampler.classes_per_batch)
+    if trainer.max_epochs is not None:
+        return int(trainer.max_epochs * EPOCH)
+    steps = FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else trainer.max_steps
+    if not isinstance(steps, int):
+        raise InputError(f"trainer.max_steps={steps}: a number of steps, or {OPEN_LENGTH}, or trainer.max_epochs")
+    return steps
 
 
 def _sets_value(override: str) -> bool:
@@ -200,7 +178,8 @@ def _small_embed_dim(embed_dim: Any) -> Any:
 def _small_batches(path: str, sampler: Any) -> Iterator[tuple[str, int]]:
     """Yield a fifth of the classes, an even number, and at most four images each: emoji's classes have four to six."""
     if "classes_per_batch" in sampler:
-        yield f"{path}.classes_per_batch", max(4, _count_classes(sampler) // 10 * 2)
+        classes = AUTO_CLASSES if sampler.classes_per_batch == AUTO else sampler.classes_per_batch
+        yield f"{path}.classes_per_batch", max(4, classes // 10 * 2)
     for name, largest in {"images_per_class": 4, "batch_size": 32, "num_neighbors": 4, "super_level": 2}.items():
         if name in sampler:
             yield f"{path}.{name}", min(largest, sampler[name])

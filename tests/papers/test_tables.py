@@ -23,7 +23,7 @@ from dml.evaluation.head_sets import list_evaluated_heads
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.papers.experiments import compose, count_steps, identify, shrink
+from dml.papers.experiments import EPOCH, compose, count_steps, identify, shrink
 from dml.papers.figures.figures_command import run_figures
 from dml.papers.plans import Plan, check_data
 from dml.papers.tables.paper_tables import Cell, Table, Training, find_tables, read_cells, read_entries, read_tables
@@ -250,15 +250,9 @@ def test_an_experiment_is_headed_by_its_claim_and_its_cost(table: Table, experim
             assert re.search(rf"(?<![\d.]){re.escape(first.printed)}(?![\d.]*\d)", header), first
 
 
-def test_images_that_nobody_has_counted_give_no_epochs() -> None:
-    config = compose(Training("rll/I/rll_simpler", ("dataset=csv", "trainer.max_epochs=2", "trainer.max_steps=null")))
-    config.sampler.batches_per_epoch = None
-    with pytest.raises(InputError, match=r"^dataset=csv: dataset.counts lacks the number of images"):
-        count_steps(config)
-
-
 def test_a_length_is_a_whole_number() -> None:
     assert count_steps(compose(Training("rll/I/rll_simpler", ("trainer.max_steps=1e3",)))) == 1000
+    assert count_steps(compose(Training("hyp/vit_small/cub200"))) == 50 * EPOCH
     with pytest.raises(InputError, match=r"^trainer.max_steps=abc: a number of steps, or auto, or trainer.max_epochs"):
         count_steps(compose(Training("rll/I/rll_simpler", ("trainer.max_steps=abc",))))
 
