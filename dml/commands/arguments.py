@@ -130,25 +130,19 @@ def check_run_folders(arguments: Iterable[str]) -> None:
             )
 
 
-def replace_latest(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the newest run below outputs/ in the place of ``latest``, or a checkpoint of it.
+def replace_latest(argument: str) -> str:
+    """Return an argument with the newest run below outputs/, or a checkpoint of it, in the place of ``latest``.
 
     Raises:
         InputError: if there is no run.
     """
-    return [
-        f"{key}={_find_latest(key)}" if value == "latest" and key in ("resume", "checkpoint", "init") else argument
-        for argument in arguments
-        for key, _, value in [argument.partition("=")]
-    ]
-
-
-def _find_latest(key: str) -> Path:
-    run = next(newest_runs(Path("outputs")), None)
-    if run is None:
-        raise InputError(f"{key}=latest: no run below outputs")
-    checkpoints = (run.best_checkpoint, run.last_checkpoint)
-    return run.path if key == "resume" else next((path for path in checkpoints if path.exists()), run.last_checkpoint)
+    key, _, value = argument.partition("=")
+    if value != "latest" or key not in ("resume", "checkpoint", "init"):
+        return argument
+    for run in newest_runs(Path("outputs")):
+        checkpoint = run.best_checkpoint if run.best_checkpoint.exists() else run.last_checkpoint
+        return f"{key}={run.path if key == 'resume' else checkpoint}"
+    raise InputError(f"{argument}: no run below outputs")
 
 
 def quote_paths(arguments: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ KEYS = {
 DATA = ("dataset", "dataset.root", "model", "data.cache")
 ORDER = ("dataset", "model", "loss", "transform", "sampler", "optimizer", "scheduler", "evaluation", "trainer")
 """The groups that most users choose from, in the order in which they meet them; the others follow by name."""
+EXPERIMENT = "experiment"
 WIDTH, KEY_WIDTH = 80, 36
 SHORT = """\
 usage: {program} [GROUP=CHOICE ...] [KEY=VALUE ...]
@@ -43,18 +44,6 @@ choices and values, with their defaults:
 {program} --help all lists all choices and keys; with --cfg job it
 prints the values of a command line. The files in conf/ explain each key.
 """
-ALL = """\
-Values and choices below can be changed: GROUP=CHOICE KEY=VALUE
-
-== Configuration groups ==
-{groups}
-
-Experiments of the papers, such as experiment=rll/I/rll_simpler:
-
-{experiments}
-
-== Config ==
-{config}"""
 
 
 def format_help(command: str, program: str, arguments: Sequence[str], *, shows_all: bool) -> str:
@@ -73,19 +62,17 @@ def format_help(command: str, program: str, arguments: Sequence[str], *, shows_a
 
 
 def _list_all(config: DictConfig) -> str:
-    """Return the choices of each group, those of every run first, and all values."""
+    """Return the choices of each group, those of every run first and the papers' experiments last, and all values."""
     choices: dict[str, list[str]] = {group: [] for group in ORDER}
-    for file in sorted(CONF.rglob("*/*.yaml")):
+    for file in sorted(CONF.rglob("*/*.yaml"), key=lambda file: (EXPERIMENT in file.parts, file)):
         choices.setdefault(file.parent.relative_to(CONF).as_posix(), []).append(file.stem)
-    lines = {
-        group: textwrap.fill(f"{group}: {', '.join(names)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    groups = "\n".join(
+        textwrap.fill(f"{group}: {', '.join(names)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         for group, names in choices.items()
         if not group.endswith("/settings")  # parts of experiments
-    }
-    experiments = [line for group, line in lines.items() if group.startswith("experiment/")]
-    groups = [line for line in lines.values() if line not in experiments]
+    )
     values = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return ALL.format(groups="\n".join(groups), experiments="\n".join(experiments), config=OmegaConf.to_yaml(values))
+    return f"GROUP=CHOICE:\n\n{groups}\n\nKEY=VALUE:\n\n{OmegaConf.to_yaml(values)}"
 
 
 def _list_most(command: str, program: str, config: DictConfig) -> str:

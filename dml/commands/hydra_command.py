@@ -1,19 +1,21 @@
 """The command line: Hydra composes, a job runs, what the user got wrong is one line and exit code 2."""
 
+import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.arguments import (
     asks_for_sweep,
@@ -34,13 +36,11 @@ from dml.commands.command_help import format_help
 from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.start import follower_processes
 from dml.commands.start.log_levels import quiet
-from dml.commands.start.start_line import announce_start
-from dml.commands.start.sweep_signals import run_in_worker, stopping_workers, sweep_hint
 from dml.commands.start.working_folder import import_from_working_folder
 from dml.ops.configuration.nested import is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.ops.escaping import in_markup, printable
 from dml.ops.libraries.lean_imports import import_lean
 from dml.ops.process import child_processes, signals
 from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
@@ -251,7 +251,7 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     """Put the overrides of the run that ``resume=`` or ``checkpoint=`` names before those of the command line."""
-    arguments = quote_paths(replace_latest(arguments))
+    arguments = quote_paths([*map(replace_latest, arguments)])
     if folder := find_path(arguments, "resume"):
         if asks_for_sweep(arguments):
             raise InputError(f"resume={folder}: goes on with one run, without --multirun")
@@ -286,3 +286,65 @@ def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str
     remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), replaced)]
     trust.check_overrides(remaining, arguments)
     return remaining + list(arguments)
+
+
+def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any], folder: Path) -> None:
+    """Print one line about the run that begins: model, loss, data set and folder.
+
+    Args:
+        command: "train" or "evaluate".
+        config: the composed configuration.
+        choices: choice of each configuration group.
+        folder: folder of the results.
+    """
+    root = OmegaConf.select(config, "dataset.root")
+    dataset = _name_choice("dataset", config, choices)
+    data = dataset if root is None else f"{dataset} ({root})"
+    if command == "train":
+        model, loss = (_name_choice(group, config, choices) for group in ("model", "loss"))
+        summary = f"{model} with loss {loss} on {data}"
+    else:
+        summary = f"{config.checkpoint} on {data}"
+    console.print(f"[bold]{command:9}[/]{in_markup(summary)}; results in {in_markup(folder)}")
+
+
+def _name_choice(group: str, config: DictConfig, choices: Mapping[str, Any]) -> str:
+    """Return a group's choice or, where the command line replaced it by a class of the user's, that class's name."""
+    return str(choices.get(group) or OmegaConf.select(config, f"{group}._target_"))
+
+
+def sweep_hint() -> str:
+    """Return how a sweep goes on that a signal has stopped."""
+    return "the same command goes on with the sweep"
+
+
+@contextmanager
+def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
+    """At a signal, wait for the workers that joblib has started for a sweep: each stops its run after a step."""
+    if not asks_for_sweep(arguments):
+        yield
+        return
+    signals.state.hint = sweep_hint
+    if not {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
+        yield
+        return
+    with signals.waiting_for_processes(_stop_workers):
+        yield
+
+
+def _stop_workers(signum: int) -> None:
+    logging.disable()  # Optuna's sweeper would announce that the runs which were stopped have no result
+    child_processes.pass_on(signum)
+
+
+def run_in_worker(run: Callable[[], Any]) -> Any:
+    """Do a run in a worker of joblib, unless the sweep is stopping; the process that waits for it tells the user."""
+    signals.handle_signals()
+    signals.start_raising()
+    if signals.state.signum is not None:
+        return None
+    try:
+        return run()
+    except signals.Stopped:
+        signals.state.finish()
+        return None

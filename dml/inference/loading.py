@@ -119,14 +119,12 @@ def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) ->
 
 
 def _find_run(folder: Path) -> RunFolder:
-    """Return the run in a folder, or the newest one with a checkpoint that is anywhere below it, which a line names."""
+    """Return the run in a folder, or the newest one with a checkpoint anywhere below it, which a warning names."""
     run = RunFolder(folder)
-    if run.last_checkpoint.parent.is_dir():
-        return run
-    for newest in newest_runs(folder):
-        if newest.last_checkpoint.exists():
-            logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(newest.path))
-            return newest
+    if not run.last_checkpoint.parent.is_dir():
+        run = next((newest for newest in newest_runs(folder) if newest.last_checkpoint.exists()), run)
+    if run.path != folder:
+        logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(run.path))
     return run
 
 

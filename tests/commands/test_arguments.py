@@ -103,14 +103,15 @@ def test_a_sweep_over_paths_has_a_value_for_each(key: str, texts: list[str]) -> 
 def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="resume=latest: no run below outputs"):
-        replace_latest(["resume=latest"])
+        replace_latest("resume=latest")
     run = RunFolder("outputs/sop/rll/now")
     run.write_configuration("seed: 1\n", "{}\n", "[]\n")
     run.last_checkpoint.parent.mkdir()
-    assert replace_latest(["resume=latest", "loss=rll"]) == ["resume=outputs/sop/rll/now", "loss=rll"]
-    assert replace_latest(["checkpoint=latest"]) == [f"checkpoint={run.last_checkpoint}"]
+    assert replace_latest("resume=latest") == "resume=outputs/sop/rll/now"
+    assert replace_latest("loss=latest") == "loss=latest"
+    assert replace_latest("checkpoint=latest") == f"checkpoint={run.last_checkpoint}"
     run.best_checkpoint.touch()
-    assert replace_latest(["init=latest"]) == [f"init={run.best_checkpoint}"]
+    assert replace_latest("init=latest") == f"init={run.best_checkpoint}"
 
 
 def test_a_path_without_a_key_is_told_what_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class SweepStart(Callback):
                     check_installed(library, extra=library)
         if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
             with one_line_errors(bool(config.debug)):
-                from dml.commands.checks.search_check import check_search  # it imports torch
+                from dml.commands.checks.training_checks import check_search  # it imports torch
 
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
                 first = compose("train", overrides=overrides)

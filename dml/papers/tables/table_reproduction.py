@@ -8,22 +8,9 @@ from dml.commands.failures.error_lines import print_line
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.text_tables import write_csv
-from dml.papers.plans import Plan, check_data, list_commands, train_runs
+from dml.papers.plans import Plan, check_data, train_runs
 from dml.papers.tables.paper_tables import PAPERS, Table
 from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
-
-
-def print_commands(tables: Sequence[Table], plan: Plan, data: Path) -> None:
-    """Print the command line of each run that isn't finished.
-
-    Args:
-        tables: tables that the runs belong to.
-        plan: plan of the runs.
-        data: folder that holds the folders of the data sets, which the command lines name.
-    """
-    runs = [run for table in tables for run in plan.list_table_runs(table)]
-    for command in list_commands(runs, data):
-        print_line(command)
 
 
 def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, trains: bool) -> None:

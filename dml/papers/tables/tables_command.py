@@ -43,12 +43,14 @@ def run_tables(arguments: Sequence[str]) -> None:
         if options.list:
             print_line(format_list(tables, seeds))
             return
-        from dml.papers.plans import Plan  # after --help and --list: it takes seconds
-        from dml.papers.tables.table_reproduction import print_commands, reproduce_tables
+        from dml.papers.plans import Plan, list_commands  # after --help and --list: it takes seconds
+        from dml.papers.tables.table_reproduction import reproduce_tables
 
         plan = Plan(outputs, seeds, is_small, tuple(options.set))
         if options.commands:
-            print_commands(tables, plan, options.data or Path("DATA"))
+            runs = [run for table in tables for run in plan.list_table_runs(table)]
+            for command in list_commands(runs, options.data or Path("DATA")):
+                print_line(command)
         else:
             if options.data and not options.data.is_dir():
                 raise InputError(f"--data {options.data}: no such folder; it holds a folder for each data set")
