@@ -96,10 +96,15 @@ def dispatch(arguments: Sequence[str]) -> None:
     """Run the command that the first argument names; an unknown name ends with one line and exit code 2.
 
     Args:
-        arguments: name of the command and its arguments; ``--help`` or nothing lists the commands.
+        arguments: name of the command and its arguments; ``--help`` or nothing lists the commands, and ``--version``
+            prints the version.
     """
     name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
+    if "--version" in arguments[:2]:
+        from dml.ops.libraries.versions import own_version
+
+        sys.stdout.write(f"dml {own_version()}\n")
+    elif name in ("-h", "--help"):
         sys.stdout.write(format_help())
     elif name in COMMANDS:
         command = COMMANDS[name]
