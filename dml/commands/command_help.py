@@ -11,24 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.run.config_folders import CONF, GROUPS, format_value
 
-KEYS = {
-    "train": (
-        *("dataset", "dataset.root", "model", "loss", "transform.size", "sampler.classes_per_batch"),
-        *("sampler.images_per_class", "optimizer.lr", "trainer.max_steps", "trainer.max_epochs"),
-        *("trainer.val_check_interval", "trainer.precision", "checkpoints.monitor", "checkpoints.patience"),
-        *("frozen", "quick", "init", "resume", "seed", "hydra.run.dir"),
-    ),
-    "evaluate": (
-        *("checkpoint", "split", "dataset", "dataset.root", "evaluation.metrics", "evaluation.recall_at"),
-        *("evaluation.crops", "evaluation.rerankings", "data.eval_batch_size", "hydra.run.dir"),
-    ),
-    "prepare": ("dataset", "dataset.root", "resize", "mode", "verify", "processes", "sheet", "data.cache"),
-}
-"""The keys that most people set; of other commands they are `DATA` and the keys of the command's file."""
-DATA = ("dataset", "dataset.root", "model", "data.cache")
 ORDER = ("dataset", "model", "loss", "transform", "sampler", "optimizer", "scheduler", "evaluation", "trainer")
 """The groups that most users choose from, in the order in which they meet them; the others follow by name."""
 EXPERIMENT = "experiment"
+SHOWN = "--help shows "
+"""The beginning of the lines at the top of a command's file that name the keys which most people set."""
 WIDTH, KEY_WIDTH = 80, 36
 SHORT = """\
 usage: {program} [GROUP=CHOICE ...] [KEY=VALUE ...]
@@ -80,8 +67,7 @@ def _list_most(command: str, program: str, config: DictConfig) -> str:
     header = [line.removeprefix("# ") for line in file.read_text(encoding="utf-8").split("\ndefaults:")[0].splitlines()]
     first = next(number for number, line in enumerate(header) if line.startswith("dml "))
     examples = [line for line in header[first:] if line.startswith(("dml ", "    "))]
-    own = [str(key) for key in OmegaConf.load(file) if key not in ("defaults", "hydra", "audit")]
-    keys = KEYS.get(command, (*DATA, *own))
+    keys = " ".join(line.removeprefix(SHOWN) for line in header if line.startswith(SHOWN)).split()
     return SHORT.format(
         program=program,
         description=textwrap.fill(" ".join(header[:first]), WIDTH),

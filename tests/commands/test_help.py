@@ -6,7 +6,7 @@ import pytest
 from conftest import Here
 
 from dml.commands.arguments import split_help
-from dml.commands.command_help import KEYS, format_help
+from dml.commands.command_help import format_help
 from dml.run.config_folders import CONF
 
 COMMANDS = ["train", "evaluate", "prepare", "inspect", "audit", "shift"]
@@ -19,7 +19,7 @@ def test_help_has_usage_examples_and_a_line_for_each_key(program: str) -> None:
     assert printed.startswith(f"usage: {program} ")
     assert len(re.findall(r"^  (python|dml) \w+", printed, flags=re.MULTILINE)) == 5
     lines = printed.partition("with their defaults:\n")[2].partition("\n\n")[0].splitlines()
-    assert [line.split("=")[0].strip() for line in lines][: len(KEYS.get(command, ()))] == [*KEYS.get(command, ())]
+    assert {"dataset", "dataset.root"} < {line.split("=")[0].strip() for line in lines}
     assert all(re.fullmatch(r"  [\w.]+=\S+ +\w.*", line) for line in lines)
     assert max(map(len, printed.splitlines())) <= 80
     assert len(lines) == 20 or command != "train"
@@ -29,7 +29,7 @@ def test_help_has_usage_examples_and_a_line_for_each_key(program: str) -> None:
 def test_the_lines_are_those_of_the_choices(group: str) -> None:
     for file in (CONF / group).glob("*.yaml"):
         printed = format_help("train", "dml train", [f"{group}={file.stem}"], shows_all=False)
-        assert f"  {group}={file.stem} " in printed or group not in KEYS["train"]
+        assert f"  {group}={file.stem} " in printed or group not in ("dataset", "model")
         assert max(map(len, printed.splitlines())) <= 80
         assert not re.search(r"^  [\w.]+=\S+ *$", printed, flags=re.MULTILINE), "a key without a word on it"
 

@@ -8,7 +8,7 @@ from dml.commands.parsed_commands.command_parser import CommandParser, positive_
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.text.counts import format_count
-from dml.papers.tables.paper_tables import Table, find_tables
+from dml.papers.tables.paper_tables import find_tables
 
 DESCRIPTION = """\
 Train what a paper's table takes and print it: the paper's numbers, ours, the
@@ -41,7 +41,10 @@ def run_tables(arguments: Sequence[str]) -> None:
     with one_line_errors():
         tables = find_tables(options.table and options.table.removeprefix("table-"))  # as targets of make begin
         if options.list:
-            print_line(format_list(tables, seeds))
+            print_line(f"{'':20}{'cells':>6}{'runs':>6}")
+            for table in tables:
+                print_line(f"{f'table-{table}':20}{len(table.cells):6}{seeds * len(table.trainings):6}")
+            print_line(f"With {format_count(seeds, 'seed')}. Runs that several tables need are made once.")
             return
         from dml.papers.plans import Plan, list_commands  # after --help and --list: it takes seconds
         from dml.papers.tables.table_reproduction import reproduce_tables
@@ -55,19 +58,6 @@ def run_tables(arguments: Sequence[str]) -> None:
             if options.data and not options.data.is_dir():
                 raise InputError(f"--data {options.data}: no such folder; it holds a folder for each data set")
             reproduce_tables(tables, plan, options.data, trains=not options.show)
-
-
-def format_list(tables: Sequence[Table], seeds: int) -> str:
-    """Format a line for each table with the numbers of its cells and runs; what is done takes seconds a table to see.
-
-    Args:
-        tables: tables of the list.
-        seeds: number of runs of each training.
-    """
-    heading = f"{'':20}{'cells':>6}{'runs':>6}"
-    lines = [f"{f'table-{table}':20}{len(table.cells):6}{seeds * len(table.trainings):6}" for table in tables]
-    note = f"With {format_count(seeds, 'seed')}. Runs that several tables need are made once."
-    return "\n".join([heading, *lines, f"{note} dml tables NAME --show says which are done."])
 
 
 def _parser() -> CommandParser:
