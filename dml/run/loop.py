@@ -86,8 +86,9 @@ def build_callbacks(config: DictConfig) -> list[Callback]:
         if isinstance(built, Callback):
             callbacks.append(built)
         elif built is not None:
+            shown = f"{type(built).__name__}()" if OmegaConf.is_dict(entry) else repr(built)
             raise InputError(
-                f"callbacks.{name}: {built!r} is not a callback; a mapping is due whose _target_ is a subclass of "
+                f"callbacks.{name}: {shown} is not a callback; a mapping is due whose _target_ is a subclass of "
                 "pytorch_lightning.Callback, or null"
             )
     if not any(isinstance(callback, LastCheckpoint) for callback in callbacks):
