@@ -107,6 +107,9 @@ class Index:
         vectors.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
         return cls(model, vectors, items)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r})"
+
     def __len__(self) -> int:
         return len(self.items)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def test_the_list_has_a_line_for_each_command_and_fits_a_terminal(capsys: pytest
     for name, command in COMMANDS.items():
         (line,) = (line for line in lines if line.startswith(f"  {name} "))
         assert line.endswith(command.summary)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"], ["report", "--version"]])
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    dispatch(arguments)
+    assert capsys.readouterr().out == f"dml {version('dml')}\n"
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

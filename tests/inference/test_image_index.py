@@ -30,7 +30,7 @@ from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.poincare import poincare_distances
-from dml.retrieval.vector_index import VectorIndex
+from dml.retrieval.vector_index import EXACT, VectorIndex
 
 pytest_plugins = ("small_embedders",)
 
@@ -172,6 +172,7 @@ def test_the_pictures_of_saved_models_are_no_images(model: ImageEmbedder, photos
     pictured.save_pretrained(tmp_path / "photos" / "my_model")
     assert index.upsert(tmp_path / "photos") == 12
     assert len(index) == 12
+    assert repr(index) == f"Index(12 images, factory={EXACT}, {pictured!r})"
 
 
 def test_a_path_through_a_link_leads_where_the_system_leads_it(

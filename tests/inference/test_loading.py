@@ -115,6 +115,13 @@ def test_the_threshold_is_the_runs(
     assert f"| all pairs | {100 * metrics['threshold/ece']:.3g} |" in card
 
 
+def test_of_a_folder_of_runs_the_newest_is_taken(
+    run: Path, model: dml.ImageEmbedder, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert repr(dml.load(run.parent)) == repr(model)
+    assert caplog.messages == [f"{run.parent}: the newest run in it is taken, {run}"]
+
+
 def test_one_head_is_the_runs_head(run: Path, tested: ImageTable) -> None:
     vectors = dml.load(run, heads=["H"]).embed(tested.paths.tolist())
     assert evaluate(vectors, tested.labels, clustering=False)["level0/map@r"] == metrics(run)["heads/H/level0/map@r"]

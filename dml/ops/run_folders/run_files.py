@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,18 +229,19 @@ def remedy_for(path: Path, run: Path, *, is_resumable: bool) -> str:
         run: path of the run folder.
         is_resumable: whether the run has a checkpoint from which it can be resumed.
     """
+    resuming = shlex.quote(f"resume={run}")
     if path.parent.name == ".hydra":
         if is_resumable:
-            return f"delete {path.parent}, and resume={run} takes the overrides from checkpoints/last.ckpt"
+            return f"delete {path.parent}, and {resuming} takes the overrides from checkpoints/last.ckpt"
         return f"delete {run} and start the run again"
     if path.name == "metrics.csv":
         return "delete it to do without the history; nothing else is lost"
     if path.name == "raw_metrics.json":
-        return f"delete it, and resume={run} computes it again"
+        return f"delete it, and {resuming} computes it again"
     if path.name == "compression.json":
         return f"delete it, and dml compress {run} writes it anew"
     if path.name == "splits.json":
         return "delete it to go on without a comparison of the data with what it was"
     if is_resumable:
-        return f"resume={run} tests the run again and writes it anew"
+        return f"{resuming} tests the run again and writes it anew"
     return "test the checkpoint again"

@@ -9,15 +9,17 @@ from rich.console import Console
 from dml.evaluation.printed_metrics.metric_descriptions import describe_metric, format_value
 from dml.evaluation.printed_metrics.metric_names import choose_shown_metrics
 from dml.ops.escaping import printable
+from dml.ops.text.console import console
 from dml.ops.text.speed import LINE_EVERY, ProgressMeter
 
 FIRST_ESTIMATE = 10
 """Batches after which the first line about the time left is printed into a file or a pipe."""
+TEST_ESTIMATE = 5.0
+"""Seconds of a test after which that line is printed; the first test is the first that a user waits for."""
 
 
 def make_progress() -> ProgressBar:
     """Make what shows how far a run is: a bar in a terminal; lines where output goes into a file or a pipe."""
-    console = Console()
     return Progress() if console.is_terminal and not console.is_dumb_terminal else ProgressLines()
 
 
@@ -59,6 +61,7 @@ class Progress(RichProgressBar):
         if self.is_enabled and self.progress is not None:
             line = validation_line(trainer, str(pl_module.validated_on))
             self.progress.console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+            console.write_log(line, markup=False)
 
     def _get_train_description(self, current_epoch: int) -> str:  # noqa: ARG002
         return "Training"
@@ -129,7 +132,7 @@ class ProgressLines(ProgressBar):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the test's clock."""
-        self._evaluation = ProgressMeter(self.seconds_between_lines)
+        self._evaluation = ProgressMeter(self.seconds_between_lines, first=TEST_ESTIMATE)
 
     def on_validation_batch_end(
         self,
@@ -163,4 +166,7 @@ class ProgressLines(ProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the validation's metrics."""
         self._training.pause(monotonic() - self._validation_began)
-        self.print(validation_line(trainer, str(pl_module.validated_on)))
+        line = validation_line(trainer, str(pl_module.validated_on))
+        self.print(line)
+        if self._is_enabled:
+            console.write_log(line, markup=False)

@@ -93,6 +93,15 @@ def test_lines_say_how_far_a_test_is(capsys: pytest.CaptureFixture[str]) -> None
     assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 2", "testing  batch 2 of 2"]
 
 
+def test_a_test_says_early_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TEST_ESTIMATE", 1e-9)
+    trainer(ProgressLines()).test(Counting(), batches(3), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 3"]
+
+
 def test_one_process_of_several_tells(capsys: pytest.CaptureFixture[str]) -> None:
     bar = ProgressLines(seconds_between_lines=0)
     bar.disable()
