@@ -32,7 +32,7 @@ from hydra.errors import MissingConfigException
         ("trainer.precision=fp16", "trainer.precision=fp16: must be one of"),
         ("model=resnet5", "model=resnet5: no such choice; nearest: resnet"),
         ("adapter=null", "adapter=null: must be the name of a choice, such as none, bitfit"),
-        ("loss=3", "loss=3: must be the name of a choice, such as angular, arcface"),
+        ("loss=3", "loss=3: must be the name of a choice, such as angular, angular_n_pair, arcface"),
         ("data=null", "data=null: must be "),
         ("stages=null", "stages=null: must be a mapping; leave it in"),
         ("trainer.logger=false", "trainer.logger: dml sets it itself; logger=csv"),

@@ -340,4 +340,4 @@ def describe_splits(table: ImageTable) -> str:
     first, (images, classes) = next(iter(numbers.items()))
     parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
     rule = f"; classes were drawn for val by their names, each with probability {table.val_fraction:g}"
-    return ", ".join(parts) + (rule if table.val_fraction else "")
+    return ", ".join(parts) + (rule if table.val_fraction and "val" in numbers else "")

@@ -271,7 +271,7 @@ def test_a_run_says_how_validation_classes_were_drawn() -> None:
     for seed, numbers in ((0, "33 images of 33 classes, val 12 of 12"), (5, "39 images of 39 classes, val 6 of 6")):
         drawn = complete_splits(table([*range(45)]), test_fraction=0, val_fraction=0.2, seed=seed)
         assert describe_splits(drawn) == f"train {numbers}{rule}"
-        assert describe_splits(drawn.subset("train")).endswith(rule)
+        assert rule not in describe_splits(drawn.subset("train"))
         assert rule not in describe_splits(hold_out_classes(drawn))
     given_splits = table([0, 1, 2, 3], ["train", "train", "val", "test"])
     for fraction in (0, 0.2):

@@ -333,6 +333,7 @@ def test_level_weights_are_of_the_tables_levels() -> None:
         build_metric_config(composed("evaluation.level_weights=[1.0]"), table)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
