@@ -26,7 +26,7 @@ from hydra.errors import MissingConfigException
         (str(ROOT / "Makefile"), "no KEY=VALUE; give the folder of your own images, which holds "),
         ("loss=[rll,nra]", "loss=[rll,nra]: must be one choice; -m loss=rll,nra runs each in turn"),
         ("loss=rll,nra", "loss=rll,nra: must be one choice; -m loss=rll,nra runs each in turn"),
-        ("model=efficientnet_b0", "no such choice; model=timm model.backbone.name=efficientnet_b0 is timm's"),
+        ("model=efficientnet_b0", "no such choice; model=timm model.backbone.name=efficientnet_b0 takes timm's"),
         (f"dataset.root={ROOT / 'tests'}", "the default; dataset=folder reads a folder of images"),
         ("loss.margin=abc", "loss.margin=abc: must be a number"),
         ("trainer.precision=fp16", "trainer.precision=fp16: must be one of"),

@@ -38,7 +38,7 @@ def format_help(command: str, program: str, arguments: Sequence[str], *, shows_a
 
     Args:
         command: name of the command, such as "train".
-        program: what a user types to run it, such as "dml train".
+        program: beginning of the command line, such as "dml train".
         arguments: arguments beside ``--help``, whose choices and values are shown.
         shows_all: whether every group and every key is listed.
     """
@@ -111,8 +111,8 @@ def _read_comments(file: Path) -> dict[str, str]:
     above: list[str] = []
     parents: list[tuple[int, str]] = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-        if found := re.fullmatch(r"( *)(?:- )?([\w/]+):(.*)", line):
-            depth, key, rest = len(found[1]), found[2], found[3]
+        if match := re.fullmatch(r"( *)(?:- )?([\w/]+):(.*)", line):
+            depth, key, rest = len(match[1]), match[2], match[3]
             parents = [(outer, name) for outer, name in parents if outer < depth] + [(depth, key)]
             before = above if comments else []  # the file's own comment stands above its first key
             comments[".".join(name for _, name in parents)] = " ".join([*before, rest.partition(" # ")[2]]).strip()

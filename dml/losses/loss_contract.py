@@ -20,8 +20,8 @@ class Loss(nn.Module):
 
 def list_parameters(module: nn.Module) -> str:
     """List the parameters of a module's ``__init__`` that it keeps as attributes, without losses and large tensors."""
-    kept = {name: getattr(module, name) for name in signature(type(module)).parameters if hasattr(module, name)}
-    texts = {name: _describe_value(value) for name, value in kept.items()}
+    values = {name: getattr(module, name) for name in signature(type(module)).parameters if hasattr(module, name)}
+    texts = {name: _describe_value(value) for name, value in values.items()}
     return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
 
 

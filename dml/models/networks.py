@@ -33,7 +33,7 @@ def describe_timm_model(name: str) -> str:
     """Return the end of an error line about a name that is no choice of conf/model: what chooses timm's model of it."""
     import timm  # late, as below
 
-    return f"; model=timm model.backbone.name={name} is timm's" if timm.is_model(name) else ""
+    return f"; model=timm model.backbone.name={name} takes timm's" if timm.is_model(name) else ""
 
 
 def timm_backbone(

@@ -144,8 +144,8 @@ def check_types(config: DictConfig, *also: DictConfig) -> None:
     for key, may_be_null in MAPPINGS.items():
         if key in values and not _is_container(values[key], may_be_null):
             raise InputError(f"{key}={_show(values[key])}: must be a mapping{' or null' if may_be_null else ''}")
-    own = ((key, values[key], _kinds(annotation)) for key, annotation in OWN_KEYS.items() if key in values)
-    for key, value, kinds in (*own, *_list_parameters(plain)):
+    own_values = ((key, values[key], _kinds(annotation)) for key, annotation in OWN_KEYS.items() if key in values)
+    for key, value, kinds in (*own_values, *_list_parameters(plain)):
         if _is_whole(value, kinds):
             for part in (config, *also):
                 if OmegaConf.select(part, key) == value:

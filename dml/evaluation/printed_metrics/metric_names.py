@@ -126,7 +126,7 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
     prefix, slash, metric = name.rpartition("/")
     families = {metric, metric.partition("@")[0]}
     described = [METRICS_BY_NAME[family] for family in families if family in METRICS_BY_NAME]
-    is_of_level = any(one.kind != Kind.HIERARCHY for one in described) or any(family in custom for family in families)
+    is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
     has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
     return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
 
