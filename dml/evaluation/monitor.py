@@ -50,8 +50,8 @@ def make_further_config(
         InputError: if the names are neither `AUTO` nor a list of names of packaged metrics and of those of a test.
     """
     if names == AUTO:
-        wanted = {"map@r": True, "h_ap": len(table.levels) > 1, "nmi": with_clusters}
-        names = [metric.name for metric in test.selected if wanted.get(metric.name)]
+        is_chosen = {"map@r": True, "h_ap": len(table.levels) > 1, "nmi": with_clusters}
+        names = [metric.name for metric in test.selected if is_chosen.get(metric.name)]
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise InputError(f"evaluation.validation_metrics={names}: {AUTO}, or a list of metrics, such as [recall,nmi]")
     custom = {metric.name: metric for metric in test.custom}

@@ -209,11 +209,12 @@ class VectorIndex:
         )
         if isinstance(find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
             raise refusal  # after a removal and an addition, FAISS finds wrong vectors
-        self._forget_copy()
         try:
-            return int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
+            removed = int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
         except RuntimeError as error:
             raise refusal from error
+        self._forget_copy()
+        return removed
 
     def search(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
         """Find the k vectors with the largest inner products -> scores (Q, k) and ids (Q, k), best first.
