@@ -75,10 +75,8 @@ def check_beginning(
         embed_dims: sizes of the embeddings by head.
 
     Raises:
-        InputError: if the choice is another one, or if class means are chosen for a loss without proxies.
+        InputError: if class means are chosen for a loss without proxies.
     """
-    if choice not in (None, "auto", "class_means"):
-        raise InputError(f"proxies={choice}: must be auto, class_means, or null to keep the random proxies of the loss")
     for head, loss in losses.items():
         if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
             raise InputError(

@@ -20,15 +20,10 @@ from dml.ops.errors import InputError
 from dml.papers.tables.paper_tables import Training
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
+from dml.run.settings import list_keys
 from dml.samplers.base import AUTO, AUTO_CLASSES
 from dml.training.run_length import AUTO as OPEN_LENGTH
 from dml.training.run_length import FEWEST_STEPS
-
-IGNORED_KEYS = (
-    *("seed", "data", "logger", "sweep", "dataset.root"),
-    *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
-)
-"""Keys that tell apart the runs of one training, or say how a machine computes it; all others say what it is."""
 
 SMALL_VALUES = {
     "dataset": "emoji",
@@ -68,7 +63,9 @@ def compose(training: Training) -> DictConfig:
 
 
 def identify(config: DictConfig, root: Path | None = None) -> str:
-    """Return a hash of what a configuration trains; configurations that differ in `IGNORED_KEYS` alone share it.
+    """Return a hash of what a configuration trains; those of one training share it.
+
+    Its runs differ in keys that tell them apart, or say how a machine computes them; all others say what it is.
 
     Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
 
@@ -78,7 +75,7 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
             set that is the same wherever it lies.
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
-    values = {key: value for key, value in values.items() if not is_below(key, IGNORED_KEYS)}
+    values = {key: value for key, value in values.items() if not is_below(key, list_keys("is_ignored"))}
     if root is not None:
         values["dataset.root"] = str(root)
     values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default

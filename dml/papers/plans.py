@@ -23,8 +23,9 @@ from dml.ops.filesystem.paths import expand_home
 from dml.ops.process import child_processes, signals
 from dml.ops.process.subprocesses import python_command, python_environment, run_process
 from dml.ops.run_folders.run_folder import RunFolder, RunState
-from dml.papers.experiments import IGNORED_KEYS, compose, identify, shrink
+from dml.papers.experiments import compose, identify, shrink
 from dml.papers.tables.paper_tables import Table, Training
+from dml.run.settings import list_keys
 
 DATASET_FOLDERS = {
     "sop": "Stanford_Online_Products",
@@ -130,7 +131,8 @@ class Plan:
     @property
     def departures(self) -> list[str]:
         """The overrides with which trainings aren't those of the papers, sorted."""
-        return sorted(override for override in self.overrides if not is_below(key_of(override), IGNORED_KEYS))
+        ignored = list_keys("is_ignored")
+        return sorted(override for override in self.overrides if not is_below(key_of(override), ignored))
 
     def name_results(self, name: str) -> str:
         """Return the name of a file of results: those of changed trainings don't replace those of the paper's."""

@@ -8,26 +8,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
-
-TRAINING_ONLY = (
-    "sampler",
-    "loss",
-    "proxies",
-    "frozen",
-    "stored",
-    "optimizer",
-    "scheduler",
-    "gradient_cache",
-    "shard_loss",
-    "callbacks",
-    "checkpoints",
-    "logger",
-    "sweep",
-)
-"""The parts of a configuration that an evaluation neither needs nor builds."""
-
-OF_THE_RUN = ("dataset", "quick", "resume", "accept_changed_data", "stages")
-"""The parts of a configuration that all stages share."""
+from dml.run.settings import list_keys
 
 
 @dataclass(frozen=True)
@@ -67,7 +48,7 @@ def check_stages(config: DictConfig, first: Stage) -> None:
     """
     for number, (name, changes) in enumerate(config.stages.items()):
         for key in changes or ():
-            if key in OF_THE_RUN:
+            if key in list_keys("is_shared"):
                 raise InputError(f"stages.{name}.{key}: all stages share the run's {key}; give {key} without stages")
             if key == "init" and number:
                 raise InputError(f"stages.{name}.init: a later stage goes on with the weights of the one before it")
@@ -126,7 +107,7 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
         config: configuration of the stage.
         lacks_weights: whether the checkpoint lacks weights, which an adapter left as they were.
     """
-    parts = resolve_parts(config, TRAINING_ONLY)
+    parts = resolve_parts(config, list_keys("is_trained"))
     parts["trainer"] |= {
         "max_epochs": None,
         "max_steps": 1,

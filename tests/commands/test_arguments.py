@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from dml.commands import hydra_command
 from dml.commands.arguments import (
-    STORED_PATHS,
-    UNSTORED_PATHS,
     find_path,
     put_options_first,
     quote_paths,
@@ -23,6 +21,7 @@ from dml.commands.failures.remedies import explain_grammar
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
+from dml.run.settings import list_keys
 
 PATHS = [
     "/a/plain_one.zip",
@@ -46,7 +45,7 @@ PATHS = [
     "/😀/~x#&=,y",
     "'s-Gravenhage",
 ]
-PATH_KEYS = [*UNSTORED_PATHS, *STORED_PATHS, "+dataset.reader.file"]
+PATH_KEYS = [*list_keys("is_path"), "+dataset.reader.file"]
 
 
 @pytest.mark.parametrize("path", PATHS)

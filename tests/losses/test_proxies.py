@@ -117,7 +117,7 @@ def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...],
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["loss=cluster", "proxies=means"], "proxies=means: must be auto, class_means, or null"),
+        (["loss=cluster", "proxies=means"], "proxies=means: must be one of auto, class_means, null"),
         (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss learns no proxies of the classes"),
     ],
 )

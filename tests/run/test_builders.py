@@ -14,13 +14,13 @@ from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
 from trees import dyml_vehicle
 
-from dml.commands.checks.config_types import check_types
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator
 from dml.ops.errors import InputError
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config
+from dml.run.value_types import check_types
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed

@@ -106,17 +106,10 @@ def test_what_is_no_callback_is_refused(override: str, line: str) -> None:
     assert str(refused.value).startswith(line)
 
 
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("ema=2.0", "ema=2.0: a decay between 0 and 1, such as 0.999, or null"),
-        ("stored.every_n_steps=0", "stored.every_n_steps=0: at least 1, or null"),
-        ("callbacks.averaging.rate=1", "callbacks.averaging: make_averaging() got an unexpected keyword argument"),
-    ],
-)
-def test_errors_of_the_options_are_one_line(override: str, line: str) -> None:
+def test_errors_of_the_options_are_one_line() -> None:
     with pytest.raises(InstantiationException) as refused:
-        build_callbacks(composed(f"++{override}"))
+        build_callbacks(composed("++callbacks.averaging.rate=1"))
+    line = "callbacks.averaging: make_averaging() got an unexpected keyword argument"
     assert str(explain(refused.value)).startswith(line)
 
 

@@ -179,7 +179,7 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("frozen=maybe", "frozen=maybe: true (the heads alone are trained) or false"),
+        ("frozen=maybe", "frozen=maybe: must be true or false"),
         ("compile=true", "frozen=true: compile needs the whole network in each step; compile=null"),
         ("recurrent=lstm", "frozen=true: recurrent needs the whole network in each step; recurrent=none"),
         ("adapter=bitfit", "frozen=true: adapter needs the whole network in each step; adapter=none"),

@@ -1,9 +1,7 @@
 """Pictures of the images of a table: queries with their neighbours, and some images of each class."""
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +12,6 @@ from dml.data.prepared.prepared_files import replacing_file
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.evaluation.ranking.queries import PerQuery
 from dml.evaluation.sheets.pictures import choose_queries, draw_contact_sheet, draw_retrieval_sheet
-from dml.ops.errors import check_whole
 from dml.ops.filesystem.files import replacing
 
 
@@ -44,16 +41,6 @@ def write_retrieval_sheet(
     ]
     with replacing(path) as partial:
         draw_retrieval_sheet(rows, partial)
-
-
-def check_sheet(sheet: Mapping[str, Any] | None) -> None:
-    """Make sure that `write_contact_sheets` takes its arguments; None draws nothing.
-
-    Raises:
-        InputError: if a number is too small.
-    """
-    for name, least in {"classes": 1, "pictures": 1, "seed": 0}.items():
-        check_whole(f"sheet.{name}", least if sheet is None else sheet[name], least)
 
 
 def write_contact_sheets(

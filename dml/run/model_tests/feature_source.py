@@ -105,8 +105,6 @@ def check_frozen(config: DictConfig) -> None:
     Raises:
         InputError: if it is something else, or an option needs the backbone in training.
     """
-    if not isinstance(config.frozen, bool):
-        raise InputError(f"frozen={config.frozen}: true (the heads alone are trained) or false")
     for option, off in (("recurrent", "none"), ("compile", "null"), ("adapter", "none")):
         if config.frozen and config[option]:
             raise InputError(f"frozen=true: {option} needs the whole network in each step; {option}={off}")

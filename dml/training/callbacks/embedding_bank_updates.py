@@ -33,8 +33,6 @@ class EmbeddingBankUpdates(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise InputError(f"stored.every_n_steps={every_n_steps}: at least 1, or null")
         self.every_n_steps = every_n_steps
         self.bank: HeadBank | None = None
         self._is_outdated = False

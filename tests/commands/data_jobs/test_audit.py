@@ -146,11 +146,11 @@ def test_a_checkpoint_compares_by_its_embeddings(here: Here, audit: Callable[...
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("shown=0", "shown=0: a whole number from 1 to 250"),
+        ("shown=0", "shown=0: must be a whole number, 1 or more and 250 at most"),
         ("audit.mixed=2", "audit.mixed=2: a number from 0 to 1"),
         ("audit.neighbors=many", "audit.neighbors=many: must be a whole number"),
         ("audit.neighbors=0", "audit.neighbors=0: a number above 0"),
-        ("max_images=0", "max_images=0: a whole number above 0, or null for all images"),
+        ("max_images=0", "max_images=0: must be a whole number, 1 or more, or null"),
         ("checkpoint=/none.ckpt", "checkpoint=/none.ckpt: no such file"),
         ("data.cache=null", "data.cache=null: auto, or the folder to write to"),
         ("model.backbone.weights=/none.pth", "model.backbone.weights=/none.pth: no such file"),
