@@ -117,7 +117,7 @@ leaderboard: setup
 		$(addprefix --kind ,$(KIND)) $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
 
 PROTOCOL_LOSSES = rll,multi_similarity,proxy_anchor,triplet
-PROTOCOL_SET = $(or $(SET),frozen=true trainer.max_steps=600 trainer.val_check_interval=100 data.num_workers=0)
+PROTOCOL_SET = $(or $(SET),training.frozen=true trainer.max_steps=600 trainer.val_check_interval=100 data.num_workers=0)
 
 ablation: setup
 	$(BIN)/python -m dml ablation $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') $(addprefix --kind ,$(KIND)) \

@@ -131,7 +131,7 @@ def replace_latest(argument: str) -> str:
         InputError: if there is no run.
     """
     key, _, value = argument.partition("=")
-    if value != "latest" or key not in ("resume", "checkpoint", "init"):
+    if value != "latest" or key not in ("resume", "checkpoint", "training.init"):
         return argument
     for run in newest_runs(Path("outputs")):
         checkpoint = run.best_checkpoint if run.best_checkpoint.exists() else run.last_checkpoint

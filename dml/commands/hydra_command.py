@@ -36,6 +36,7 @@ from dml.commands.failures.error_lines import is_users_mistake, one_line_errors,
 from dml.commands.start import follower_processes
 from dml.commands.start.log_levels import quiet
 from dml.commands.start.working_folder import import_from_working_folder
+from dml.ops.configuration.former_keys import rename_override
 from dml.ops.configuration.nested import is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
@@ -108,7 +109,7 @@ def main(command: str, *, is_named: bool = False) -> None:
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
         words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
-        typed = put_options_first(words)
+        typed = _rename_former_keys(put_options_first(words))
         if not {"-h", "--help"}.isdisjoint(typed):
             program = f"dml {command}" if is_named else f"python {command}.py"
             print_line(format_help(command, program, quote_paths(typed), shows_all=shows_all).rstrip())
@@ -197,6 +198,15 @@ class Task:
         result = resolve_name(JOBS[self.command])(config, folder, overrides)
         watch.leave()
         return result
+
+
+def _rename_former_keys(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the present keys in the place of former ones, and print a line about each."""
+    renamed = [*map(rename_override, arguments)]
+    for former, present in zip(arguments, renamed, strict=True):
+        if former != present:
+            sys.stderr.write(f"{printable(former)}: the key has moved; {printable(present)} is how it is written now\n")
+    return renamed
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class ModelSettings:
     @property
     def ball(self) -> Ball | None:
         """The Poincare ball in which embeddings are compared; None compares them by cosine."""
-        return choose_ball(self.config.get("geometry"), self.config.get("loss", {}))
+        return choose_ball((self.config.get("evaluation") or {}).get("geometry"), self.config.get("loss", {}))
 
     def build_transform(self, views: int = 1) -> Pipeline:
         """Build the preprocessing of the run's test.

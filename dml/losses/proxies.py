@@ -80,9 +80,9 @@ def check_beginning(
     for head, loss in losses.items():
         if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
             raise InputError(
-                f"proxies={choice}: {type(loss).__name__} learns no proxies of the classes, which are a tensor proxies "
-                f"of shape {(num_classes[0], embed_dims[head])}, or of three dimensions with several of each class; "
-                "use proxies=null"
+                f"training.proxies={choice}: {type(loss).__name__} learns no proxies of the classes, which are a "
+                f"tensor proxies of shape {(num_classes[0], embed_dims[head])}, or of three dimensions with several of "
+                "each class; use training.proxies=null"
             )
 
 

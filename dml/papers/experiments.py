@@ -14,6 +14,7 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.configuration.former_keys import former_key
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
@@ -75,7 +76,7 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
             set that is the same wherever it lies.
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
-    values = {key: value for key, value in values.items() if not is_below(key, list_keys("is_ignored"))}
+    values = {former_key(key): value for key, value in values.items() if not is_below(key, list_keys("is_ignored"))}
     if root is not None:
         values["dataset.root"] = str(root)
     values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default

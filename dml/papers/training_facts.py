@@ -10,7 +10,7 @@ from dml.papers.experiments import compose
 from dml.papers.plans import PlannedRun
 from dml.papers.tables.paper_tables import Training
 
-KEYS = ("init", "model", "loss", "geometry", "choose_heads", "evaluation")
+KEYS = ("training", "model", "loss", "heads", "evaluation")
 """The keys of a configuration that the facts are read from."""
 
 
@@ -33,7 +33,7 @@ def _describe_run(run: PlannedRun, heads: Sequence[str]) -> dict[str, str]:
     config = _read_keys(run.training)
     stored = describe_measurement(run.metrics, config) if run.is_finished else {}  # old versions stored less
     if heads:
-        config |= {"model": config["model"] | {"heads": heads}, "choose_heads": False}
+        config |= {"model": config["model"] | {"heads": heads}, "heads": {"choose": False}}
         stored.pop("vector", None)  # that of the whole embedding
     return describe_configuration(config) | {name: value for name, value in stored.items() if value != UNKNOWN}
 

@@ -81,23 +81,25 @@ def build_rerankings(config: DictConfig, table: ImageTable) -> list[Reranking]:
     if rerankings and find_ball(config):
         raise InputError(
             f"evaluation.rerankings={settings['rerankings']}: a re-ranking is of cosine similarities, not of Poincare "
-            "distances; null, or geometry=null"
+            "distances; null, or evaluation.geometry=null"
         )
     return rerankings
 
 
 def find_ball(config: DictConfig) -> Ball | None:
-    """Return the Poincare ball that a run's embeddings are ranked in, by ``geometry``; None ranks by cosine.
+    """Return the Poincare ball that a run's embeddings are ranked in, by ``evaluation.geometry``; None ranks by cosine.
 
     Raises:
-        InputError: if ``geometry`` can't be used, or with an option that compares embeddings by cosine alone.
+        InputError: if ``evaluation.geometry`` can't be used, or an option compares embeddings by cosine alone.
     """
     loss = OmegaConf.to_container(config.loss) if "loss" in config else {}
-    ball = choose_ball(config.get("geometry"), loss)  # configurations of older versions have no geometry
+    ball = choose_ball(config.evaluation.get("geometry"), loss)  # configurations of older versions have no geometry
     for option, value in (("recurrent", config.recurrent), ("fixed_neighbors", config.evaluation.fixed_neighbors)):
         if ball and value:
             name = option if option == "recurrent" else f"evaluation.{option}"
-            raise InputError(f"geometry: with {name} embeddings are compared by cosine; geometry=null")
+            raise InputError(
+                f"evaluation.geometry: with {name} embeddings are compared by cosine; evaluation.geometry=null"
+            )
     return ball
 
 

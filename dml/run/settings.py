@@ -124,10 +124,26 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True)
-class BankSettings:
-    """``stored``: the embeddings of the training images."""
+class TrainingSettings:
+    """``training``: how the network is trained."""
 
-    every_n_steps: Count | None = key()
+    frozen: bool = key(unset=False)
+    init: str | None = key(fixed=BEGINNING, is_path=True)
+    proxies: Literal["auto", "class_means"] | None = key(fixed=BEGINNING)
+    bank_every_n_steps: Count | None = key(fixed=STEPS)
+    gradient_cache: Count | None = key(fixed=STEPS)
+    shard_loss: bool = key(unset=True)
+    compile: bool | dict[Any, Any] | None = key()
+    matmul_precision: Literal["highest", "high", "medium"] | None = key(fixed=STEPS)
+    ema: Annotated[float, Interval(gt=0, lt=1)] | None = key(fixed=STEPS)
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """``heads``: how the heads begin, and which of them are concatenated."""
+
+    initial: WhitenedHeads | None = key(fixed=BEGINNING)
+    choose: bool = key(fixed=CHOICE)
 
 
 @dataclass(frozen=True)
@@ -216,6 +232,7 @@ class EvaluationSettings:
     count_query: bool = key()
     level_weights: list[Any] | None = key()
     exclude: Literal["nearest"] | None = key()
+    geometry: dict[Any, Any] | Literal["auto"] | None = key()
     clustering: bool = key()
     fixed_neighbors: Count | None = key()
     other_labels: dict[Any, Any] = key()
@@ -246,18 +263,7 @@ class Settings:
     trust: bool = key()
     accept_changed_data: bool = key(is_shared=True)
     debug: bool = key()
-    init: str | None = key(fixed=BEGINNING, is_path=True)
     stages: dict[Any, Any] = key(is_shared=True)
-    frozen: bool = key(is_trained=True, unset=False)
-    initial_heads: WhitenedHeads | None = key(fixed=BEGINNING)
-    choose_heads: bool = key(fixed=CHOICE)
-    proxies: Literal["auto", "class_means"] | None = key(fixed=BEGINNING, is_trained=True, is_finite=True)
-    gradient_cache: Count | None = key(fixed=STEPS, is_trained=True)
-    shard_loss: bool = key(is_trained=True, unset=True)
-    geometry: dict[Any, Any] | Literal["auto"] | None = key(is_saved=True)
-    matmul_precision: Literal["highest", "high", "medium"] | None = key(fixed=STEPS)
-    compile: bool | dict[Any, Any] | None = key()
-    ema: Annotated[float, Interval(gt=0, lt=1)] | None = key(fixed=STEPS)
 
     data: DataSettings = key(is_prepared=True, is_ignored=True, is_saved=True, decides_raw=True)
     dataset: DatasetSettings = key(is_prepared=True, is_shared=True, is_saved=True, decides_raw=True)
@@ -269,7 +275,8 @@ class Settings:
     loss: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     optimizer: Any = key(fixed=STEPS, is_trained=True, is_saved=True, is_built=True, is_finite=True)
     scheduler: SchedulerSettings = key(fixed=STEPS, is_trained=True, is_saved=True, is_finite=True)
-    stored: BankSettings = key(fixed=STEPS, is_trained=True)
+    training: TrainingSettings = key()
+    heads: HeadSettings = key()
     checkpoints: CheckpointSettings = key(is_trained=True)
     evaluation: EvaluationSettings = key(is_saved=True, decides_raw=True)
     trainer: Any = key(is_saved=True, is_built=True)

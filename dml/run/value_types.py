@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.configuration.former_keys import MOVED
 from dml.ops.configuration.nested import is_below
 from dml.ops.errors import InputError, suggest
 from dml.run.settings import SETTINGS, find_group
@@ -107,7 +108,9 @@ def _list_settings(plain: Mapping[str, Any], kind: type[Any], prefix: str = "") 
     declared = {field.name: field for field in fields(kind)}
     for name, value in plain.items():
         if name not in declared:
-            raise InputError(f"{prefix}{name}: no such key{suggest(str(name), declared)}")
+            moved = MOVED.get(f"{prefix}{name}")
+            nearest = f"; it is {moved} now" if moved else suggest(str(name), declared)
+            raise InputError(f"{prefix}{name}: no such key{nearest}")
         annotation = declared[name].type
         group = find_group(annotation)
         if group is None:

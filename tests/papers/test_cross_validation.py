@@ -192,7 +192,7 @@ def make_result() -> ProtocolResult:
         tried.append(TriedConfiguration({RATE: 2e-3, "loss.alpha": 4}, [mean + 0.01, mean - 0.1], 3.5))
         single, ensemble = make_test(mean, 2, number), make_test(mean + 0.1, 1, number)
         methods.append(MethodResult(loss, [f"`{RATE}`"], tried, single, ensemble, 12.5))
-    return ProtocolResult(CrossValidation("emoji", 2, 2, overrides=("frozen=true",)), methods)
+    return ProtocolResult(CrossValidation("emoji", 2, 2, overrides=("training.frozen=true",)), methods)
 
 
 def test_pairs_are_compared_by_classes() -> None:
@@ -242,7 +242,7 @@ def test_stored_results_of_another_setting_are_never_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, stored = tmp_path / "protocol.json", make_result()
-    setting = replace(stored.setting, overrides=("frozen=true", "trainer.max_steps=9"))
+    setting = replace(stored.setting, overrides=("training.frozen=true", "trainer.max_steps=9"))
     stored = replace(stored, setting=setting)
     check_setting(setting, None, file)
     check_setting(replace(setting, overrides=setting.overrides[::-1]), stored, file)
@@ -250,7 +250,7 @@ def test_stored_results_of_another_setting_are_never_replaced(
     before = file.read_bytes()
     folders = [f"outputs={tmp_path / 'runs'}", f"docs={tmp_path}"]
     with pytest.raises(SystemExit) as stopped:
-        run_protocol(["losses=circle", "folds=2", "trials=3", "--set", "frozen=true", *folders])
+        run_protocol(["losses=circle", "folds=2", "trials=3", "--set", "training.frozen=true", *folders])
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
@@ -292,11 +292,11 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> 
 
 def test_settings_are_given_with_and_without_dashes() -> None:
     options = parse_options(
-        ["losses=rll,nra", "folds=3", "--set", "frozen=true", "trials=5", "set=trainer.max_steps=9"]
+        ["losses=rll,nra", "folds=3", "--set", "training.frozen=true", "trials=5", "set=trainer.max_steps=9"]
     )
     assert options.losses == ["rll", "nra"]
     assert (options.folds, options.trials, options.seeds) == (3, 5, 1)
-    assert options.set == ["frozen=true", "trainer.max_steps=9"]
+    assert options.set == ["training.frozen=true", "trainer.max_steps=9"]
     dashed = parse_options(["--losses", "rll,nra", "--folds", "3", "--trials=5", "--rates", "1e-4,1e-3"])
     assert (dashed.losses, dashed.folds, dashed.rates) == (["rll", "nra"], 3, (1e-4, 1e-3))
     with pytest.raises(InputError, match=r"fold=3: no such setting; nearest: folds.*--set"):

@@ -74,7 +74,7 @@ CONTEST = Contest(
     values=(("margin=4",), ("margin=5",)),
     kinds={
         "heads": TrainingKind("Heads", "heads", ()),
-        "whole": TrainingKind("Whole networks", "whole", ("frozen=false",)),
+        "whole": TrainingKind("Whole networks", "whole", ("training.frozen=false",)),
     },
 )
 SCORES = {"lr=1": 0.5, "lr=2": 0.7, "lr=3": 0.6, "lr=2 margin=4": 0.65, "lr=2 margin=5": 0.72}

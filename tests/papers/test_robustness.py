@@ -42,7 +42,7 @@ def test_each_condition_plants_its_faults_with_the_seed_of_the_run(tmp_path: Pat
         assert [run.seed for run in runs] == [0, 1, 2]
         config = compose(runs[0].training)
         assert config.dataset.name == "emoji"
-        assert config.frozen is True
+        assert config.training.frozen is True
         assert set(CLEAN[0].overrides) <= set(runs[0].training.overrides)
         config.seed = 5
         assert config.dataset.planted.seed == 5

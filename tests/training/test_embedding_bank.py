@@ -270,7 +270,7 @@ def test_unreadable_images_are_not_in_the_means_of_the_hard_class_sampler() -> N
 
 
 def test_an_interval_within_an_epoch_is_refused() -> None:
-    line = "stored.every_n_steps=3: .* has 2 batches an epoch; sampler.batches_per_epoch=3 would do"
+    line = "training.bank_every_n_steps=3: .* has 2 batches an epoch; sampler.batches_per_epoch=3 would do"
     with pytest.raises(InputError, match=line):
         fit(network(), neighborhoods(), 1, every_n_steps=3)
 

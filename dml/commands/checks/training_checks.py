@@ -104,15 +104,18 @@ def check_graphs(config: DictConfig) -> None:
     Raises:
         InputError: if ``gradient_cache`` or ``trainer.accumulate_grad_batches`` would.
     """
-    mode = OmegaConf.select(config, "compile.mode") if OmegaConf.is_config(config.compile) else None
+    mode = OmegaConf.select(config, "training.compile.mode") if OmegaConf.is_config(config.training.compile) else None
     if mode not in ("max-autotune", "reduce-overhead"):
         return
     several_batches = config.trainer.accumulate_grad_batches not in (None, 1)
-    for key, is_given in (("gradient_cache", config.gradient_cache), ("accumulate_grad_batches", several_batches)):
+    for key, is_given in (
+        ("gradient_cache", config.training.gradient_cache),
+        ("accumulate_grad_batches", several_batches),
+    ):
         if is_given:
             raise InputError(
-                f"compile={{mode: {mode}}}: its CUDA graphs overwrite what {key} keeps; "
-                "compile={mode: max-autotune-no-cudagraphs}"
+                f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what {key} keeps; "
+                "training.compile={mode: max-autotune-no-cudagraphs}"
             )
 
 

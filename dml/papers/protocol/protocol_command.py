@@ -145,7 +145,7 @@ def _make_parser() -> CommandParser:
         metavar="LOW,HIGH",
         help="range of the learning rate (default: 1e-4,3e-3)",
     )
-    parser.add_overrides("frozen=true")
+    parser.add_overrides("training.frozen=true")
     parser.add_argument(
         "--launcher", default="basic", metavar="NAME", help="what begins trainings: basic, joblib, submitit or ray"
     )

@@ -32,7 +32,7 @@ def check_resumed_settings(
         InputError: if it changes one of them.
     """
     before = open_stored(stored)
-    remedy = f"{shlex.quote(f'init={folder.last_checkpoint}')} begins a new run with its weights"
+    remedy = f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
     stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)
@@ -41,7 +41,7 @@ def check_resumed_settings(
         _check_same(key, old, new, f"trained {progress.total_steps} steps", remedy)
     key = "trainer.accumulate_grad_batches"
     old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-    counted = f"{remedy}; gradient_cache saves memory without other steps"
+    counted = f"{remedy}; training.gradient_cache saves memory without other steps"
     _check_same(key, old, new, "counted its steps and epochs", counted)
     if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
         return
@@ -98,7 +98,7 @@ def _list_values(stage: DictConfig) -> dict[str, Any]:
 
 def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:
     """Make sure that a key has the value with which the run has done something so far."""
-    if (old or None) != (new or None):  # a configuration of an older version lacks choose_heads, which means false
+    if (old or None) != (new or None):  # a configuration of an older version lacks heads.choose, which means false
         raise InputError(f"{key}={new}: the run has {done} with {old} so far; {remedy}")
 
 

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.configuration.former_keys import rename_keys, rename_override
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.configuration.targets import TARGET, unknown_targets
@@ -23,7 +24,7 @@ from dml.run.resuming.resolved_values import resolve_environment
 from dml.run.settings import all_keys
 
 LEARNING_RATE, FORMER_LEARNING_RATE = "${learning_rate:3.0e-4}", "${oc.select:model.pretraining.lr,3.0e-4}"
-"""The default of ``optimizer.lr``, and that of older versions, which is the same number without ``frozen``."""
+"""The default of ``optimizer.lr``, and that of older versions, which is the same number without ``training.frozen``."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> lis
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
     """Return the overrides and configuration among the contents of a checkpoint."""
     run = checkpoint["run"]
-    return StoredConfiguration(_task_overrides(run["overrides"]), run["config"])
+    return StoredConfiguration(_task_overrides(run["overrides"]), rename_keys(run["config"]))
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
@@ -101,7 +102,8 @@ def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[s
 
 
 def _task_overrides(overrides: Any) -> list[str]:
-    return [str(override) for override in overrides if key_of(str(override)).split(".")[0] not in RUN_KEYS]
+    renamed = [rename_override(str(override)) for override in overrides]
+    return [override for override in renamed if key_of(override).split(".")[0] not in RUN_KEYS]
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def plain_config(config: Any) -> dict[str, Any]:
 
     Interpolations stay unresolved, except those that read the environment: another value there is another run.
     """
-    return without_run_keys(_without_defaults(resolve_environment(config)))
+    return without_run_keys(_without_defaults(rename_keys(resolve_environment(config))))
 
 
 def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +127,11 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
     missing = {name: None for name in default if name not in entries}
     remaining = without_unset({name: value for name, value in config.items() if name != "callbacks"})
     optimizer = config.get("optimizer")
-    if isinstance(optimizer, dict) and optimizer.get("lr") == LEARNING_RATE and not config.get("frozen"):
+    if (
+        isinstance(optimizer, dict)
+        and optimizer.get("lr") == LEARNING_RATE
+        and not (config.get("training") or {}).get("frozen")
+    ):
         remaining["optimizer"] = optimizer | {"lr": FORMER_LEARNING_RATE}
     return remaining | ({"callbacks": changed | missing} if changed or missing else {})
 

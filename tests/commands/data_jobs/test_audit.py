@@ -137,7 +137,7 @@ def test_a_checkpoint_compares_by_its_embeddings(here: Here, audit: Callable[...
     given = ["evaluation.report=null", "evaluation.sheet=null", "evaluation.raw=false", "evaluation.selection=last"]
     given += ["trainer.max_steps=2", "trainer.val_check_interval=1", "sampler.classes_per_batch=2"]
     data = ["dataset=folder", f"dataset.root={mine}", "model=small_cnn", "transform=imagenet", "transform.size=32"]
-    here("train", *data, *given, "data.num_workers=0", "hydra.run.dir=run", "initial_heads=null")
+    here("train", *data, *given, "data.num_workers=0", "hydra.run.dir=run", "heads.initial=null")
     printed = audit("checkpoint=run/checkpoints/last.ckpt")
     assert "what the audit finds" in printed
     assert "the network of run" in Path("found/audit.html").read_text()

@@ -65,12 +65,21 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["checkpoints.tie_breaker=3"], "checkpoints.tie_breaker=3: must be a text"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
         (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalisations that conv"),
-        (["compile={mode: max-autotune}", "gradient_cache=8"], "its CUDA graphs overwrite what gradient_cache keeps; "),
-        (["compile={mode: reduce-overhead}", "trainer.accumulate_grad_batches=2"], "accumulate_grad_batches keeps; "),
+        (
+            ["training.compile={mode: max-autotune}", "training.gradient_cache=8"],
+            "its CUDA graphs overwrite what gradient_cache keeps; ",
+        ),
+        (
+            ["training.compile={mode: reduce-overhead}", "trainer.accumulate_grad_batches=2"],
+            "accumulate_grad_batches keeps; ",
+        ),
         (["dataset=folder", "dataset.fold=1"], "dataset.fold=1: it needs dataset.folds=5, which divides the training"),
         (["evaluation.raw=5"], "evaluation.raw=5: must be true or false"),
         (["+stages.first.dataset.root=other"], "stages.first.dataset: all stages share the run's dataset; give"),
-        (["+stages={first:{},second:{init:a.ckpt}}"], "stages.second.init: a later stage goes on with the weights of"),
+        (
+            ["+stages={first:{},second:{init:a.ckpt}}"],
+            "stages.second.training.init: a later stage goes on with",
+        ),
         (
             ["+stages={a:{},b:{loss:triplet}}"],
             "stages.b.loss=triplet: a stage takes the values of a part; in an experiment's",
@@ -124,7 +133,7 @@ def test_a_group_that_is_taken_out(
             "model.backbone.name: give it a value, such as model.backbone.name=resnet18 or model.",
         ),
         (["+loss.level=???"], "loss.level: no value; give loss.level=..."),
-        (["+stages={a:{ema:???}}"], "ema: no value; give ema=..."),
+        (["+stages={a:{ema:???}}"], "training.ema: no value; give training.ema=..."),
     ],
 )
 def test_a_value_that_is_missing(refused: Refused, tmp_path: Path, overrides: list[str], expected: str) -> None:
@@ -192,7 +201,7 @@ def test_a_logger_that_is_not_installed(
             "transform.test crops 336 of 256 pixels, and frames each image in black",
         ),
         (["transform=rll_plain", "transform.size=300"], "transform.train crops 300 of 256 pixels"),
-        (["init=nowhere.ckpt"], "init=nowhere.ckpt: no such file; a checkpoint of another run"),
+        (["training.init=nowhere.ckpt"], "training.init=nowhere.ckpt: no such file; a checkpoint of another run"),
     ],
 )
 def test_the_value_that_is_meant_is_named(refused: Refused, overrides: list[str], expected: str) -> None:

@@ -160,9 +160,9 @@ def test_interrupted_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, inter
 OPTIONS = [
     *SHORT_RUN,
     "loss=cluster",
-    "proxies=class_means",
-    "ema=0.9",
-    "gradient_cache=3",
+    "training.proxies=class_means",
+    "training.ema=0.9",
+    "training.gradient_cache=3",
     "evaluation.crops=2",
     "evaluation.metrics=[recall]",
     "evaluation.heads=false",
