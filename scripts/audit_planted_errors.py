@@ -9,10 +9,10 @@ classes merged. The data set itself stays as it is. What the audit finds in it w
 alarm, and is printed first. It takes one to two minutes on two cores.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import sys
 import tempfile

@@ -7,10 +7,10 @@ No number here was measured on a GPU. The bytes of each loss were counted on a C
 what tensors allocate. The times are calculated from `MACHINE` and `RUN`.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import math
 import sys

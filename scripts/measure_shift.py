@@ -7,10 +7,10 @@ All tables are in docs/shift.md. The splits are drawn once, with seed 0; the see
 runs are not repeated. It takes about fifteen minutes on two cores.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import json

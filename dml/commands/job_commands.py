@@ -72,5 +72,5 @@ def replace_resize_option(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(command: str, arguments: Sequence[str]) -> None:
-    sys.argv[1:] = [command, *arguments]  # Hydra, and the processes that Lightning starts, take them from there
+    sys.argv[1:] = [command, *arguments]  # Hydra takes them from there
     main(command, is_named=True)

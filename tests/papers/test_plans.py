@@ -22,8 +22,8 @@ assert {start}([fine, ["train", "loss=nothing"]], print_line, 1)
 STOPPED = """
 import os, signal
 from dml.commands.failures.error_lines import one_line_errors, print_line
-from dml.ops.process.signals import handle_signals
 from dml.papers.plans import {start}
+from dml.runtime.signals import handle_signals
 
 def stop_before_the_start(line):
     print_line(line)

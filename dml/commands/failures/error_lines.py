@@ -1,5 +1,6 @@
 """What the user got wrong is one line and exit code 2, a signal one line and its code; a bug keeps its trace."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,8 @@ from dml.commands.failures.refusals import CALLED_TARGET, is_refusal
 from dml.commands.failures.remedies import explain_grammar, explain_missing, suggest_keys
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
-from dml.ops.process import signals
 from dml.run.config_folders import CONF
-from dml.training.distributed import watch
+from dml.runtime import ranks, signals
 from dml.training.trainer_arguments import explain_refusal
 
 
@@ -38,25 +38,28 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         _end_by_signal(debug)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and is_output_closed():
-            watch.fail(CODE, "")
+            if ranks.is_joined():
+                ranks.fail(CODE, "")
             end_silently()
         line = _explained(error)
-        if line is None and signals.state.signum is not None:
-            _end_by_signal(debug)  # or a process that was waited for has ended as well
+        if line is None and signals.is_requested():
+            # a process that was waited for has ended as well, or elastic ends this one because another has failed
+            signals.state.is_silent |= ranks.is_joined() and signals.state.signum == signal.SIGTERM
+            _end_by_signal(debug)
         if debug or line is None:
-            watch.fail(1, format_exc())
+            if ranks.is_joined():
+                ranks.fail(1, format_exc(), is_explained=line is not None)
             raise
-        watch.fail(2, f"error: {line}\n")
+        if ranks.is_joined():
+            ranks.fail(2, f"error: {line}\n")
         sys.stderr.write(f"error: {line}\n")
         sys.exit(2)
 
 
 def _end_by_signal(debug: bool) -> NoReturn:
-    code, line = signals.state.finish()
     if debug:
         sys.stderr.write(format_exc())
-    watch.stop(code, line)
-    sys.exit(code)
+    sys.exit(signals.report())
 
 
 @contextmanager
@@ -66,8 +69,8 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
         yield
     except Exception as error:
         line = _explained(error)
-        if line is None and signals.state.signum is not None:
-            raise signals.Stopped(signals.state.signum) from error
+        if line is None:
+            signals.check()
         sys.stderr.write(f"failed: {printable(folder)}: {line or printable(repr(error))}\n")
         if debug or line is None:
             raise
@@ -109,7 +112,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, InputError):
         return _first_lines(error)
     if isinstance(error, ValueError) and str(error).startswith("No trials are completed"):
-        is_stopped = signals.state.signum is not None  # then that is why, and no mistake of the user's
+        is_stopped = signals.is_requested()  # then that is why, and no mistake of the user's
         return None if is_stopped else "sweep=optuna: no run has finished; the lines above say why"
     return explain_fault(error)
 

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import DISK_ERRORS
-from dml.ops.process import signals
+from dml.runtime import signals
 
 SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes less"
 LOST_WORKER = re.compile(

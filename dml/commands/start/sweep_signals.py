@@ -1,12 +1,13 @@
 """Signals to a sweep: the workers that joblib has started stop after a step, and one line tells how to go on."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dml.commands.arguments import asks_for_sweep
-from dml.ops.process import child_processes, signals
+from dml.runtime import processes, signals
 
 
 def sweep_hint() -> str:
@@ -24,23 +25,27 @@ def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     if not {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
         yield
         return
-    with signals.waiting_for_processes(_stop_workers):
-        yield
+    os.environ[signals.SILENT] = "1"  # of the workers
+    try:
+        with processes.waiting_for_processes(_stop_workers):
+            yield
+    finally:
+        os.environ.pop(signals.SILENT)
 
 
-def _stop_workers(signum: int) -> None:
+def _stop_workers() -> None:
     logging.disable()  # Optuna's sweeper would announce that the runs which were stopped have no result
-    child_processes.pass_on(signum)
+    processes.stop_processes()
 
 
 def run_in_worker(run: Callable[[], Any]) -> Any:
     """Do a run in a worker of joblib, unless the sweep is stopping; the process that waits for it tells the user."""
     signals.handle_signals()
     signals.start_raising()
-    if signals.state.signum is not None:
+    if signals.is_requested():
         return None
     try:
         return run()
     except signals.Stopped:
-        signals.state.finish()
+        signals.report()
         return None

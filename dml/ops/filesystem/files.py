@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dml.runtime import signals
+
 PARTIAL = ".partial"
 """The end of the name of a file that is being written."""
 _partial_files: set[Path] = set()
@@ -129,5 +131,6 @@ def remove_partial_files_of_this_process() -> None:
         partial.unlink(missing_ok=True)
 
 
+signals.before_end.append(remove_partial_files_of_this_process)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_partial_files.clear)

@@ -4,12 +4,6 @@ from pathlib import Path
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
-PACKAGE = Path(__file__).resolve().parents[2]
-"""The folder of the package."""
-
-IS_INSTALLED = (PACKAGE / "conf").is_dir()
-"""Whether the package was built into a wheel, which holds its configurations (setup.py)."""
-
 
 def expand_home(path: str | Path) -> Path:
     """Return a path that a user gave with ``~`` or ``~name`` replaced by the home folder.
