@@ -1,6 +1,7 @@
 """The file ``per_query.parquet``: the metrics and the nearest neighbours of each test query."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,7 +207,7 @@ def read_queries(path: Path) -> QueryTable:
     except Exception as error:  # Arrow, NumPy and JSON raise many kinds of exceptions for a damaged file
         raise InputError(
             f"{path}: not a Parquet file that can be read ({' '.join(str(error).split())}); "
-            f"resume={path.parent} tests the run again and writes it anew"
+            f"{shlex.quote(f'resume={path.parent}')} tests the run again and writes it anew"
         ) from error
 
 

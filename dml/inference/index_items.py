@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dml.data.image_files.contents import MISSING, read_stamps
 from dml.data.image_listing import list_images
 from dml.data.layout import name_similar
-from dml.data.names import check_paths
+from dml.data.names import check_paths, compose_name
 from dml.data.readers import csv
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
@@ -162,7 +162,7 @@ def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
     if os.path.isdir(path):
         paths = list_images(path)
         parents = (os.path.relpath(os.path.dirname(image), path) for image in paths)
-        return paths, ["" if parent == "." else parent for parent in parents]
+        return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
     if path.suffix.lower() in (".csv", ".tsv", ".txt"):
         if not os.path.exists(path):
             similar = name_similar(path)
