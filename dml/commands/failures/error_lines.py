@@ -40,8 +40,8 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
     signals.start_raising()
     try:
         yield
-    except signals.Stopped:
-        _end_by_signal(debug)
+    except signals.Stopped as stopped:
+        _end_by_signal(debug, stopped.__context__)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and is_output_closed():
             if ranks.is_joined():
@@ -49,9 +49,7 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
             end_silently()
         line = _explained(error)
         if line is None and signals.is_requested():
-            # a process that was waited for has ended as well, or elastic ends this one because another has failed
-            signals.state.is_silent |= ranks.is_joined() and signals.state.signum == signal.SIGTERM
-            _end_by_signal(debug)
+            _end_by_signal(debug, error)  # or a process that was waited for has ended as well
         if debug or line is None:
             if ranks.is_joined():
                 ranks.fail(1, format_exc(), is_explained=line is not None)
@@ -63,9 +61,11 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
         sys.exit(2)
 
 
-def _end_by_signal(debug: bool) -> NoReturn:
+def _end_by_signal(debug: bool, error: BaseException | None) -> NoReturn:
     if debug:
         sys.stderr.write(format_exc())
+    if isinstance(error, RuntimeError) and ranks.is_joined() and signals.state.signum == signal.SIGTERM:
+        signals.state.is_silent = True  # the connection to a process that died was lost; the launcher tells of it
     console.write_log(signals.state.format_line(), markup=False, end="")
     sys.exit(signals.report())
 
