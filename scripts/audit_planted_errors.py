@@ -31,7 +31,7 @@ from dml.commands.data_jobs.audit_job import collect_images
 from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
 from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, take_readable
 from dml.data.image_files.images import read_image
-from dml.data.overview.picture_traits import HASH_BITS, measure_traits
+from dml.data.overview.picture_traits import SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import UNKNOWN, ImageTable
@@ -67,7 +67,7 @@ def main(overrides: list[str]) -> None:
     clean = audit_images(images, settings)
     print("without planted errors:", ", ".join(f"{count_issue(clean, issue)} {issue}" for issue in ISSUES))
     print("| planted | found of planted | all findings | precision | recall |\n| --- | --- | --- | --- | --- |")
-    copies = find_duplicate_pairs(images, settings).list_copies(images, settings)
+    copies = find_duplicate_pairs(images, settings).list_copies(len(images.table))
     for share in SHARES:
         results = [measure_swaps(images, copies, settings, share, seed) for seed in SEEDS]
         flagged, first, suggested = zip(*results, strict=True)
@@ -157,8 +157,8 @@ def measure_copies(
     planted = AuditedImages(
         table=replace(images.table, **columns),
         embeddings=spread_embeddings(features, settings.components),
-        hashes=torch.cat([images.hashes, traits[:, :HASH_BITS]]),
-        contrasts=np.append(images.contrasts, traits[:, HASH_BITS].numpy()),
+        pictures=torch.cat([images.pictures, traits[:, :-1].reshape(-1, SIDE, SIDE)]),
+        contrasts=np.append(images.contrasts, traits[:, -1].numpy()),
         sizes=np.concatenate([images.sizes, np.array(sizes)]),
     )
     pairs = find_duplicate_pairs(planted, settings)
@@ -201,7 +201,7 @@ def measure_split_classes(images: AuditedImages, settings: AuditSettings, seed: 
         labels[rows[: len(rows) // 2]] = new
         pairs.add(frozenset({str(label), str(new)}))
     planted = with_labels(images, labels)
-    findings = report_mixed_classes(planted, find_neighbors(planted, settings)[0], settings)
+    findings = report_mixed_classes(planted, find_neighbors(planted, settings)[0], [()] * len(labels), settings)
     found_pairs = {frozenset({finding.label, finding.other_label}) for finding in findings}
     return len(pairs & found_pairs), len(pairs), count_issue(findings, MIXED_CLASSES)
 

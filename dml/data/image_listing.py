@@ -1,14 +1,20 @@
-"""The image files in a folder and in all folders below it."""
+"""The image files in a folder and in all folders below it, or in a list."""
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dml.data.layout import name_similar, read_list_lines
+from dml.data.readers import csv
 from dml.data.readers.folder import UNREAD_SUFFIXES, describe_dangling, describe_unread, may_be_image, read_suffixes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.filesystem.paths import expand_home
 
+LISTS = (".csv", ".tsv", ".txt", ".parquet")
+"""The endings of the files that list images."""
 MODEL_FILES = {"model.json", "model.safetensors"}
 """Files that the folder of a saved model has; the picture beside them is none of the user's."""
 
@@ -44,6 +50,39 @@ def list_images(folder: Path) -> list[str]:
     for line in left_out:
         logger.warning("left out: %s: %s", printable(folder), line)
     return paths_read
+
+
+def list_named_images(path: str | Path) -> tuple[list[str], list[str]] | None:
+    """List the images that a folder or a list names -> their paths, and the names of their classes.
+
+    The class of an image in a folder is the folder that holds it, relative to the whole folder. A list has a column
+    ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line; without
+    classes, their names are empty.
+
+    Args:
+        path: path of the folder, or of a list that ends with one of `LISTS`; for any other path the result is None.
+
+    Raises:
+        InputError: if there is no such list, or it can't be read.
+    """
+    if path == Path():
+        raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
+    place = expand_home(path)
+    if os.path.isdir(place):
+        paths = list_images(place)
+        parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
+        return paths, ["" if parent == "." else parent for parent in parents]
+    if place.suffix.lower() not in LISTS:
+        return None
+    if not os.path.exists(place):
+        raise InputError(
+            f"{printable(place)}: no such file{name_similar(place)}; give a .csv file or a folder of images"
+        )
+    if place.suffix.lower() == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
+        paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
+        return paths, [""] * len(paths)
+    table = csv.read_listed(place, needs_labels=False)
+    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
 def _iterate_files(folder: Path) -> Iterator[str]:

@@ -98,17 +98,23 @@ def read(
 
 
 def read_listed(
-    root: str | Path | None, *, columns: Mapping[str, str] | None = None, encoding: str = "utf-8"
+    root: str | Path | None,
+    *,
+    columns: Mapping[str, str] | None = None,
+    encoding: str = "utf-8",
+    needs_labels: bool = True,
 ) -> ImageTable:
     """Read the images of a file with the splits that it gives, or "" where it has none.
 
-    The arguments are those of `read`, but error lines name no options: they say how the file has to be changed.
+    The arguments are those of `read`, but error lines name no options: they say how the file has to be changed. Unless
+    it needs labels, a file without a column for them gives all images a class whose name is empty.
     """
     file = _find_file(root)
     rows = read_csv_rows(file, encoding)
     _, header = next(rows)
     header = _rename_columns(file, header, columns or {})
-    positions = {name: header.index(name) for name in ("path", *_find_levels(file, header), "split") if name in header}
+    found = ("path", *_find_levels(file, header, needs_labels=needs_labels), "split")
+    positions = {name: header.index(name) for name in found if name in header}
     cells: dict[str, list[str]] = {name: [] for name in positions}
     lines: dict[str, int] = {}
     absolute_folder = file.parent.absolute()
@@ -125,7 +131,9 @@ def read_listed(
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
         raise InputError(f"{file}: no line below the header")
-    levels = tuple(name for name in positions if name not in ("path", "split"))
+    if len(found) == 2:
+        cells["label"] = [""] * len(lines)
+    levels = tuple(name for name in cells if name not in ("path", "split"))
     labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
     return ImageTable(
         paths=np.array([str(file.parent / path) for path in cells["path"]]),
@@ -223,7 +231,7 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     """
     fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
     if len(header) == 1:
-        return InputError(f"{fault}; commas, semicolons or tabs stand between the cells of a line")
+        return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
     likely = {
         name: next((cell for cell in header if _simplify(cell) in OTHER_NAMES[name]), "")
         for name in missing
@@ -238,7 +246,7 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     return UnknownColumnsError(fault, f"rename {renamed}", f"'dataset.reader.columns={{{columns}}}' would do")
 
 
-def _find_levels(file: Path, header: list[str]) -> list[str]:
+def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[str]:
     """Return the names of the columns that hold class names, and check all column names."""
     level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
     repeated = [name for name in ("path", "label", *level_columns, "split") if header.count(name) > 1]
@@ -252,6 +260,8 @@ def _find_levels(file: Path, header: list[str]) -> list[str]:
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
+    if not needs_labels and missing[:1] == ["label"] and not {*map(_simplify, header)} & {*OTHER_NAMES["label"]}:
+        return []
     if missing not in ([], ["split"]):
         raise _missing_column_error(file, header, missing)
     if level_columns and "label" in header:

@@ -158,9 +158,9 @@ def test_sixteen_bits_a_colour(tmp_path: Path) -> None:
     colours = np.array([[0, 25600, 65535], [4096, 0, 0]], "<u2")
     assert read(tmp_path, tiff((16, 16, 16), colours.tobytes()))[:, 0].T.tolist() == [[0, 100, 255], [16, 0, 0]]
     (tmp_path / "dark.tif").write_bytes(tiff((16, 16, 16), (colours % 4096).tobytes()))
-    fails(f"{tmp_path}/dark.tif", "colours of 16 bits, all below 4096, would become black")
+    fails(f"{tmp_path}/dark.tif", "colors of 16 bits, all below 4096, would become black")
     with Image.open(tmp_path / "dark.tif") as opened, pytest.raises(PixelValueError, match="would become black"):
-        decode_opened(opened, print, in_place=False)
+        decode_opened(opened, print, None, in_place=False)
 
 
 def test_a_jpeg_of_twelve_bits_is_refused(tmp_path: Path) -> None:
