@@ -24,9 +24,9 @@ from dml.ops.filesystem.paths import expand_home
 logger = logging.getLogger(__name__)
 
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
-"""A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (C, H, W) uint8, of 1 to 4 channels.
+"""A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
 
-The channels are grey, grey and alpha, RGB, or RGB and alpha.
+The C channels of an array are grey, grey and alpha, RGB, or RGB and alpha.
 """
 
 
@@ -139,16 +139,16 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
         # Pillow decodes a file when its pixels are needed; a ValueError tells that it can't convert a mode
         except (OSError, PixelValueError, ValueError) as error:
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
-    array = image
-    if isinstance(image, Tensor) and image.dtype == torch.uint8:
-        array = image.movedim(0, -1).numpy(force=True) if image.ndim == 3 else image.numpy(force=True)
-    is_bytes = isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.size and array.ndim > 1
-    if is_bytes and array.shape[2:] in ((), (1,), (2,), (3,), (4,)):
-        picture = Image.fromarray(np.ascontiguousarray(array.squeeze(2) if array.shape[2:] == (1,) else array))
-        return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
-    if isinstance(image, Tensor | np.ndarray):
+    if isinstance(image, Tensor):
+        if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3 and image.numel():
+            return image
+        raise InputError(f"{name}: a tensor {tuple(image.shape)} of {image.dtype}; expected (3, H, W) of torch.uint8")
+    if isinstance(image, np.ndarray):
+        channels = image.shape[2:] if image.ndim > 1 else None
+        if image.dtype == np.uint8 and channels in ((), (1,), (2,), (3,), (4,)) and image.size:
+            picture = Image.fromarray(np.ascontiguousarray(image.squeeze(2) if channels == (1,) else image))
+            return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
         raise InputError(
-            f"{name}: {type(image).__name__} {tuple(image.shape)} of {image.dtype}; expected an array (H, W) or "
-            "(H, W, C) or a tensor (C, H, W) of uint8, of 1 to 4 channels"
+            f"{name}: an array {image.shape} of {image.dtype}; expected (H, W, 3) or (H, W) of uint8, or with alpha"
         )
     raise InputError(f"{name}: {printable(type(image).__name__)}; expected a path, a PIL image, an array or a tensor")

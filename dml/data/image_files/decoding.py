@@ -218,7 +218,7 @@ def flatten(image: Image.Image, background: Color | None) -> Pixels:
         background: color of the ground; None drops the alpha channel, so that the colors of transparent pixels show.
     """
     if image.has_transparency_data:
-        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        image = image.convert("RGBA")
     if background is None or image.mode != "RGBA":
         return np.array(image.convert("RGB"))
     alpha = image.getchannel("A")
