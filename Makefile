@@ -8,7 +8,7 @@
 #     counterparts, and what each part takes for up to 100,000 images: docs/benchmarks.md. ONLY="losses loading" some alone
 # make bench-peers   dml against other libraries for metric learning, each in an environment of its own below build/peers, in
 #     half an hour: docs/performance.md. PHOTOGRAPHS=CSV adds a second data set
-# make tables-list   the papers' tables and what each is estimated to cost
+# make tables-list   the papers' tables with the numbers of their cells and runs
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
 # make table-rsk, make table-hyp   the same for RS@k and Hyp-ViT, beside published numbers with their sources; dml tables rsk --show

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji
 
 from dml.papers import experiments
+from dml.run.building import trusting
 
 import_lean()  # as commands do, and before the tests import torch
 
@@ -171,3 +172,10 @@ def refused(here: Here, capfd: pytest.CaptureFixture[str]) -> Refused:
         return lines[0]
 
     return refused
+
+
+@pytest.fixture
+def own_code() -> Iterator[None]:
+    """Build objects that dml doesn't know, as a run does that nothing but the command line describes."""
+    with trusting(None):
+        yield

@@ -1,32 +1,64 @@
-"""The image files in a folder and in all folders below it, or in a list."""
+"""The image files in a folder and in all folders below it."""
 
+import fnmatch
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from dml.data.layout import name_similar, read_list_lines
-from dml.data.readers import csv
-from dml.data.readers.folder import UNREAD_SUFFIXES, describe_dangling, describe_unread, may_be_image, read_suffixes
+from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.ops.text.counts import format_count
 
-LISTS = (".csv", ".tsv", ".txt", ".parquet")
-"""The endings of the files that list images."""
+SUFFIXES = (
+    *(".apng", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),
+    *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+)
+UNREAD_SUFFIXES = (
+    *(".avif", ".heic", ".heif", ".hif", ".jp2", ".jxl", ".psd", ".svg", ".tga"),
+    *(".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"),
+)
+"""Endings of image files that aren't read; those of HEIF files are, if pillow-heif is installed."""
+NO_IMAGE_SUFFIXES = (
+    *(".cfg", ".css", ".csv", ".doc", ".docx", ".htm", ".html", ".ini", ".ipynb", ".js", ".json", ".jsonl", ".log"),
+    *(".md", ".pdf", ".py", ".rst", ".sh", ".toml", ".tsv", ".txt", ".xls", ".xlsx", ".xml", ".xmp", ".yaml", ".yml"),
+    *(".ckpt", ".cls", ".db", ".h5", ".mat", ".npy", ".npz", ".onnx", ".parquet", ".pkl", ".pt", ".safetensors"),
+    *(".aae", ".avi", ".m4a", ".mov", ".mp3", ".mp4", ".wav"),
+)
+"""Endings of files that are no images, and that no warning counts."""
+NO_IMAGE_NAMES = ("license", "makefile", "readme")
+"""Names of files without an ending that are no images, in lower case."""
+SYSTEM_NAMES = (
+    *(".*", "lost+found", "__macosx*", "icon\r", "network trash folder", "temporary items"),  # Unix and macOS
+    *("thumbs.db*", "ehthumbs*.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),  # Windows
+    *("@eadir", "@__thumb", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot"),  # NAS
+    *("synofile_thumb*", "synophoto_*", "*@synoeastream", "*@synoresource"),  # Synology
+    *("*.lrdata", "captureone", "*.cocatalog", "[[]originals]", "zbthumbnail.info", "_vti_cnf", "__pycache__"),
+)
+"""Patterns, in lower case, of what systems, network disks and programs put beside photographs; hidden names too."""
 MODEL_FILES = {"model.json", "model.safetensors"}
 """Files that the folder of a saved model has; the picture beside them is none of the user's."""
+MAX_KINDS = 8
+"""Number of endings that a warning about files names at most."""
 
+_IS_OF_SYSTEM = re.compile("|".join(map(fnmatch.translate, SYSTEM_NAMES)), re.IGNORECASE)
 logger = logging.getLogger(__name__)
+
+
+def is_passed_over(path: str) -> bool:
+    """Tell whether a file is none of the user's: a part of its path has one of `SYSTEM_NAMES`."""
+    return any(_IS_OF_SYSTEM.match(name) for name in path.split("/"))
 
 
 def list_images(folder: Path) -> list[str]:
     """List the image files in a folder and in the folders below it, sorted by path.
 
-    Hidden files and folders, and the folders of saved models, are passed over; a warning counts the files that
-    aren't read but may be images, and another one the links that lead nowhere, such as to a disk that isn't mounted.
-    Links to folders are followed; a folder that several paths lead to is read once.
+    `SYSTEM_NAMES` and the folders of saved models are passed over. Warnings count the files that aren't read but may be
+    images, the links to folders that are read anyway, and those that lead nowhere, such as to a disk that isn't
+    mounted.
 
     Args:
         folder: path of the folder.
@@ -35,15 +67,22 @@ def list_images(folder: Path) -> list[str]:
         InputError: if the folder has no image that can be read, or can't be listed.
     """
     suffixes = read_suffixes()
-    files = sorted(_iterate_files(folder))
+    files: list[str] = []
+    for parent, folders, names in walk_folders(folder, []):
+        if set(names) >= MODEL_FILES:
+            folders.clear()
+        else:
+            files += (os.path.join(parent, name) for name in names)
+    files.sort()
     paths_read = [path for path in files if path.lower().endswith(suffixes)]
-    others = [path for path in files if not path.lower().endswith(suffixes)]
+    other_files = [path for path in files if not path.lower().endswith(suffixes)]
     # os.walk counts a link that leads nowhere as a file, even if a folder is meant
-    no_images = [path for path in others if not path.lower().endswith(UNREAD_SUFFIXES)]
-    dangling = [path for path in no_images if os.path.islink(path) and not os.path.exists(path)]
-    unread = sorted({path for path in others if may_be_image(os.path.basename(path))} - {*dangling})
+    dangling = [path for path in other_files if is_dangling_folder(path)]
+    unread = sorted({path for path in other_files if may_be_image(os.path.basename(path))} - {*dangling})
     left_out = [describe_unread(unread)] if unread else []
-    left_out += [_describe_links(dangling)] if dangling else []
+    if dangling:
+        links = format_count(len(dangling), "link that leads", "links that lead")
+        left_out.append(f"{links} nowhere, such as {describe_dangling(dangling[0])}")
     if not paths_read:
         reason = f"; it holds {'; '.join(left_out)}" if left_out else f" (by suffix: {' '.join(suffixes)})"
         raise InputError(f"{printable(folder)}: no image in it that can be read{reason}")
@@ -52,59 +91,61 @@ def list_images(folder: Path) -> list[str]:
     return paths_read
 
 
-def list_named_images(path: str | Path) -> tuple[list[str], list[str]] | None:
-    """List the images that a folder or a list names -> their paths, and the names of their classes.
+def walk_folders(root: Path, repeated: list[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the path, folders and files of a folder and of each folder below it, without those of `SYSTEM_NAMES`.
 
-    The class of an image in a folder is the folder that holds it, relative to the whole folder. A list has a column
-    ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line; without
-    classes, their names are empty.
-
-    Args:
-        path: path of the folder, or of a list that ends with one of `LISTS`; for any other path the result is None.
-
-    Raises:
-        InputError: if there is no such list, or it can't be read.
+    Links to folders are followed. A folder that several paths lead to is yielded once, and the other paths are added to
+    ``repeated``, of which a warning is logged: the images of a class would else be there twice.
     """
-    if path == Path():
-        raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
-    place = expand_home(path)
-    if os.path.isdir(place):
-        paths = list_images(place)
-        parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
-        return paths, ["" if parent == "." else parent for parent in parents]
-    if place.suffix.lower() not in LISTS:
-        return None
-    if not os.path.exists(place):
-        raise InputError(
-            f"{printable(place)}: no such file{name_similar(place)}; give a .csv file or a folder of images"
-        )
-    if place.suffix.lower() == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
-        paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
-        return paths, [""] * len(paths)
-    table = csv.read_listed(place, needs_labels=False)
-    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
-
-
-def _iterate_files(folder: Path) -> Iterator[str]:
-    """Yield the paths of all files in a folder and in the folders below it that aren't hidden."""
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+    for parent, folders, files in os.walk(root, onerror=_refuse, followlinks=True):
         if (real_path := os.path.realpath(parent)) in visited:  # a link may lead back to a folder above it
             folders.clear()
+            repeated.append(parent)
             continue
         visited.add(real_path)
-        if set(files) >= MODEL_FILES:
-            folders.clear()
-            continue
-        visible = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        visible = [name for name in folders if not is_passed_over(name)]
         folders[:] = sorted(visible, key=lambda name: (os.path.islink(os.path.join(parent, name)), name))
-        yield from (os.path.join(parent, name) for name in files if not name.startswith("."))
+        yield parent, folders, [name for name in files if not is_passed_over(name)]
+    if repeated:
+        links = format_count(len(repeated), "link to a folder that is", "links to folders that are")
+        example = printable(repeated[0])
+        logger.warning("left out: %s: %s read anyway, such as %s", printable(root), links, example)
 
 
-def _describe_links(dangling: list[str]) -> str:
-    """Return how many links lead nowhere, and the first of them."""
-    links = "1 link that leads" if len(dangling) == 1 else f"{len(dangling):,} links that lead"
-    return f"{links} nowhere, such as {describe_dangling(dangling[0])}"
+def read_suffixes() -> tuple[str, ...]:
+    """Return the endings of the image files that are read."""
+    return SUFFIXES + HEIF_SUFFIXES if reads_heif() else SUFFIXES
+
+
+def may_be_image(name: str) -> bool:
+    """Tell whether a file may be an image by its name: unless it ends like text, data or a video."""
+    return not name.lower().endswith(NO_IMAGE_SUFFIXES) and name.lower() not in NO_IMAGE_NAMES
+
+
+def describe_unread(paths: list[str]) -> str:
+    """Return how many files of which kinds aren't read, the first of them, and what to do."""
+    counts = Counter(os.path.splitext(path)[1].lower() or "without an ending" for path in paths)
+    kinds = [f"{count:,} {printable(suffix)}" for suffix, count in counts.most_common(MAX_KINDS)]
+    if rest := len(counts) - len(kinds):
+        kinds.append(format_count(rest, "other ending"))
+    are_images = counts.keys() <= {*UNREAD_SUFFIXES}
+    noun = "image" if are_images else "file"
+    files = f"1 {noun} of a kind" if len(paths) == 1 else f"{len(paths):,} {noun}s of kinds"
+    remedy = f"convert {'them' if are_images else 'the images among them'} to .jpg or .png"
+    if not counts.keys().isdisjoint(HEIF_SUFFIXES):
+        remedy = f"pip install 'dml[heif]' reads .heic, .heif and .hif, or {remedy}"
+    return f"{files} that dml doesn't read ({', '.join(kinds)}), such as {printable(paths[0])}; {remedy}"
+
+
+def is_dangling_folder(path: str) -> bool:
+    """Tell whether a path that isn't read as an image is a link that leads nowhere, and may be meant as a folder's."""
+    return not path.lower().endswith(UNREAD_SUFFIXES) and os.path.islink(path) and not os.path.exists(path)
+
+
+def describe_dangling(link: str) -> str:
+    """Return that a link leads to a place where nothing is, and to which."""
+    return f"{printable(link)}: a link to {printable(os.path.realpath(link))}, which isn't there"
 
 
 def _refuse(error: OSError) -> None:

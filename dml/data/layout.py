@@ -31,20 +31,20 @@ BINARY_KINDS = {
 """What a file that isn't text is, and what to do with it, by its first bytes."""
 
 
-class EncodingError(InputError):
-    """An error for a list that isn't text in the expected encoding.
+class ListError(InputError):
+    """An error for a list that can't be read as it is.
 
     Args:
         fault: the file, and what is wrong with it.
         remedy: how the file has to be changed; an empty string if nothing is known.
-        likely_encoding: Python's name of the encoding that the file seems to have; an empty string if it seems to be
-            no text.
+        option: how ``dataset=csv`` reads the file as it is, in words, which replace the remedy there; other readers of
+            such files take no options.
     """
 
-    def __init__(self, fault: str, remedy: str, likely_encoding: str) -> None:
+    def __init__(self, fault: str, remedy: str, option: str = "") -> None:
         super().__init__(f"{fault}; {remedy}" if remedy else fault)
         self.fault = fault
-        self.likely_encoding = likely_encoding
+        self.option = option
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
         encoding: name of the file's encoding.
 
     Raises:
-        EncodingError: if the file isn't text in this encoding.
+        ListError: if the file isn't text in this encoding.
         InputError: if Python knows no such encoding, or the file is compressed, isn't a regular file, or is too large.
     """
     return _split_lines(_read_list_text(path, encoding))
@@ -160,7 +160,7 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
         encoding: name of the file's encoding.
 
     Raises:
-        EncodingError: if the file isn't text in this encoding.
+        ListError: if the file isn't text in this encoding.
         InputError: if quotes are misplaced, or for the reasons of `read_list_lines`.
     """
     if path.suffix.lower() == ".parquet":
@@ -201,11 +201,11 @@ def _read_list_text(path: Path, encoding: str) -> str:
         place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
         reason = getattr(error, "reason", str(error))
         likely_encoding = _guess_encoding(content)
-        fault, remedy = f"not a text file ({reason}{place})", ""
-        if likely_encoding:
-            fault = f"not in {encoding.upper()}, it seems to be in {likely_encoding}"
-            remedy = f"store it in {encoding.upper()}"
-        raise EncodingError(f"{path}: {fault}", remedy, likely_encoding) from error
+        if not likely_encoding:
+            raise ListError(f"{path}: not a text file ({reason}{place})", "") from error
+        fault = f"{path}: not in {encoding.upper()}, it seems to be in {likely_encoding}"
+        option = f"dataset.reader.encoding={likely_encoding} reads it"
+        raise ListError(fault, f"store it in {encoding.upper()}", option) from error
     except LookupError as error:
         raise InputError(f"{path}: {error}") from error
     if "\0" in text:

@@ -1,5 +1,6 @@
 """Checks of paths and class names: a path has to be one that a file can have, and reports have to show both."""
 
+import unicodedata
 from collections.abc import Sequence
 
 from dml.ops.errors import InputError
@@ -7,6 +8,15 @@ from dml.ops.escaping import printable
 
 CHUNK = 1 << 14
 """Number of paths that are checked together: to check them one by one takes ten times as long."""
+
+
+MISSING_NAMES = frozenset(("-", "#n/a", "<na>", "n/a", "na", "nan", "none", "null"))
+"""What programs write in place of a class that is missing, in lower case."""
+
+
+def compose_name(name: str) -> str:
+    """Return the name of a class in its composed form (NFC): systems differ in how they write an accent."""
+    return unicodedata.normalize("NFC", name)
 
 
 def check_paths(paths: Sequence[str], source: str) -> None:

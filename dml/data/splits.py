@@ -1,28 +1,48 @@
 """Functions for the readers of a user's data: they number classes by name and draw splits by class."""
 
 import hashlib
+import logging
 import math
 import re
-import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.names import MISSING_NAMES, compose_name
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
 from dml.ops.text.counts import format_count
 
-SPLIT_NAMES = {name: name for name in SPLITS} | {
-    "training": "train",
-    "valid": "val",
-    "validation": "val",
-    "testing": "test",
+logger = logging.getLogger(__name__)
+
+SPLIT_WORDS = {
+    "train": "train training trainval trn learning",
+    "val": "val valid validation validate dev devel development",
+    "test": "test testing tst holdout heldout privatetest",
+    "query": "query queries probe probes",
+    "gallery": "gallery galleries enrol enroll enrolled enrolment enrollment reference references database",
+    "eval": "eval evaluation publictest",
 }
-"""The split that a name stands for: its own name, or a name that is common elsewhere."""
-_SPLIT_PREFIX = re.compile(rf"({'|'.join(SPLIT_NAMES)})(sets?|images?|imgs?|data)?(?![^\W\d_])", re.IGNORECASE)
-"""The word of a split at the start of a name; no further letter follows, so that ``valley`` isn't ``val``."""
+"""The words that stand for each split; "eval" is the test, or the validation where another word is the test."""
+_SPLIT_WORD = re.compile(
+    f"(?:is)?(?:{'|'.join(f'(?P<{split}>{words})' for split, words in SPLIT_WORDS.items())})".replace(" ", "|")
+    + "(?:s|sets?|images?|imgs?|data)?"
+)
+_PLAIN_WORD = re.compile(
+    "bbox|bounding|box(es)?|crop(s|ped)?|data(sets?)?|files?|for|images?|imgs?|in|is|list|names?|of|photos?|"
+    "pictures?|sets?|shards?|splits?|the"
+)
+"""Words that change nothing beside that of a split."""
+SPLIT_COLUMN = re.compile(
+    r"(?P<surely>(.*[ _-])?(splits?|partition))|subset|(data)?set|phase|mode|usage|stage|evaluation[ _-]?status",
+    re.IGNORECASE,
+)
+"""Names of columns that hold words of splits, surely or perhaps."""
+TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
+"""What stands in a column such as ``is_valid``, in lower case."""
 FEWEST_CLASSES = 2
 """The smallest number of classes of a drawn split, and of those that are left for training.
 
@@ -32,18 +52,129 @@ VALIDATION_CLASSES = 4
 """The smallest number of drawn validation classes, unless they are more than a third: two or three chose too badly."""
 
 
-def find_split_prefix(name: str) -> str:
-    """Return the split that the name of a file or folder begins with; an empty string if there is none.
+def match_splits(names: Iterable[str], *, may_be_classes: bool = False) -> dict[str, str]:
+    """Return the split that each name means, by the only word of `SPLIT_WORDS` in it; other names are left out.
 
-    >>> [find_split_prefix(name) for name in ("train-0.tar", "Test_images", "validation", "valset2", "valley", "a-val")]
-    ['train', 'test', 'val', 'val', '', '']
+    Of names that may be those of classes, such as "train" and "test tube", only those count that are the same but for
+    the word and divide images, into training and validation or test, or into two splits without training; or all
+    names, if they are nothing but words of splits. Where there are queries but no gallery, "test" is the gallery, and
+    the other way round.
+
+    >>> match_splits(["Train2017", "image_query", "bounding_box_test", "valley", "train or test"])
+    {'Train2017': 'train', 'image_query': 'query', 'bounding_box_test': 'gallery'}
+    >>> match_splits(["train", "test tube"], may_be_classes=True), match_splits(["cars_train", "cars_test"])
+    ({}, {'cars_train': 'train', 'cars_test': 'test'})
     """
-    match = _SPLIT_PREFIX.match(name)
-    return SPLIT_NAMES[match[1].lower()] if match else ""
+    parsed = {name: _parse_name(name) for name in names}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
+    for name, (splits, other_words) in parsed.items():
+        if len(splits) == 1:
+            groups.setdefault(other_words if may_be_classes else (), {})[name] = next(iter(splits))
+    meant: dict[str, str] = {}
+    for other_words, group in groups.items():
+        splits = {*group.values()}
+        divides = len(splits - {"train"}) > 1 or ("train" in splits and not splits.isdisjoint(("val", "test", "eval")))
+        if not may_be_classes or divides or (not other_words and len(group) == len(parsed)):
+            meant |= group
+    present = {*meant.values()}
+    renamed = {"eval": "val" if "test" in present else "test"}
+    if len(present & {"query", "gallery"}) == 1:
+        renamed["test"] = "gallery" if "query" in present else "query"
+    return {name: renamed.get(split, split) for name, split in meant.items()}
+
+
+def _parse_name(name: str) -> tuple[set[str], tuple[str, ...]]:
+    """Return the splits whose words are in a name, and its other words, without plain ones and single letters."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    words = [word for word in re.findall(r"[^\W\d_]{2,}", spaced) if not _PLAIN_WORD.fullmatch(word)]
+    if (match := _SPLIT_WORD.fullmatch("".join(words))) and "/" not in name:  # such as hold-out and PublicTest
+        return {str(match.lastgroup)}, ()
+    splits = {str(match.lastgroup) for word in words if (match := _SPLIT_WORD.fullmatch(word))}
+    if splits >= {"query", "gallery"}:  # what is both is its own gallery
+        splits = {"test"}
+    elif splits & {"query", "gallery"}:
+        splits -= {"val", "test", "eval"}
+    return splits, tuple(word for word in words if not _SPLIT_WORD.fullmatch(word))
+
+
+def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[int, list[str]]:
+    """Return the depth at which folders are named like splits, and the split of each image; [] if there is none.
+
+    Args:
+        folders: the names of the folders that each image is in, from the outermost one.
+        source: path of the data set, for the error line.
+
+    Raises:
+        InputError: if only some of the images are in such folders.
+    """
+    distinct = sorted({*folders})
+    splits_at_depths: list[tuple[int, dict[str, str]]] = []
+    for depth in range(max(map(len, distinct), default=0)):
+        names = {folder[depth] for folder in distinct if len(folder) > depth}
+        if splits := match_splits(names, may_be_classes=True):
+            splits_at_depths.append((depth, splits))
+    if not splits_at_depths:
+        return 0, []
+    # a folder above all others may be called "test" by chance
+    depth, splits = max(splits_at_depths, key=lambda pair: min(len({*pair[1].values()}), 2))
+    for folder in distinct:
+        if len(folder) <= depth or folder[depth] not in splits:
+            raise InputError(
+                f"{source}: {printable('/'.join(folder[: depth + 1]))}/ stands beside "
+                f"{' and '.join(f'{printable(name)}/' for name in sorted(splits))}; beside a split there may only be "
+                f"splits, {', '.join(SPLITS)}; move it elsewhere, or list the images with their splits (dataset=csv)"
+            )
+    return depth, [splits[folder[depth]] for folder in folders]
+
+
+def read_split_columns(columns: Mapping[str, Sequence[str]], chosen: str = "") -> tuple[str, list[str], list[str]]:
+    """Read the split of each row from the columns that say it.
+
+    They are a column of words, which is a `SPLIT_COLUMN`, or holds words of splits alone; or all that have a word of a
+    split in their name and hold `TRUE` and `FALSE`. Beside words, these say only what is query or gallery. Rows in
+    which none is true are the training, unless one says what that is.
+
+    >>> read_split_columns({"is_valid": ["0", "1"], "weight": ["3", "5"]})
+    ('is_valid', ['train', 'is_valid'], ['train', 'val'])
+    >>> read_split_columns({"split": ["dev", "dev", "x"], "is_query": ["True", "", ""]})
+    ('split and is_query', ['dev is_query', 'dev', 'x'], ['query', 'val', ''])
+
+    Args:
+        columns: the values of each row by the name of the column.
+        chosen: name of the only column that counts; "" finds it.
+
+    Returns:
+        The names of the columns, and for each row what they say and the split, "" where they say none; without such a
+        column, all are empty.
+    """
+    flags: dict[str, str] = {}
+    words: list[str] = []
+    for name, values in columns.items():
+        present = {value.lower() for value in values} - {"", "none", "nan"}
+        meant, flag, kind = match_splits(present), match_splits([name]), SPLIT_COLUMN.fullmatch(name)
+        splits = {*meant.values()}
+        if flag and present and present <= TRUE | FALSE:
+            flags |= flag
+        elif (kind and (kind["surely"] or splits - {"train"})) or (len(splits) > 1 and meant.keys() == present):
+            words.append(name)
+    names = [chosen] if chosen else ["split"] if "split" in columns else words[:1]
+    if not chosen:
+        names += [name for name, split in flags.items() if not names or split in ("query", "gallery")]
+    said = {flags.get(name, "") for name in names}
+    other_side = "test" if "train" in said else "gallery" if said == {"query"} else "train"
+    cells = [
+        [(name if value.lower() in TRUE else "") if name in flags else value for value in columns[name]]
+        for name in names
+    ]
+    rows = [" ".join(filter(None, row)) or ("" if "" in said else other_side) for row in zip(*cells, strict=True)]
+    meanings = match_splits({*rows})
+    return " and ".join(names), rows, [meanings.get(row, "") for row in rows]
 
 
 def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Number classes in the order of their sorted names, which is the same on every machine.
+
+    A name is composed (NFC), since file systems differ in how they write an accent.
 
     >>> labels, classes = number_classes(["cat", "ant", "cat"])
     >>> labels.tolist(), classes
@@ -55,11 +186,11 @@ def number_classes(names: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, 
     Returns:
         The labels (N,) and the class names, indexed by label.
     """
-    classes, labels = np.unique(np.array([*names], dtype=np.str_), return_inverse=True)
+    classes, labels = np.unique(np.array([*map(compose_name, names)], dtype=np.str_), return_inverse=True)
     return labels.astype(np.int64), tuple(classes.tolist())
 
 
-def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: float, seed: int) -> ImageTable:
+def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fraction: float, seed: int) -> ImageTable:
     """Draw the splits that a user's table lacks; each drawn split takes whole classes of level 0.
 
     For each class, a hash of the seed, the name of the fraction and the class name is compared with the fraction. So a
@@ -73,7 +204,7 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
     Args:
         table: a table with splits, or with an empty string as the split of every row.
         test_fraction: fraction of all classes that becomes ``test``, if the table has no split at all; 0 draws
-            none, for a model that is to learn from all classes.
+            none, for a model that is to learn from all classes; None takes all, as nothing is trained.
         val_fraction: fraction of the training classes that becomes ``val``, if the table has no ``val``; 0 draws none.
         seed: seed of the draws, which depend only on it, the fractions and the class names.
 
@@ -81,27 +212,48 @@ def complete_splits(table: ImageTable, *, test_fraction: float, val_fraction: fl
         InputError: if there are too few classes, a fraction isn't between 0 and 1, or the table has splits with which
             a model can't be both trained and tested.
     """
+    _warn_of_missing_names(table)
     split = table.split.astype("U7")
-    draws_val = bool(val_fraction) and not (split == "val").any()
-    has_test = True
     if not (split != "").any():
-        has_test = test_fraction != 0
-        split[:] = "train"
-        fewest, to_keep = _find_smallest_sizes(len(np.unique(table.labels[:, 0])), draws_val=draws_val)
-        if has_test:
-            split[_draw_classes(table, split, "test_fraction", test_fraction, seed, fewest, to_keep)] = "test"
-    present = {*np.unique(split).tolist()}
+        folders = [path.rpartition("/")[0] for path in table.paths.tolist()]
+        distinct = [*dict.fromkeys(folders)]
+        _, splits = divide_by_folders([tuple(folder.split("/")) for folder in distinct], table.source)
+        if len({*splits}) > 1:  # a folder above all images is called "test" by chance
+            logger.warning("%s: the splits are those that folders in the paths are named like", printable(table.source))
+            split_by_folder = dict(zip(distinct, splits, strict=True))
+            split[:] = [split_by_folder[folder] for folder in folders]
+    present = {*np.unique(split).tolist()} - {""}
     tested = present & {*TEST_SPLITS}
-    if has_test and not ("train" in present and tested in ({"test"}, {"query", "gallery"})):
+    draws_val = bool(val_fraction) and "val" not in present
+    if present <= {"train"}:
+        if present and test_fraction is not None:
+            logger.warning("%s: has the split train alone, from which the others are drawn", printable(table.source))
+        split[:] = "test" if test_fraction is None else "train"
+        fewest, to_keep = _find_smallest_sizes(len(np.unique(table.labels[:, 0])), draws_val=draws_val)
+        if test_fraction:
+            split[_draw_classes(table, split, "test_fraction", test_fraction, seed, fewest, to_keep)] = "test"
+    elif present == {"train", "val"}:
+        logger.warning("%s: has no test split, so val is both validation and test", printable(table.source))
+    elif test_fraction is not None and not ("train" in present and tested in ({"test"}, {"query", "gallery"})):
         raise InputError(
-            f"{table.source}: has the splits {', '.join(sorted(present))}; "
-            "train and test are needed, or train, query and gallery"
+            f"{table.source}: has the splits {', '.join(sorted(present))}; train and test are needed, or train, query "
+            "and gallery (for a test alone: dataset.reader.test_fraction=null)"
         )
-    if draws_val:
+    if draws_val and (split == "train").any():
         trained = len(np.unique(table.labels[split == "train", 0]))
         fewest = max(min(VALIDATION_CLASSES, trained // 3), FEWEST_CLASSES)
         split[_draw_classes(table, split, "val_fraction", val_fraction, seed, fewest, FEWEST_CLASSES)] = "val"
-    return replace(table, split=split)
+    return replace(table, split=split, val_fraction=val_fraction if draws_val else 0.0)
+
+
+def _warn_of_missing_names(table: ImageTable) -> None:
+    """Warn of the images whose finest class has one of `MISSING_NAMES`, perhaps behind that of its super-class."""
+    names = [name.lower() for name in table.names[0]] if table.names else []
+    labels = [i for i, name in enumerate(names) if {name, name.rpartition("/")[2]} & MISSING_NAMES]
+    if labels:
+        count = format_count(int(np.isin(table.labels[:, 0], labels).sum()), "image")
+        missing = printable(", ".join(map(table.name_class, labels[:9])))
+        logger.warning("%s: the class of %s is %s, as if it were missing", printable(table.source), count, missing)
 
 
 def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
@@ -146,11 +298,8 @@ def _draw_classes(
 
 
 def _hash_to_fraction(seed: int, option: str, name: str) -> float:
-    """Return a number from 0 to 1 that depends on the seed, the option and the class name alone.
-
-    The name is hashed in its composed form (NFC), because file systems differ in how they write an accent.
-    """
-    key = f"{seed}\0{option}\0{unicodedata.normalize('NFC', name)}"
+    """Return a number from 0 to 1 that depends on the seed, the option and the class name alone."""
+    key = f"{seed}\0{option}\0{name}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
@@ -190,4 +339,5 @@ def describe_splits(table: ImageTable) -> str:
     parts = [f"{split} {images:,} of {classes:,}" for split, (images, classes) in numbers.items()]
     first, (images, classes) = next(iter(numbers.items()))
     parts[0] = f"{first} {images:,} images of {classes:,} {'class' if classes == 1 else 'classes'}"
-    return ", ".join(parts)
+    rule = f"; classes were drawn for val by their names, each with probability {table.val_fraction:g}"
+    return ", ".join(parts) + (rule if table.val_fraction and "val" in numbers else "")

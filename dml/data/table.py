@@ -46,6 +46,8 @@ class ImageTable:
         source: the files that list the images, for error lines.
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes the content of all rows unknown.
+        is_tree: whether all images of a class have to share their classes at the coarser levels.
+        val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
 
     Raises:
         InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
@@ -60,6 +62,8 @@ class ImageTable:
     benchmark: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    is_tree: bool = True
+    val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         if not len(self.content):
@@ -206,7 +210,7 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     is_held_out = np.isin(table.labels[rows, 0], order[fold::folds])
     split = table.split.astype("U7")
     split[rows] = np.where(is_held_out, "val", "train")
-    return replace(table, split=split)
+    return replace(table, split=split, val_fraction=0.0)
 
 
 def load(
@@ -258,7 +262,7 @@ def find_faults(
 
     The faults are: a number of images or classes that differs from the published one; an image that is in a split, or
     in a benchmark list, twice; a label that no image has, below one that an image has; a class in a training and in a
-    test split; and a class that belongs to two coarser classes.
+    test split; and a class that belongs to two coarser classes, if the table is a tree.
 
     Args:
         table: the table of the data set.
@@ -278,7 +282,8 @@ def find_faults(
             yield f"no image has label {missing} of level {level}, whose labels go to {used_labels[-1]}"
     if disjoint:
         yield from _find_shared_classes(table)
-    yield from _find_classes_of_two_parents(table)
+    if table.is_tree:
+        yield from _find_classes_of_two_parents(table)
 
 
 def _find_repeated_images(table: ImageTable) -> Iterator[str]:

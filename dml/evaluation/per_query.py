@@ -1,6 +1,7 @@
 """The file ``per_query.parquet``: the metrics and the nearest neighbours of each test query."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from dml.data.table import ImageTable
 from dml.evaluation.ranking.queries import PerQuery
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
+from dml.ops.filesystem.plain_text import parse_json
 
 Strings = npt.NDArray[np.object_]
 """An array of str objects, in which equal strings share their memory."""
@@ -205,7 +207,7 @@ def read_queries(path: Path) -> QueryTable:
     except Exception as error:  # Arrow, NumPy and JSON raise many kinds of exceptions for a damaged file
         raise InputError(
             f"{path}: not a Parquet file that can be read ({' '.join(str(error).split())}); "
-            f"resume={path.parent} tests the run again and writes it anew"
+            f"{shlex.quote(f'resume={path.parent}')} tests the run again and writes it anew"
         ) from error
 
 
@@ -239,7 +241,7 @@ def _read_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> Any:
     """Return the levels, the class names and the versions that are stored beside the columns."""
     if not metadata or METADATA not in metadata:
         raise InputError(f"{path}: no levels in its metadata; a run writes them")
-    return json.loads(metadata[METADATA])
+    return parse_json(metadata[METADATA])
 
 
 def _read_column(table: Any, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -1,6 +1,8 @@
 """The images that a user hands to a model: paths, folders, PIL images and arrays."""
 
 import logging
+import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,19 @@ from torch.utils.data import Dataset
 from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
 from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
-from dml.data.image_listing import list_named_images
+from dml.data.image_listing import list_images
+from dml.data.layout import name_similar, read_list_lines
+from dml.data.names import compose_name
+from dml.data.readers import csv
 from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import expand_home
 
 logger = logging.getLogger(__name__)
+
+LISTS = (".csv", ".tsv", ".txt", ".parquet")
+"""The endings of the files that list images."""
 
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 """A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
@@ -40,7 +48,7 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
 
     Args:
         images: an image, a sequence of images, or the path of a folder, which stands for all images in it and in the
-            folders below it, sorted by path, or of a list, see `dml.data.image_listing.list_named_images`.
+            folders below it, sorted by path, or of a list, see `list_named_images`.
 
     Raises:
         InputError: if there is no image.
@@ -59,6 +67,40 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     if not listed:
         raise InputError("images: there is none; give paths, PIL images, arrays or a folder of images")
     return listed
+
+
+def list_named_images(path: str | Path) -> tuple[list[str], list[str]] | None:
+    """List the images that a folder or a list names -> their paths, and the names of their classes.
+
+    The class of an image in a folder is the folder that holds it, relative to the whole folder. A list has a column
+    ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line; without
+    classes, their names are empty.
+
+    Args:
+        path: path of the folder, or of a list that ends with one of `LISTS`; for any other path the result is None.
+
+    Raises:
+        InputError: if there is no such list, or it can't be read.
+    """
+    if path == Path():
+        raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
+    place = expand_home(path)
+    if os.path.isdir(place):
+        paths = list_images(place)
+        parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
+        return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
+    ending = place.suffix.lower()
+    if ending not in LISTS:
+        return None
+    if not os.path.exists(place):
+        raise InputError(
+            f"{printable(place)}: no such file{name_similar(place)}; give a .csv file or a folder of images"
+        )
+    if ending == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
+        paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
+        return paths, [""] * len(paths)
+    table = csv.read_listed(place)
+    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
 
 
 def to_vectors(values: Any) -> Any:

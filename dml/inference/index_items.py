@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dml.data.image_files.contents import MISSING, read_stamps
-from dml.data.image_listing import list_named_images
 from dml.data.layout import name_similar
 from dml.data.names import check_paths
 from dml.data.table import ImageTable
-from dml.inference.image_inputs import unpack_paths
+from dml.inference.image_inputs import list_named_images, unpack_paths
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import absolute_path, expand_home
@@ -132,8 +131,8 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
     """List the images of a source -> their paths, and the names of their classes; empty names where none is known.
 
     Args:
-        source: folder of images or a list of them, see `dml.data.image_listing.list_named_images`; paths of images; or
-            a table.
+        source: folder of images or a list of them, see `dml.inference.image_inputs.list_named_images`; paths of images;
+            or a table.
 
     Raises:
         InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.

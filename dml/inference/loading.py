@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
-from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -20,9 +18,11 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import rows_checksum
+from dml.ops.filesystem.files import clean_up
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder, newest_runs
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
+from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage, resolve_parts
 from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
@@ -48,7 +48,8 @@ def load(
     (200, 192)
 
     Args:
-        place: folder of a run, whose tested checkpoint is taken; a checkpoint; or a folder of `save_pretrained`.
+        place: folder of a run, whose tested checkpoint is taken; a folder of runs, of which the newest is taken; a
+            checkpoint; or a folder of `save_pretrained`.
         heads: names of the heads whose embeddings are concatenated, such as ["M", "H"]; None takes those that the
             training chose, see ``choose_heads``, or all.
         device: device that embeds, such as "cpu" or "cuda"; "auto" takes a GPU if there is one.
@@ -62,16 +63,18 @@ def load(
             aren't those of the training.
     """
     path = expand_home(place)
+    if not path.exists():
+        clean_up(path)
     if is_saved_folder(path):
-        saved = read_folder(path)
-        saved.settings.check_targets(place, trust=trust)
+        saved = read_folder(path, trust=trust)
+        saved.settings.check(place)
         return _build_saved(saved, heads, device)
     if not path.exists():
         raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
     if os.path.isdir(path):
-        path = find_checkpoint(RunFolder(path))
-    settings = read_settings(path)
-    settings.check_targets(place, trust=trust)
+        path = find_checkpoint(_find_run(path))
+    settings = read_settings(path, trust=trust)
+    settings.check(place)
     model = _build_trained(settings, path, weights)
     load_model(model, path)
     merge_updates(model)
@@ -86,12 +89,7 @@ def _build_trained(settings: ModelSettings, path: Path, weights: str | Path | No
     """
     needs_weights = lacks_weights(read_checkpoint(path, lazily=True))
     file = None if weights is None else str(expand_home(weights))
-    try:
-        return settings.build_trained_model(lacks_weights=needs_weights, weights=file)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, InputError):
-            raise InputError(f"{printable(path)}: {error.__cause__}") from error
-        raise
+    return settings.build_trained_model(lacks_weights=needs_weights, weights=file)
 
 
 def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:
@@ -115,6 +113,16 @@ def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) ->
             f"{DESCRIPTION} says {printable(saved.fingerprint)}); save the model again"
         )
     return embedder if heads is None else ImageEmbedder(model, saved.settings, heads, device)
+
+
+def _find_run(folder: Path) -> RunFolder:
+    """Return the run in a folder, or the newest one with a checkpoint anywhere below it, which a warning names."""
+    run = RunFolder(folder)
+    if not run.last_checkpoint.parent.is_dir():
+        run = next((newest for newest in newest_runs(folder) if newest.last_checkpoint.exists()), run)
+    if run.path != folder:
+        logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(run.path))
+    return run
 
 
 def find_checkpoint(folder: RunFolder) -> Path:
@@ -142,7 +150,7 @@ def _selects_last(folder: RunFolder) -> bool:
     return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
 
 
-def read_settings(path: Path) -> ModelSettings:
+def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     """Read from a checkpoint, and from the folder of its run if it lies in one, what the model was trained with.
 
     Raises:
@@ -150,7 +158,7 @@ def read_settings(path: Path) -> ModelSettings:
     """
     checkpoint = read_checkpoint(path, lazily=True)
     progress = TrainingProgress.from_checkpoint(checkpoint)
-    stored = OmegaConf.create(extract_configuration(checkpoint).config)
+    stored = open_stored(extract_configuration(checkpoint).config)
     stage = find_stage(stored, progress.stage).config
     unused = [str(key) for key in stage if key not in (*SAVED_PARTS, "recurrent", "seed")]
     config = resolve_parts(stage, unused)
@@ -171,6 +179,7 @@ def read_settings(path: Path) -> ModelSettings:
         metrics if is_tested else {},
         tuple(sorted(splits.get("train", {}))),
         folder.picture_file.read_bytes() if is_tested and folder.picture_file.exists() else None,
+        is_trusted=trust,
     )
 
 

@@ -1,21 +1,26 @@
 """What a trained model was made of and trained with, in plain values."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
-from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
+from dml.run.building import build, check_targets, trusting
 from dml.run.model_builders import build_crops_transform, build_embedding_model
+
+LARGEST = 16_384
+"""The largest size, such as that of an embedding or an image, which settings out of a file may give to a model."""
 
 DECISIVE_PARTS = ("model", "transform")
 """The parts of a configuration that, beside the weights, decide an image's embedding."""
@@ -48,6 +53,7 @@ class ModelSettings:
         class_names: names of the classes that the model was trained on; empty if they aren't known.
         picture: PNG file of some test queries with their nearest neighbours; None if there is none. It is in memory
             because the file may be gone when the model is saved: saving an index replaces that of its old version.
+        is_trusted: whether the configuration may build objects that dml doesn't know.
     """
 
     config: Mapping[str, Any]
@@ -56,6 +62,7 @@ class ModelSettings:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     picture: bytes | None = field(default=None, repr=False)
+    is_trusted: bool = False
 
     @property
     def limits(self) -> ImageLimits:
@@ -99,13 +106,15 @@ class ModelSettings:
             InputError: if there are no crops of so many views.
         """
         config = self._compose(evaluation={"crops": views})
-        crops = build_crops_transform(config)
-        transform = instantiate(config.transform.test) if crops is None else crops
+        with self.building():
+            crops = build_crops_transform(config)
+            transform = build(config.transform.test) if crops is None else crops
         return transform if isinstance(transform, Pipeline) else Pipeline([transform])
 
     def build_model(self) -> EmbeddingModel:
         """Build the network with its heads; its weights are random until those of the training are loaded."""
-        model: EmbeddingModel = instantiate(self._compose(model=_without_weights(self.config["model"])).model)
+        with self.building():
+            model: EmbeddingModel = build(self._compose(model=_without_weights(self.config["model"])).model)
         return model
 
     def build_trained_model(self, *, lacks_weights: bool, weights: str | None = None) -> EmbeddingModel:
@@ -116,39 +125,67 @@ class ModelSettings:
                 adapter left as they were.
             weights: file of the pretrained weights; None takes those that the training named.
         """
-        model = deepcopy({**self.config["model"]}) if lacks_weights else _without_weights(self.config["model"])
-        if lacks_weights and weights is not None:
-            model["backbone"]["weights"] = weights
-        return build_embedding_model(self._compose(model=model, adapter=self.config.get("adapter")))
+        model = _without_weights(self.config["model"])
+        if lacks_weights:
+            model["backbone"]["weights"] = self.config["model"]["backbone"]["weights"] if weights is None else weights
+        with self.building():
+            return build_embedding_model(self._compose(model=model, adapter=self.config.get("adapter")))
 
-    def check_targets(self, place: object, *, trust: bool) -> None:
-        """Make sure that building the model and its preprocessing runs no unknown code.
+    def check(self, place: object) -> None:
+        """Make sure that building the model and its preprocessing runs no unknown code, unless the files are trusted.
 
         Args:
             place: path of the file or folder of the settings, for the error line.
-            trust: whether any code may run.
 
         Raises:
-            InputError: if an object isn't known to be safe and ``trust`` is false.
+            InputError: if an object isn't known to be safe, or a number is larger than any that a model needs.
         """
-        used = {"heads": self.config["model"].get("head"), "adapter": self.config.get("adapter")}
-        unknown = list(unknown_targets(self.decisive | used))
-        if unknown and not trust:
-            described = ", ".join(f"{path}={value}" for path, value in unknown)
+        parts = {
+            "model": self.config["model"],
+            "transform": {"test": self.config["transform"]["test"]},
+            "adapter": self.config.get("adapter"),
+        }
+        if not self.is_trusted and "${" in json.dumps(self.config, default=str):
+            raise InputError(f"{place}: its settings hold an interpolation, which dml resolves before it saves them")
+        try:
+            with trusting(None if self.is_trusted else ()):
+                check_targets(parts, "")
+        except InputError as error:
             raise InputError(
-                f"{place}: {described} is not known and could run any code; trust=True, or --trust of a command, "
-                "if you trust these files"
-            )
+                f"{place}: {error}; trust=True, or --trust of a command, if you trust these files"
+            ) from error
+        for path, number in _list_numbers(parts):
+            if abs(number) > LARGEST:
+                raise InputError(f"{place}: {path}={number}: {LARGEST:,} at most")
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Build the objects of a file in the ``with`` statement; what they refuse is one line, unless it is trusted."""
+        with trusting(None if self.is_trusted else ()):
+            try:
+                yield
+            except InstantiationException as error:
+                if self.is_trusted:
+                    raise
+                reason = " ".join(str(error.__cause__ or error).split())
+                raise InputError(f"the settings of the model can't be used: {reason}") from error
 
     def _compose(self, **parts: Any) -> DictConfig:
         composed = {name: self.config[name] for name in DECISIVE_PARTS} | parts
         return OmegaConf.create(deepcopy(composed))
 
 
-def _without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model without the file of the weights that its training began with."""
-    copied: dict[str, Any] = deepcopy({**model})
-    backbone = copied.get("backbone")
-    if isinstance(backbone, dict) and "weights" in backbone:
-        backbone["weights"] = None
-    return copied
+def _list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the dotted key and the value of each number in nested settings."""
+    entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield from _list_numbers(inner, f"{path}.{key}" if path else str(key))
+    if isinstance(value, int | float):
+        yield path, value
+
+
+def _without_weights(node: Any) -> Any:
+    """Return the settings of a model without the files of weights that its training began with."""
+    if isinstance(node, Mapping):
+        return {key: None if key == "weights" else _without_weights(value) for key, value in node.items()}
+    return [_without_weights(value) for value in node] if isinstance(node, list) else node

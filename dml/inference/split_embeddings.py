@@ -11,9 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
-from dml.ops.escaping import printable
 from dml.run.builders import build_table
 from dml.run.evaluators import build_metric_config
 
@@ -33,31 +31,23 @@ class EmbeddedTable(NamedTuple):
     vectors: NDArray[np.float32]
 
 
-def read_data_set(
-    model: ImageEmbedder, *, root: str | None = None, trust: bool = False
-) -> tuple[DictConfig, ImageTable]:
+def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[DictConfig, ImageTable]:
     """Read the table of the data set that a model was trained on, and the configuration that describes it.
 
     Args:
         model: a trained model.
         root: folder of the data set; None takes that of the training.
-        trust: whether the data set may be read by code outside of the packages that dml knows.
 
     Raises:
         InputError: if the data can't be read, or unknown code would read it.
     """
     plain: dict[str, Any] = deepcopy({**model.settings.config})
-    unknown = [*unknown_targets({"dataset": plain["dataset"]})]
-    if unknown and not trust:
-        described = ", ".join(f"{path}={printable(value)}" for path, value in unknown)
-        raise InputError(
-            f"{described} comes from the model's file, is not known and could run any code; --trust allows it"
-        )
-    plain["evaluation"] |= {"metrics": METRICS, "level_weights": None}
+    plain["evaluation"] = plain.get("evaluation", {}) | {"metrics": METRICS, "level_weights": None}
     config = OmegaConf.create({**plain, "recurrent": None})
     if root is not None:
         config.dataset.root = root
-    return config, build_table(config)
+    with model.settings.building():
+        return config, build_table(config)
 
 
 def build_evaluator(config: DictConfig, table: ImageTable, tested: ImageTable) -> Evaluator:

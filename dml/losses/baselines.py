@@ -13,12 +13,14 @@ from pytorch_metric_learning.losses import CrossBatchMemory  # type: ignore[impo
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
+from dml.losses.equations import EQUATIONS, Equation
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
-from dml.ops.pairs import finest
+from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 
 
-class PairLoss(nn.Module):
+class PairLoss(Loss):
     """A loss of pytorch-metric-learning that compares embeddings with each other.
 
     Departure: a batch without a positive pair gives 0; some of the library's losses push its negatives apart.
@@ -33,20 +35,35 @@ class PairLoss(nn.Module):
         miner: a miner of pytorch-metric-learning, which chooses the pairs or triplets; None takes all of them.
         normalize: whether to L2-normalise the embeddings before the miner and the loss see them. The library's
             distances normalise embeddings in any case, but some of its losses also use them directly.
+        form: a paper's equation in place of the library's form, see `dml.losses.equations`; None for the library's.
+
+    Raises:
+        InputError: if the loss has no such form, or an equation has a miner or similarities in place of distances.
     """
 
     needs_positives: ClassVar[bool] = True
 
-    def __init__(self, loss: nn.Module, miner: nn.Module | None, normalize: bool) -> None:
+    def __init__(self, loss: Any, miner: nn.Module | None, normalize: bool, form: str | None = None) -> None:
         super().__init__()
         self.loss = loss
         self.miner = miner
         self.normalize = normalize
+        self.form = form
+        if form is None:
+            return
+        if form not in self._equations:
+            raise InputError(f"loss.form={form}: must be {' or '.join(['null', *self._equations])}")
+        if miner is not None or loss.distance.is_inverted:
+            raise InputError(f"loss.form={form}: takes the distances of all pairs; needs miner=null and LpDistance")
+
+    @property
+    def _equations(self) -> dict[str, Equation]:
+        return EQUATIONS.get(type(self.loss).__name__, {})
 
     @property
     def takes_gallery(self) -> bool:
-        """Tell whether the library's loss can compare a batch with embeddings from outside the batch."""
-        return type(self.loss).__name__ in CrossBatchMemory.supported_losses()
+        """Tell whether the loss can compare a batch with embeddings from outside the batch."""
+        return self.form is None and type(self.loss).__name__ in CrossBatchMemory.supported_losses()
 
     @full_precision
     def forward(
@@ -77,6 +94,8 @@ class PairLoss(nn.Module):
         zero = 0.0 * embeddings.sum()  # some of the library's losses give a constant, which has no gradient
         if (classes[:, None] == reference_classes).sum() == len(anchors):  # only each anchor with itself
             return zero
+        if self.form is not None:
+            return self._equations[self.form](self.loss, anchors, *pair_masks(classes)) + zero
         pairs = self._choose_pairs(anchors, classes, references, reference_classes)
         value: Tensor = self.loss(anchors, classes, pairs, references, reference_classes)
         return value + zero
@@ -98,7 +117,7 @@ class PairLoss(nn.Module):
         return anchor_indices[differs], positives[differs], *negatives
 
 
-class ProxyLoss(nn.Module):
+class ProxyLoss(Loss):
     """A loss of pytorch-metric-learning that compares embeddings with learned proxies of the classes.
 
     The loss is computed in the precision of the proxies. Otherwise the library would replace the proxies by copies

@@ -67,6 +67,9 @@ INCEPTIONS = (
     Inception("inception_5b", 352, (192, 320), (192, 224), "max", 128),
 )
 
+BRANCHES = {"inception_3c": ("loss1", 14, 4), "inception_4e": ("loss2", 7, 2)}
+"""Name of the auxiliary branch behind a block, and the sides of the map that it takes and of its pooled map."""
+
 
 class BNInception(nn.Module):
     """BN-Inception (Ioffe and Szegedy, "Batch Normalization", 2015, Figure 5), also called GoogLeNet V2.
@@ -79,6 +82,11 @@ class BNInception(nn.Module):
     The submodules ``inception_3a_output`` to ``inception_5b_output`` can be tapped for the outputs of the blocks. For
     images of 224 x 224 pixels the output of 3c is (B, 576, 14, 14), of 4e (B, 1056, 7, 7) and of 5b (B, 1024, 7, 7).
 
+    With ``branches`` the network also has the auxiliary branches of its training on ImageNet, without their 1000-class
+    layers, in whose place are RLL's heads L and M (Sec. 4.1.3). ``loss1_output`` and ``loss2_output`` can be tapped for
+    their outputs (B, 1024, 1, 1). The weights are in Caffe's ``googlenet_bn.caffemodel``, which RLL's training files
+    name, and which expects the mean 104/117/123.
+
     Departures from ``pretrainedmodels``: the last pool takes maps of any size, and images of any size work, such as
     240 x 240 pixels, where some maps have odd sides (see `HalvingMaxPool`).
 
@@ -87,17 +95,21 @@ class BNInception(nn.Module):
 
     Args:
         num_classes: number of logits; 0 leaves out the classifier.
+        branches: whether the network has the auxiliary branches.
     """
 
-    def __init__(self, num_classes: int = 1000) -> None:
+    def __init__(self, num_classes: int = 1000, *, branches: bool = False) -> None:
         super().__init__()
         self._stem = self._register(_stem())
         self._branches: dict[str, list[list[str]]] = {}
+        self._auxiliary: dict[str, list[str]] = {}
         channels = 192
         for block in INCEPTIONS:
             self._branches[block.name] = [self._register(layers) for layers in block.branches(channels)]
             self.add_module(f"{block.name}_output", Concatenate())
             channels = block.width(channels)
+            if branches and block.name in BRANCHES:
+                self._auxiliary[block.name] = self._register(_auxiliary_branch(*BRANCHES[block.name], channels))
         self.global_pool = nn.AdaptiveAvgPool2d(1)
         self.last_linear = nn.Linear(channels, num_classes) if num_classes else nn.Identity()
 
@@ -117,6 +129,7 @@ class BNInception(nn.Module):
         for name, branches in self._branches.items():
             outputs = [self._run(branch, maps) for branch in branches]
             maps = self.get_submodule(f"{name}_output")(*outputs)
+            self._run(self._auxiliary.get(name, ()), maps)
         logits: Tensor = self.last_linear(self.global_pool(maps).flatten(1))
         return logits
 
@@ -149,6 +162,37 @@ class HalvingMaxPool(nn.Module):
         if height % 2 or width % 2:
             maps = F.pad(maps, (0, width % 2, 0, height % 2))  # zeros change no maximum
         return F.max_pool2d(maps, kernel_size=3, stride=2, ceil_mode=True)
+
+
+class BranchPool(nn.Module):
+    """Average pool of width 5 and stride 3 in ceil mode; a map of another size than `side` is resized to it first.
+
+    >>> BranchPool(7)(torch.zeros(1, 2, 9, 9)).shape
+    torch.Size([1, 2, 2, 2])
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Pool maps (B, C, H, W) -> (B, C, h, h)."""
+        if maps.shape[-2:] != (self.side, self.side):
+            maps = F.adaptive_avg_pool2d(maps, self.side)
+        return F.avg_pool2d(maps, kernel_size=5, stride=3, ceil_mode=True)
+
+
+def _auxiliary_branch(name: str, side: int, pooled_side: int, channels: int) -> Layers:
+    """Build an auxiliary branch: a block's output (B, channels, H, W) -> (B, 1024, 1, 1)."""
+    return {
+        f"{name}_pool": BranchPool(side),
+        **_convolution(f"{name}_conv", channels, 128, kernel=1),
+        f"{name}_flat": nn.Flatten(),
+        f"{name}_fc": nn.Linear(128 * pooled_side**2, 1024),
+        f"{name}_fc_bn": nn.BatchNorm1d(1024),
+        f"{name}_fc_relu": nn.ReLU(inplace=True),
+        f"{name}_output": nn.Unflatten(1, (1024, 1, 1)),  # heads embed maps, and this one has one cell
+    }
 
 
 def _stem() -> Layers:

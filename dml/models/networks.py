@@ -4,7 +4,7 @@ Every function takes ``weights``, which is one of
 
 - ``packaged``: weights that an installed Python package contains,
 - ``download``: weights that timm or torchvision downloads and caches,
-- the path of a state_dict file,
+- the path of a state_dict file, or of BN-Inception's .caffemodel file,
 - None: random weights.
 """
 
@@ -27,6 +27,13 @@ from dml.ops.errors import InputError
 logger = logging.getLogger(__name__)
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def describe_timm_model(name: str) -> str:
+    """Return the end of an error line about a name that is no choice of conf/model: what chooses timm's model of it."""
+    import timm  # late, as below
+
+    return f"; model=timm model.backbone.name={name} takes timm's" if timm.is_model(name) else ""
 
 
 def timm_backbone(
@@ -209,8 +216,8 @@ def branched_googlenet(weights: str | None = None, **settings: Any) -> Backbone:
     return Backbone(network, **{"mean": (0.5,) * 3, "std": (0.5,) * 3, **settings})
 
 
-def bn_inception(weights: str | None = None, **settings: Any) -> Backbone:
-    """Build BN-Inception, which RLL calls "GoogLeNet V2"; see `BNInception` for the weights file.
+def bn_inception(weights: str | None = None, *, branches: bool = False, **settings: Any) -> Backbone:
+    """Build BN-Inception, which RLL calls "GoogLeNet V2"; see `BNInception` for its weights files and its branches.
 
     >>> import torch
     >>> bn_inception()(torch.zeros(2, 3, 32, 32))[0].shape
@@ -219,10 +226,11 @@ def bn_inception(weights: str | None = None, **settings: Any) -> Backbone:
     if weights == "download":
         raise InputError(
             "model.backbone.weights=download: no library offers BN-Inception's weights; "
-            "give the path of bn_inception-52deb4733.pth, or null"
+            "give the path of bn_inception-52deb4733.pth or googlenet_bn.caffemodel, or null"
         )
-    network = BNInception(num_classes=0)
-    _load(network, "bn_inception", weights, ignore=("last_linear.",))
+    network = BNInception(num_classes=0, branches=branches)
+    classifiers = ("last_linear.", *(f"loss{number}_classifier." for number in (1, 2, 3)))
+    _load(network, "bn_inception", weights, ignore=classifiers if branches else (*classifiers, "loss1_", "loss2_"))
     caffe = {"mean": (104.0, 117.0, 128.0), "std": (1.0,) * 3, "scale": 1.0, "channels": "bgr"}
     return Backbone(network, **{**caffe, **settings})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dml.models.caffe import read_caffemodel
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
 from dml.ops.filesystem.paths import expand_home
@@ -31,17 +32,17 @@ def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) 
 
 
 def read_state_dict(path: str | Path) -> StateDict:
-    """Read the weights in a state_dict file, which may also be under the key "state_dict".
+    """Read the weights in a state_dict file, which may also be under the key "state_dict", or in a .caffemodel file.
 
     Raises:
-        InputError: if there is no such file, or it contains no state_dict.
+        InputError: if there is no such file, or it contains no weights.
     """
     path = expand_home(path)
     if not path.is_file():
         raise InputError(
             f"model.backbone.weights={path}: no such file; give a state_dict file, packaged, download or null"
         )
-    return _load_tensors(path)
+    return read_caffemodel(path) if path.suffix == ".caffemodel" else _load_tensors(path)
 
 
 def load_packaged(network: nn.Module, name: str) -> None:

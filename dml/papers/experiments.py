@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
-from dml.papers.cost import count_steps
 from dml.papers.tables.paper_tables import Training
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
 from dml.samplers.base import AUTO, AUTO_CLASSES
+from dml.training.run_length import AUTO as OPEN_LENGTH
+from dml.training.run_length import FEWEST_STEPS
 
 IGNORED_KEYS = (
     *("seed", "data", "logger", "sweep", "dataset.root"),
@@ -46,6 +47,9 @@ SMALL_VALUES = {
 }
 """Overrides of every small experiment."""
 
+EPOCH = 250
+"""Steps that stand for an epoch, whose length follows from the data."""
+
 
 def compose(training: Training) -> DictConfig:
     """Compose an experiment with its overrides into the configuration that ``train.py`` would train.
@@ -59,7 +63,7 @@ def compose(training: Training) -> DictConfig:
     for override in OverridesParser.create().parse_overrides(values):
         if override.is_sweep_override():
             raise InputError(f"{override.input_line}: several values, and one is needed")
-        OmegaConf.update(config, override.key_or_group, override.value())
+        OmegaConf.update(config, override.key_or_group, _as_integer(override.value()))
     return config
 
 
@@ -100,6 +104,23 @@ def shorten(training: Training, divisor: int) -> Training:
         key: max(2, number // divisor) for key, number in steps.items() if isinstance(number, int) and number > 0
     }
     return training.extended(f"{key}={number}" for key, number in shorter.items())
+
+
+def count_steps(config: DictConfig) -> int:
+    """Return the number of steps of a training; `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
+
+    The length of a run in stages is that of its stages.
+
+    Raises:
+        InputError: if the run has no length.
+    """
+    trainer = config.trainer
+    if trainer.max_epochs is not None:
+        return int(trainer.max_epochs * EPOCH)
+    steps = FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else trainer.max_steps
+    if not isinstance(steps, int):
+        raise InputError(f"trainer.max_steps={steps}: a number of steps, or {OPEN_LENGTH}, or trainer.max_epochs")
+    return steps
 
 
 def _sets_value(override: str) -> bool:

@@ -1,5 +1,7 @@
 """The job of ``evaluate.py``: test a checkpoint again."""
 
+import os
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,15 @@ from omegaconf import DictConfig
 from pytorch_lightning import seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 
+from dml.data.overview.split_changes import summarize_data
+from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
+from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
+from dml.ops.escaping import in_markup
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.console import console
 from dml.run import builders, loop
 from dml.run.evaluators import check_tested_settings, choose_tested_split
 from dml.run.model_tests.final_test import run_test
@@ -48,6 +55,7 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     description: dict[str, Any] = progress.describe(checkpoint["run"])
     is_slim = lacks_weights(checkpoint)
     del checkpoint
+    _take_other_data_whole(config, overrides, stored)
     stage_config = make_evaluation_config(find_stage(config, progress.stage).config, lacks_weights=is_slim)
     if selection := _find_selection(path, stored):
         description["selection"] = stage_config.evaluation.selection = selection
@@ -56,6 +64,10 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     check_tested_settings(stage_config, table)
     split = _choose_split(stage_config, table)
     check_tested_data(config, split, table, stored)
+    tested = table.select_evaluated(split)
+    share = ", all that there are" if len(tested) == len(table) else ""
+    line = f"{config.dataset.name}: {describe_splits(tested)}{share}"
+    rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
     images = builders.build_evaluation_data(stage_config, table)
     model = builders.build_model(stage_config)
     load_model(model, path)
@@ -71,6 +83,27 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
         description=description,
         neighbors_file=RunFolder.from_checkpoint(path).fixed_neighbors_file,
     )
+
+
+def _take_other_data_whole(config: DictConfig, overrides: list[str], stored: StoredConfiguration) -> None:
+    """Let a test of other data than the run's be of all classes that are in no split, as none is trained.
+
+    The command line may say otherwise. Data that was moved, so that its former place is empty, is the run's.
+    """
+    reader, then, now = config.dataset.reader, stored.config["dataset"], config.dataset
+    new_keys = {key_of(override) for override in overrides if override not in stored.overrides}
+    root, new_root = (root and os.path.realpath(expand_home(root)) for root in (then["root"], now.root))
+    names_split = config.split in ("train", "val") or config.evaluation.get("split") == "val"
+    is_own = (then["name"], root) == (now.name, new_root)
+    draws_classes = {"test_fraction", "val_fraction"} <= reader.keys()
+    if names_split or is_own or not draws_classes or "dataset.reader.test_fraction" in new_keys:
+        return
+    test_fraction, reader.test_fraction = reader.test_fraction, None
+    before = RunFolder.from_checkpoint(expand_home(config.checkpoint)).splits()
+    if before is not None and root is not None and not os.path.exists(root):
+        after = summarize_data(builders.build_table(config, needs_fold=False), now.root)
+        if ChainMap(*before.values()) == ChainMap(*after.values()):
+            reader.test_fraction = test_fraction
 
 
 def _find_selection(path: Path, stored: StoredConfiguration) -> str | None:

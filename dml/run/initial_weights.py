@@ -9,9 +9,9 @@ from torch import nn
 
 from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
-from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
-from dml.run import builders
+from dml.run import builders, building
+from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage
 from dml.training.checkpointing.checkpoints import (
@@ -52,7 +52,7 @@ def load_beginning(config: DictConfig, model: nn.Module, path: Path) -> None:
 
 def _read_stage(checkpoint: dict[str, Any]) -> DictConfig:
     """Return the configuration of the stage that a checkpoint was written in."""
-    stored = OmegaConf.create(extract_configuration(checkpoint).config)
+    stored = open_stored(extract_configuration(checkpoint).config)
     return find_stage(stored, TrainingProgress.from_checkpoint(checkpoint).stage).config
 
 
@@ -60,14 +60,16 @@ def _build_as_trained(config: DictConfig, stage: DictConfig, path: Path) -> AnyM
     """Build the model of a stage that begins with the adapter of the stage of a checkpoint.
 
     Raises:
-        InputError: if the adapter isn't one of dml's: it could run any code.
+        InputError: if the adapter isn't one of dml's, and the file isn't trusted.
     """
-    adapter: Any = OmegaConf.to_container(stage.adapter, resolve=True)
-    if unknown := [*unknown_targets(adapter)]:
-        raise InputError(f"init={path}: its adapter {unknown[0].value} is not known and could run any code")
+    foreign: Any = OmegaConf.to_container(OmegaConf.masked_copy(stage, ["adapter", "recurrent"]), resolve=True)
+    try:
+        with building.trusting(None if config.trust else ()):
+            building.check_targets(foreign, "")
+    except InputError as error:
+        raise InputError(f"init={path}: {error}; trust=true if you trust this file") from error
     changed = config.copy()
     with open_dict(changed):
-        changed.adapter = adapter
-        changed.recurrent = stage.recurrent
+        changed.update(foreign)
     with torch.random.fork_rng(devices=()):
         return builders.build_model(changed)

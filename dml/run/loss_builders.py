@@ -5,7 +5,6 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from dml.losses.proxies import count_classes
 from dml.ops.configuration.targets import import_object
 from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesHierarchy
+from dml.run.building import build
 
 
 def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:
@@ -40,7 +40,7 @@ def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDAr
     for head, size in embed_dims.items():
         loss_config = config.loss.copy()
         _fill_in(loss_config, num_classes, size)
-        built[head] = instantiate(loss_config)
+        built[head] = build(loss_config)
         _set_hierarchies(built[head], torch.from_numpy(labels))
         check_forward(built[head])
     return built

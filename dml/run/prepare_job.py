@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.filesize import decimal
 
@@ -25,6 +24,7 @@ from dml.ops.filesystem.files import remove_partial_files
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
 from dml.ops.text.counts import format_count
+from dml.run.building import build
 
 PRINTED_FAULTS = 5
 """The number of faults of a kind that are printed."""
@@ -48,7 +48,7 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
         raise InputError(f"verify={config.verify}: stamp or content")
     check_sheet(config.sheet)
     with limit_list_bytes(config.data.max_list_bytes):
-        table: ImageTable = instantiate(dataset.reader)(dataset.root)
+        table: ImageTable = build(dataset.reader)(dataset.root)
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
         faults = _prepare(config, table, resize, folder)

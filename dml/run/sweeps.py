@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
@@ -15,6 +14,7 @@ from dml.ops.process import signals
 from dml.ops.process.subprocesses import python_command, python_environment, run_process
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
+from dml.run.building import build
 from dml.run.config_folders import quote
 from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
 
@@ -123,7 +123,7 @@ def build_pruner(config: DictConfig) -> Any:
         InputError: if it doesn't take its arguments.
     """
     try:
-        return instantiate(config.sweep.pruner)
+        return build(config.sweep.pruner)
     except InstantiationException as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise InputError(f"sweep.pruner: {reason}; ~sweep.pruner.KEY takes a key away") from error

@@ -1,6 +1,5 @@
 """The reading of a data set's table: counts are checked, then splits, folds, corrections and faults are applied."""
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from pytorch_lightning.utilities import rank_zero_only
 
@@ -11,6 +10,7 @@ from dml.data.table_changes.corrections import apply_corrections, read_correctio
 from dml.data.table_changes.planted_faults import plant_faults, read_planted_faults
 from dml.ops.escaping import in_markup
 from dml.ops.text.console import console
+from dml.run.building import build
 
 
 def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
@@ -33,7 +33,7 @@ def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = T
     has_class_splits = dataset.get("class_splits") is not None
     with limit_list_bytes(max_list_bytes):
         images = load(
-            instantiate(dataset.reader),
+            build(dataset.reader),
             dataset.root,
             name=dataset.name,
             counts=dataset.counts,

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dml.data.splits import complete_splits, describe_shared_classes, number_classes
-from dml.data.table import ImageTable
+from dml.data.splits import (
+    SPLIT_WORDS,
+    complete_splits,
+    describe_shared_classes,
+    describe_splits,
+    match_splits,
+    number_classes,
+)
+from dml.data.table import ImageTable, hold_out_classes
 from dml.ops.errors import InputError
 
 
@@ -32,12 +39,15 @@ def classes(images: ImageTable, split: str) -> set[int]:
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)))
 def test_numbers_follow_the_sorted_names(names: list[str]) -> None:
     labels, found = number_classes(names)
-    assert found == tuple(sorted(set(names)))
-    assert [found[label] for label in labels.tolist()] == names
+    composed = [unicodedata.normalize("NFC", name) for name in names]
+    assert found == tuple(sorted(set(composed)))
+    assert [found[label] for label in labels.tolist()] == composed
     assert labels.dtype == np.int64
 
 
-NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=8)
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=8).map(
+    lambda name: unicodedata.normalize("NFC", name)
+)
 
 
 def named_table(names: Iterable[str]) -> ImageTable:
@@ -84,7 +94,7 @@ def test_two_classes_are_tested_at_least_without_a_validation(labels: list[int],
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(NAMES, min_size=40, max_size=80, unique_by=lambda name: unicodedata.normalize("NFC", name)), st.data())
+@given(st.lists(NAMES, min_size=40, max_size=80, unique=True), st.data())
 def test_a_class_stays_where_it_was_when_another_is_added(names: list[str], data: st.DataObject) -> None:
     """Unless the number of drawn classes is so small or large that it is corrected, which is rare for 40 classes."""
     added, *others = names
@@ -102,7 +112,7 @@ def test_the_draw_is_the_same_on_every_machine() -> None:
     assert splits == {
         name: "test" if name in tested else "val" if name in {"class 11", "class 2"} else "train" for name in splits
     }
-    assert split_of(named_table([f"class {i}" for i in range(12)] + ["Zoe\u0308"]))["Zoe\u0308"] == splits["Zo\u00eb"]
+    assert split_of(named_table([f"class {i}" for i in range(12)] + ["Zoe\u0308"])) == splits
 
 
 def test_a_few_classes_are_added_to_a_draw_that_has_too_few() -> None:
@@ -183,7 +193,7 @@ def test_no_validation_is_drawn_if_none_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("split", "found"),
     [
-        (["train", "val"], "train, val"),
+        (["test", "val"], "test, val"),
         (["test", "test"], "test"),
         (["train", "query"], "query, train"),
         (["train", "test", "query", "gallery"], "gallery, query, test, train"),
@@ -224,3 +234,47 @@ def test_no_class_is_drawn_for_a_test_with_a_fraction_of_0() -> None:
 def test_classes_of_the_validation_that_are_trained_on_are_counted(labels: list[int], line: str) -> None:
     assert describe_shared_classes(table(labels, ["train", "train", "val", "val", "test"])) == line
     assert describe_shared_classes(table(labels, ["train"] * 4 + ["test"])) == ""
+
+
+def test_a_test_alone_takes_what_is_in_no_split() -> None:
+    images = table([*range(6)])
+    assert {*complete_splits(images, test_fraction=None, val_fraction=0.2, seed=0).split.tolist()} == {"test"}
+    one = table([0, 0], ["train", "train"])
+    assert {*complete_splits(one, test_fraction=None, val_fraction=0.2, seed=0).split.tolist()} == {"test"}
+    for split in (["query", "gallery"], ["test", "test"], ["val", "test"], ["val", "val"], ["train", "test"]):
+        own = table([0, 0], split)
+        assert complete_splits(own, test_fraction=None, val_fraction=0, seed=0).split.tolist() == split
+
+
+@pytest.mark.parametrize("word", sorted(word for words in SPLIT_WORDS.values() for word in words.split()))
+@pytest.mark.parametrize(
+    "form", ["{}", "{}s", "{}-set", "images_{}", "{}2017", "is_{}", "{}_images", "The {} data (1)"]
+)
+def test_words_of_splits_in_names(word: str, form: str) -> None:
+    (split,) = (split for split, words in SPLIT_WORDS.items() if word in words.split())
+    expected = "test" if split == "eval" else split
+    for spelled in (word, word.upper(), word.capitalize()):
+        name = form.format(spelled)
+        assert match_splits([name]) == {name: expected}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "valley", "contest", "detest", "trainer", "query test train", "train/val", "été", "7"]
+)
+def test_names_that_mean_no_split(name: str) -> None:
+    assert match_splits([name]) == {}
+
+
+def test_a_run_says_how_validation_classes_were_drawn() -> None:
+    """A drawn share varies: here it is 12 of 45 classes, and 6 of 45 with another seed."""
+    rule = "; classes were drawn for val by their names, each with probability 0.2"
+    for seed, numbers in ((0, "33 images of 33 classes, val 12 of 12"), (5, "39 images of 39 classes, val 6 of 6")):
+        drawn = complete_splits(table([*range(45)]), test_fraction=0, val_fraction=0.2, seed=seed)
+        assert describe_splits(drawn) == f"train {numbers}{rule}"
+        assert rule not in describe_splits(drawn.subset("train"))
+        assert rule not in describe_splits(hold_out_classes(drawn))
+    given_splits = table([0, 1, 2, 3], ["train", "train", "val", "test"])
+    for fraction in (0, 0.2):
+        assert rule not in describe_splits(
+            complete_splits(given_splits, test_fraction=0.5, val_fraction=fraction, seed=0)
+        )

@@ -54,7 +54,8 @@ class OfEmbeddings(nn.Module):
         ),
     ],
 )
+@pytest.mark.usefixtures("own_code")
 def test_what_is_no_loss_is_refused(monkeypatch: pytest.MonkeyPatch, made: Callable[[], object], line: str) -> None:
-    monkeypatch.setattr(loss_builders, "instantiate", lambda _: made())
+    monkeypatch.setattr(loss_builders, "build", lambda _: made())
     with pytest.raises(InputError, match=rf"^{line}"):
         loss_builders.build_losses(compose(), {"H": 8}, np.zeros((4, 1), np.int64))

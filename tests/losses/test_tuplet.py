@@ -1,3 +1,4 @@
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -8,8 +9,12 @@ from hypothesis import strategies as st
 from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
+from dml.losses.compose import WeightedSum, has_trait
+from dml.losses.regularizers import EmbeddingDrift
 from dml.losses.tuplet import TupletLoss
 from dml.ops.errors import InputError
+from dml.ops.training_protocols import EmbeddingBank, UsesEmbeddingBank
+from dml.samplers.local_neighborhood import LocalNeighborhoodSampler
 
 FORMS = ["centralized", "pairwise", "cross_entropy"]
 
@@ -104,5 +109,64 @@ def test_divides_by_the_centres_with_a_positive(form: Any) -> None:
 
 
 def test_refuses_another_form() -> None:
-    with pytest.raises(InputError, match="form=triplet: must be one of centralized, pairwise, cross_entropy"):
+    with pytest.raises(InputError, match="form=triplet: must be one of centralized, pairwise, cross_entropy, k_n"):
         TupletLoss("triplet")  # type: ignore[arg-type]
+
+
+def bank_of(images: int, neighbors: int, seed: int) -> EmbeddingBank:
+    places = draw_embeddings(images, 2, seed)
+    distances = torch.cdist(places, places).fill_diagonal_(torch.inf)
+    return EmbeddingBank(places, distances.argsort(dim=1)[:, :neighbors])
+
+
+def of_the_drawn_centers(embeddings: Tensor, labels: Tensor, groups: list[list[int]]) -> Tensor:
+    """Eq. 3.4: a group is the positions of a center and of its neighbors in the batch."""
+    terms = []
+    for center, *neighbors in groups:
+        positives = [j for j in neighbors if labels[j] == labels[center]]
+        negatives = [j for j in neighbors if labels[j] != labels[center]]
+        products = torch.stack([embeddings[center] @ other for other in embeddings])
+        terms.append(of_a_centre(products, positives, negatives, "centralized"))
+    return torch.stack(terms).mean()
+
+
+@pytest.mark.parametrize("batch_size", [20, 23, 25])  # four groups of five; a cut fifth group of three; five groups
+def test_equation_3_4_is_of_the_drawn_centers_alone(batch_size: int) -> None:
+    classes, bank = torch.arange(120) % 6, bank_of(120, neighbors=4, seed=3)
+    sampler = LocalNeighborhoodSampler(classes, bank.neighbors.numpy(), batch_size, num_neighbors=4)
+    loss = TupletLoss("k_nearest")
+    loss.set_embedding_bank(bank)
+    for number, rows in enumerate(sampler):
+        groups = [[group.centre, *group.members] for group in sampler.groups(number)]
+        assert [*chain(*groups)] == rows
+        fast = draw_embeddings(batch_size, 3, seed=number).requires_grad_()
+        slow = fast.detach().clone().requires_grad_()
+        value = loss(fast, classes[rows], torch.tensor(rows))
+        expected = of_the_drawn_centers(slow, classes[rows], [[rows.index(row) for row in group] for group in groups])
+        torch.testing.assert_close(value, expected, atol=1e-9, rtol=1e-9)
+        value.backward()
+        expected.backward()
+        torch.testing.assert_close(fast.grad, slow.grad, atol=1e-9, rtol=1e-9)
+        assert value != TupletLoss("centralized")(fast, classes[rows])
+
+
+def test_equation_3_4_needs_the_neighbors_of_the_sampler() -> None:
+    loss, embeddings, labels = TupletLoss("k_nearest"), draw_embeddings(4, 3), torch.tensor([0, 0, 1, 1])
+    for bank in (None, EmbeddingBank(torch.eye(4))):
+        if bank is not None:
+            loss.set_embedding_bank(bank)
+        with pytest.raises(InputError, match=r"loss\.form=k_nearest: needs the neighbors of sampler=local"):
+            loss(embeddings, labels, torch.arange(4))
+    loss.set_embedding_bank(bank_of(4, neighbors=2, seed=0))
+    with pytest.raises(InputError, match="needs the neighbors"):
+        loss(embeddings, labels)
+
+
+def test_only_equation_3_4_uses_the_embedding_bank() -> None:
+    """The bank costs a pass over all training images, which the other forms don't need."""
+    assert isinstance(TupletLoss("k_nearest"), UsesEmbeddingBank)
+    assert has_trait(WeightedSum({"tuplet": TupletLoss("k_nearest")}, {"tuplet": 1.0}), "needs_indices")
+    for form in FORMS:
+        assert not isinstance(TupletLoss(form), UsesEmbeddingBank)  # type: ignore[arg-type]
+        assert not has_trait(TupletLoss(form), "needs_indices")  # type: ignore[arg-type]
+    assert isinstance(EmbeddingDrift(), UsesEmbeddingBank)

@@ -30,6 +30,7 @@ from dml.papers.tables.paper_tables import Training
 
 BOARD = read_leaderboard({})
 NOT_ON_IT = {
+    "angular_n_pair",  # the sum of two losses that are on it
     "softmax",  # Fig. 4 of NRA alone
     "matryoshka",  # any loss over prefixes of the embedding
     "tuplet_drift",  # the drift of an embedding whose network learns

@@ -265,6 +265,7 @@ def test_an_interval_of_no_steps_is_refused() -> None:
         LastCheckpoint(0)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_arguments_reach_lightnings_trainer() -> None:
     trainer = built_trainer(
         "trainer.gradient_clip_val=2",
@@ -332,12 +333,15 @@ def test_level_weights_are_of_the_tables_levels() -> None:
         build_metric_config(composed("evaluation.level_weights=[1.0]"), table)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False, raising=True)
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
     with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
-        loop.build_loggers(config)
+        loop.make_loggers(config)
+    config.logger.loggers = {"mine": {"_target_": "pytorch_lightning.loggers.MLFlowLogger"}}
+    with pytest.raises(InputError, match=r"logger=mine: .*pip install"):
+        loop.make_loggers(config)
 
 
 @pytest.mark.parametrize(("override", "is_shown"), [("null", True), ("true", True), ("false", False)])
@@ -377,6 +381,7 @@ class OwnLoss(torch.nn.Module):
 
 
 @pytest.mark.parametrize("level", [1, 7, "high", 0.5])
+@pytest.mark.usefixtures("own_code")
 def test_arguments_of_a_loss_of_ones_own_may_have_any_name(level: Any) -> None:
     own = {"_target_": f"{__name__}.OwnLoss", "num_classes": "???", "level": level, "sizes": "any", "inner": {"a": 1}}
     config = composed()
@@ -398,6 +403,7 @@ class OwnSum(torch.nn.Module):
         raise NotImplementedError
 
 
+@pytest.mark.usefixtures("own_code")
 def test_losses_in_a_list_know_the_number_of_classes() -> None:
     cluster = {"_target_": "dml.losses.happier.ClusterLoss", "num_classes": "???", "embedding_dim": "???"}
     coarse = {"_target_": "dml.losses.AtLevel", "level": 1, "loss": cluster}

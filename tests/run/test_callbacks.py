@@ -99,6 +99,7 @@ def test_a_users_entry_comes_after_the_others() -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("own_code")
 def test_what_is_no_callback_is_refused(override: str, line: str) -> None:
     with pytest.raises(InputError) as refused:
         build_callbacks(composed(override))

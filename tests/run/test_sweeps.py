@@ -157,7 +157,9 @@ def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
 def test_a_folder_that_the_user_chose_is_not_trained_over(failed: Failed, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "checkpoints").mkdir(parents=True)
-    torch.save({"state_dict": {}, "run": {"overrides": [], "config": {}}}, mine / "checkpoints" / "last.ckpt")
+    torch.save(
+        {"state_dict": {}, "global_step": 0, "run": {"overrides": [], "config": {}}}, mine / "checkpoints" / "last.ckpt"
+    )
     line = f"{mine}: hydra.sweep.subdir: {mine} holds a run of another configuration already"
     given = [f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=mine"]
     assert failed("-m", "seed=1", *given) == [f"failed: {line}", f"error: {line}"]
@@ -178,6 +180,15 @@ def test_a_configuration_keeps_its_folder_whatever_its_number(tmp_path: Path) ->
     # how a run is run is no part of what it is
     assert placed(tmp_path, 8, seed=3, lr=1e-5, sweep={"pruner": None}, debug=True) == other
     assert placed(tmp_path, 8, seed=4, lr=1e-5) == "8"
+
+
+def test_a_run_keeps_its_folder_whether_its_values_are_as_typed_or_as_stored(tmp_path: Path) -> None:
+    typed = {"steps": 1e3, "checkpoints": {"monitor": "recall@1", "tie_breaker": None}, "stages": {}}
+    assert placed(tmp_path, 0, **typed) == "0"
+    RunFolder(tmp_path / "0").write_configuration(
+        "steps: 1000\ncheckpoints: {monitor: level0/recall@1, tie_breaker: null}\nstages: {}\n", "{}\n", "[]\n"
+    )
+    assert placed(tmp_path, 5, **typed) == "0"
 
 
 def test_another_value_in_the_environment_gets_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ says is trusted always.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from hydra import compose
@@ -19,9 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 from dml.ops.configuration.overrides import key_of
 from dml.ops.configuration.targets import TARGET, Unknown, unknown_targets
 from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup
+from dml.ops.escaping import in_markup, printable
 from dml.ops.run_folders.run_folder import RUN_KEYS
 from dml.ops.text.console import console
+from dml.run.building import describe_unknown
 from dml.run.config_folders import calls_resolver
 from dml.run.stages import TRAINING_ONLY, list_stages, resolve_parts
 
@@ -29,6 +30,9 @@ KEY = re.compile(r"[A-Za-z][\w-]*([./][\w-]+)*")
 
 PATH_KEYS = ("init",)
 """Keys without a dot that hold a path; the others choose configurations, or hold numbers and names."""
+
+WRITTEN = {"save_dir", "log_dir", "dirpath", "default_root_dir"}
+"""Arguments of Lightning's objects that name folders to write into: a run writes into its own folder alone."""
 
 ADVICE = "trust=true if you trust this file"
 
@@ -61,7 +65,7 @@ def check_overrides(stored: Iterable[str], arguments: Sequence[str]) -> None:
         return
     for override in stored:
         if fault := _fault(override):
-            raise InputError(f"{file_source(arguments)}: its override {_printable(override)} {fault}; {ADVICE}")
+            raise InputError(f"{file_source(arguments)}: its override {printable(override)} {fault}; {ADVICE}")
 
 
 def _fault(override: str) -> str | None:
@@ -76,6 +80,8 @@ def _fault(override: str) -> str | None:
     if parsed.is_sweep_override():
         return "gives several values"
     values = [*_leaves(parsed.value())]
+    if WRITTEN & {*re.split(r"[./]", parsed.key_or_group), *(value for value in values if isinstance(value, str))}:
+        return "says where to write"
     if any(value is not None and not isinstance(value, str | int | float) for value in values):
         return "is more than a value"
     texts = [value for value in values if isinstance(value, str)]
@@ -100,7 +106,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def check_targets(command: str, config: DictConfig, arguments: Sequence[str]) -> None:
+def check_targets(command: str, config: DictConfig, arguments: Sequence[str]) -> Collection[Unknown] | None:
     """Make sure that a configuration which is made of a file's overrides builds known objects only.
 
     What the command line itself names, by a ``_target_`` or by the choice of a configuration, is not held against the
@@ -111,19 +117,24 @@ def check_targets(command: str, config: DictConfig, arguments: Sequence[str]) ->
         config: the composed configuration.
         arguments: arguments of the command line.
 
+    Returns:
+        The unknown objects that may be built: those that the command line names, or None, which means all.
+
     Raises:
         InputError: if objects are unknown, unless the command line trusts the file: then they are printed.
     """
     source = file_source(arguments)
-    if source is None or not (unknown := _unknown(command, config)):
-        return
-    named = _unknown(command, _compose_alone(command, arguments))
+    if source is None:
+        return None
+    unknown = _unknown(command, config)
+    named = _unknown(command, _compose_alone(command, arguments)) if unknown else []
     if not (foreign := [target for target in unknown if target not in named]):
-        return
-    described = ", ".join(f"{_printable(path)}={_printable(value)}" for path, value in foreign)
+        return named
+    described = describe_unknown(foreign)
     if not is_trusted(arguments):
         raise InputError(f"{source}: {described} comes from this file, is not known and could run any code; {ADVICE}")
     _print_trusted(source, described)
+    return None
 
 
 def _unknown(command: str, config: DictConfig | None) -> list[Unknown]:
@@ -132,20 +143,7 @@ def _unknown(command: str, config: DictConfig | None) -> list[Unknown]:
         return []
     unused = (*TRAINING_ONLY, "stages") if command == "evaluate" else ("stages",)
     configs = [config, *(stage.config for stage in list_stages(config))]
-    parts = [resolve_parts(part, unused) for part in configs]
-    return [*dict.fromkeys(target for part in parts for target in (*unknown_targets(part), *_unresolved(part)))]
-
-
-def _unresolved(value: Any, path: str = "") -> Iterator[Unknown]:
-    """Yield strings that are interpolations still, though all were resolved once: building resolves them again."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _unresolved(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _unresolved(inner, f"{path}.{index}")
-    elif isinstance(value, str) and "${" in value:
-        yield Unknown(path, value)
+    return [*dict.fromkeys(target for part in configs for target in unknown_targets(resolve_parts(part, unused)))]
 
 
 def _compose_alone(command: str, arguments: Iterable[str]) -> DictConfig | None:
@@ -169,8 +167,3 @@ def _print_trusted(source: str, described: str) -> None:
     from pytorch_lightning.utilities import rank_zero_only
 
     rank_zero_only(console.print)(f"[bold]trusted[/]  {in_markup(f'{source}: {described}')}")
-
-
-def _printable(text: str) -> str:
-    """Return a text out of a file as a terminal may show it."""
-    return text if text.isprintable() else ascii(text)

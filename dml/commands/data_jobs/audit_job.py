@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.table import Table
 from torch import Tensor, nn
@@ -35,6 +34,7 @@ from dml.ops.filesystem.files import write_text
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
+from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
 from dml.training.frozen.feature_cache import FeatureCache
 
@@ -48,7 +48,7 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
         InputError: if an option can't be used, the network can't be had, the data set has a
             fault or fewer than two images that can be read, or another process prepares the data set.
     """
-    settings: AuditSettings = instantiate(config.audit)
+    settings: AuditSettings = build(config.audit)
     if isinstance(config.shown, bool) or not isinstance(config.shown, int) or not 1 <= config.shown <= MOST_SHOWN:
         raise InputError(f"shown={config.shown}: a whole number from 1 to {MOST_SHOWN}")
     folder = make_cache_folder(config)

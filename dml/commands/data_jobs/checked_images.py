@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dml.data.image_files.images import suggest_slashes
@@ -19,6 +18,7 @@ from dml.ops.escaping import printable
 from dml.ops.text.console import console, progress_bar, warn
 from dml.ops.text.counts import format_count
 from dml.run.builders import build_table
+from dml.run.building import build
 from dml.run.resuming.stored_configuration import TABLE_KEYS
 
 
@@ -99,5 +99,5 @@ def build_seeded_model(model_config: DictConfig, seed: int) -> EmbeddingModel:
     """Build a model, whose random weights are the same each time."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model: EmbeddingModel = instantiate(model_config)
+        model: EmbeddingModel = build(model_config)
     return model

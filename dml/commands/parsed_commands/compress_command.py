@@ -69,7 +69,7 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
 
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}
     prefixes = choose_prefixes(options.prefixes, head_dims)
-    config, table = read_data_set(model, root=options.root, trust=options.trust)
+    config, table = read_data_set(model, root=options.root)
     train, test = (
         embed_split(model, table, split, progress=True, **embedding_options(options))
         for split in ("train", options.split)

@@ -53,7 +53,7 @@ def export_model(arguments: Sequence[str]) -> None:
         if options.probe:
             list_source(options.probe)  # before the model is loaded: mistakes are told at once
         model = load(options.model, heads=options.heads, device="cpu", trust=options.trust)
-        probe = list_probe(model, options.probe) if options.probe else read_test(model, trust=options.trust)
+        probe = list_probe(model, options.probe) if options.probe else read_test(model)
         report = exporting.export_model(
             model, options.output, probe, quantize=options.quantize, batch_size=options.batch_size
         )

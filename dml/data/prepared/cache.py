@@ -7,7 +7,6 @@ images that are done.
 """
 
 import hashlib
-import json
 import mmap
 import os
 import shlex
@@ -33,6 +32,7 @@ from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
+from dml.ops.filesystem.plain_text import parse_json
 
 FORMAT = 4
 """Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
@@ -279,7 +279,7 @@ def read_description(index: pa.Table) -> dict[str, Any]:
         transparent pixels ("background"), and the length of the file of pixels ("bytes"); an empty dictionary for a
         table that isn't an index.
     """
-    description: dict[str, Any] = json.loads((index.schema.metadata or {}).get(b"dml", "{}"))
+    description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
     return description
 
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
 from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.plain_text import parse_json
 
 FOLDER = ".dml"
 CHECKSUM = b"dml.crc32="
@@ -208,10 +209,10 @@ def read_lines(path: Path) -> tuple[list[Any], int]:
     values = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             if record["crc32"] == _compute_checksum(record["value"]):
                 values.append(record["value"])
-        except (ValueError, KeyError, TypeError, RecursionError):  # the line was cut off by a kill, or is damaged
+        except (ValueError, KeyError, TypeError):  # the line was cut off by a kill, or is damaged
             continue
     return values, len(lines) - len(values)
 

@@ -1,17 +1,23 @@
 """The reader of a user's images that a .csv file lists."""
 
 import difflib
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dml.data.layout import EncodingError, Layout, read_csv_rows
-from dml.data.splits import SPLIT_NAMES, complete_splits, number_classes
+from dml.data.image_listing import is_passed_over
+from dml.data.layout import Layout, ListError, read_csv_rows
+from dml.data.splits import complete_splits, number_classes, read_split_columns
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.filesystem.paths import URL
+
+logger = logging.getLogger(__name__)
 
 LAYOUT = Layout(
     name="a .csv file of your own",
@@ -27,95 +33,74 @@ OTHER_NAMES = {
         *("class", "classid", "classname", "category", "categoryid", "categoryname"),
         *("labels", "labelid", "labelname", "species", "target"),
     ),
-    "split": ("partition", "phase", "set", "subset"),
 }
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
-URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+MOST_SPLIT_VALUES = 50
+"""The largest number of different values in a column that may hold splits."""
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
 """Limits of the usual file systems."""
-
-
-class UnknownColumnsError(InputError):
-    """An error for a file that lacks a column under the name that it should have.
-
-    Args:
-        fault: the file, and the column that it lacks.
-        remedy: how the file has to be changed.
-        option: option of ``dataset=csv`` that reads the file as it is, in words; the message has the remedy instead,
-            because not all readers of such files take options.
-    """
-
-    def __init__(self, fault: str, remedy: str, option: str) -> None:
-        super().__init__(f"{fault}; {remedy}")
-        self.fault = fault
-        self.option = option
 
 
 def read(
     root: str | Path | None,
     *,
-    test_fraction: float = 0.5,
+    test_fraction: float | None = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str | None] | None = None,
     encoding: str = "utf-8",
 ) -> ImageTable:
     """Read images that a text file lists, one line an image, with commas, semicolons or tabs between the cells.
 
     The column ``path`` holds the path of the image, relative to the file. The column ``label``, or the columns
     ``level0``, ``level1`` and so on from the finest to the coarsest level, hold class names, which are numbered in
-    their sorted order. The column ``split`` holds one of `SPLITS`; without it, whole classes are drawn for testing.
-    Other columns are passed over, unless their name is close to one of these, which is probably a misspelling, or they
-    hold splits where no column ``split`` does.
+    their sorted order. The column ``split`` says the split, or one that `dml.data.splits.read_split_columns` finds.
+    Without one, and without folders of splits in the paths, whole classes are drawn for testing. Other columns are
+    passed over, unless their name is close to one of these, which is probably a misspelling.
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
         test_fraction: fraction of the classes that is drawn for testing, if the file has no splits; 0 draws
-            none.
+            none, None takes all, for a test alone.
         val_fraction: fraction of the training classes that is drawn for ``val``, if the file has no ``val``; 0 draws
             none.
         seed: seed of the draws.
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
-            columns that aren't mentioned have the names above.
+            columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.
 
     Raises:
-        InputError: if a column is missing, a column of another name holds splits, a cell is empty, a split is unknown,
-            an image is listed twice, or the splits are incomplete; the message names the file, and the line if a line
-            is at fault.
+        InputError: if a column is missing, a cell is empty, a split is unknown, an image is listed twice, or the splits
+            are incomplete; the message names the file, and the line if a line is at fault.
     """
     try:
-        table = read_listed(root, columns=columns, encoding=encoding)
-    except UnknownColumnsError as error:
-        raise InputError(f"{error.fault}; {error.option}") from error
-    except EncodingError as error:
-        if not error.likely_encoding:
-            raise
-        raise InputError(f"{error.fault}; dataset.reader.encoding={error.likely_encoding} reads it") from error
-    if not (table.split != "").any():
-        _check_unused_columns(_find_file(root), columns or {}, encoding)
+        table = _read_file(root, columns or {}, encoding)
+    except ListError as error:
+        raise InputError(f"{error.fault}; {error.option}" if error.option else str(error)) from error
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
-def read_listed(
-    root: str | Path | None,
-    *,
-    columns: Mapping[str, str] | None = None,
-    encoding: str = "utf-8",
-    needs_labels: bool = True,
-) -> ImageTable:
-    """Read the images of a file with the splits that it gives, or "" where it has none.
+def read_listed(root: str | Path | None) -> ImageTable:
+    """Read the images of a file without their splits; error lines name no options but what to change in the file.
 
-    The arguments are those of `read`, but error lines name no options: they say how the file has to be changed. Unless
-    it needs labels, a file without a column for them gives all images a class whose name is empty.
+    A file without a column of labels gives all images a class whose name is empty.
     """
+    return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
+
+
+def _read_file(
+    root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
+) -> ImageTable:
+    """Return the table of a file, with "" as the split where the file says none."""
     file = _find_file(root)
     rows = read_csv_rows(file, encoding)
     _, header = next(rows)
-    header = _rename_columns(file, header, columns or {})
-    found = ("path", *_find_levels(file, header, needs_labels=needs_labels), "split")
-    positions = {name: header.index(name) for name in found if name in header}
-    cells: dict[str, list[str]] = {name: [] for name in positions}
+    file_header, header = header, _rename_columns(file, header, columns)
+    levels = tuple(_find_levels(file, header, needs_labels=needs_labels))
+    positions = {name: header.index(name) for name in ("path", *levels) if name in header}
+    cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
+    other_cells = {column: list[str]() for column in range(len(header)) if column not in positions.values()}
+    distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
     absolute_folder = file.parent.absolute()
     for line, row in rows:
@@ -125,24 +110,46 @@ def read_listed(
             )
         for name, column in positions.items():
             cells[name].append(_check_cell(row[column], name, f"{file}, line {line}"))
+        for column in [*other_cells]:
+            cell = row[column].strip()
+            other_cells[column].append(distinct_cells[column].setdefault(cell, cell))  # one object for all rows
+            if len(distinct_cells[column]) > MOST_SPLIT_VALUES and header[column] != "split":
+                del other_cells[column]
         # only this key is without "..": where a folder is a link, the path without it leads elsewhere
         image = os.path.normpath(absolute_folder / cells["path"][-1])
         if lines.setdefault(image, line) != line:
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
         raise InputError(f"{file}: no line below the header")
-    if len(found) == 2:
-        cells["label"] = [""] * len(lines)
-    levels = tuple(name for name in cells if name not in ("path", "split"))
-    labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
+    labels, names = zip(*(number_classes(cells[level] or [""] * len(lines)) for level in levels), strict=True)
+    by_name = {file_header[column]: values for column, values in other_cells.items()}
     return ImageTable(
         paths=np.array([str(file.parent / path) for path in cells["path"]]),
         labels=np.stack(labels, axis=1),
-        split=np.array(cells.get("split", [""] * len(lines))),
+        split=np.array(_read_splits(file, by_name, [*lines.values()], columns)),
         levels=levels,
         names=names,
         source=str(file),
     )
+
+
+def _read_splits(
+    file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Mapping[str, str | None]
+) -> list[str]:
+    """Return the split of each line by its cells in the columns that are no path or label; "" if none says it."""
+    if columns.get("split", "split") is None:
+        return [""] * len(lines)
+    name, words, splits = read_split_columns(cells, str(columns.get("split", "")))
+    option = ", ".join(f"{name}: {cell}" for name, cell in {**columns, "split": "null"}.items())
+    remedy = f"'dataset.reader.columns={{{option}}}' passes over it"
+    if "" in splits:
+        row = splits.index("")
+        known = f"unknown split {words[row]!r}; the splits are {', '.join(SPLITS)}; write one of them into"
+        fault = known if words[row] else "an empty cell in"
+        raise InputError(f"{file}, line {lines[row]}: {fault} the column {name}, or {remedy}")
+    if name not in ("", "split", columns.get("split")):
+        logger.warning("%s: the splits are those of the column %s; %s", *map(printable, (file, name, remedy)))
+    return splits or [""] * len(lines)
 
 
 def _find_file(root: str | Path | None) -> Path:
@@ -150,21 +157,21 @@ def _find_file(root: str | Path | None) -> Path:
     path = LAYOUT.locate(root, "FILE", "file")
     if not os.path.isdir(path):
         return path
-    files = [file for file in path.glob("*.csv") if not file.name.startswith(".")]
+    files = [file for file in path.glob("*.csv") if not is_passed_over(file.name)]
     if len(files) == 1:
         return files[0]
-    holds_folders = any(entry.is_dir() and not entry.name.startswith(".") for entry in path.iterdir())
+    holds_folders = any(entry.is_dir() and not is_passed_over(entry.name) for entry in path.iterdir())
     count = f"{len(files)} .csv files" if files else "no .csv file"
     other = "; dataset=folder reads a folder for each class" if holds_folders and not files else ""
     raise InputError(f"dataset.root={root}: {count} in it; give the path of {LAYOUT}{other}")
 
 
-def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -> list[str]:
+def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str | None]) -> list[str]:
     """Return the header with the reader's names of the columns in place of the file's names."""
     if not isinstance(columns, Mapping):
         raise InputError(f"dataset.reader.columns={columns}: must be a mapping, such as {{path: file, label: kind}}")
     # a name such as 0 comes from the command line as a number
-    columns = {str(name): str(file_name) for name, file_name in columns.items()}
+    columns = {str(name): str(file_name) for name, file_name in columns.items() if file_name is not None}
     for name, file_name in columns.items():
         if not re.fullmatch(r"path|label|level\d+|split", name):
             raise InputError(
@@ -181,36 +188,6 @@ def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str]) -
     return [names_by_file_name.get(cell, f"{cell} (unused)" if cell in columns else cell) for cell in header]
 
 
-def _check_unused_columns(file: Path, columns: Mapping[str, str], encoding: str) -> None:
-    """Refuse a file without a column ``split`` in which a column of another name holds two splits or more.
-
-    Other values may stand in it only if its name is a common one for splits. If such a column were passed over, the
-    draw of the classes would move images of the user's test into the training.
-    """
-    rows = read_csv_rows(file, encoding)
-    _, header = next(rows)
-    names = _rename_columns(file, header, columns)
-    splits: dict[int, set[str]] = {
-        column: set() for column, name in enumerate(names) if not re.fullmatch(r"path|label|level\d+", name)
-    }
-    for _, row in rows:
-        for column in [*splits]:
-            word = row[column].strip().lower()
-            if word in SPLIT_NAMES:
-                splits[column].add(SPLIT_NAMES[word])
-            elif word and _simplify(header[column]) not in OTHER_NAMES["split"]:
-                del splits[column]
-        if not splits:
-            return
-    for column, words in splits.items():
-        if len(words) > 1:
-            option = ", ".join(f"{name}: {cell}" for name, cell in {**columns, "split": header[column]}.items())
-            raise InputError(
-                f"{file}, line 1: the column {header[column]!r} holds splits ({', '.join(sorted(words))}), but is not "
-                f"called split; 'dataset.reader.columns={{{option}}}' would do, or remove the column"
-            )
-
-
 def _simplify(name: str) -> str:
     """Return the name of a column as `OTHER_NAMES` has it."""
     return re.sub(r"[ _-]", "", name.lower())
@@ -223,7 +200,7 @@ def _quote(header: list[str]) -> str:
 def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> InputError:
     """Return the error for a header that lacks columns, with the columns of other names that may be meant.
 
-    >>> error = _missing_column_error(Path("mine.csv"), ["image", "class"], ["path", "label", "split"])
+    >>> error = _missing_column_error(Path("mine.csv"), ["image", "class"], ["path", "label"])
     >>> str(error)
     "mine.csv, line 1: no column 'path' among 'image', 'class'; rename image to path, class to label"
     >>> error.option
@@ -237,17 +214,19 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
         for name in missing
         if name in OTHER_NAMES
     }
-    if not all(likely.get(name) for name in missing if name != "split"):
+    if not all(likely.get(name) for name in missing):
         layout = f"give {LAYOUT}"
-        return UnknownColumnsError(fault, layout, f"{layout}, or the names of your columns in dataset.reader.columns")
-    pairs = {name: cell for name, cell in likely.items() if cell}
-    columns = ", ".join(f"{name}: {cell}" for name, cell in pairs.items())
-    renamed = ", ".join(f"{cell} to {name}" for name, cell in pairs.items())
-    return UnknownColumnsError(fault, f"rename {renamed}", f"'dataset.reader.columns={{{columns}}}' would do")
+        return ListError(fault, layout, f"{layout}, or the names of your columns in dataset.reader.columns")
+    columns = ", ".join(f"{name}: {cell}" for name, cell in likely.items())
+    renamed = ", ".join(f"{cell} to {name}" for name, cell in likely.items())
+    return ListError(fault, f"rename {renamed}", f"'dataset.reader.columns={{{columns}}}' would do")
 
 
 def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[str]:
-    """Return the names of the columns that hold class names, and check all column names."""
+    """Return the names of the columns that hold class names, and check all column names.
+
+    Unless the file needs labels, "label" may be none of its columns, if no other column has one of its `OTHER_NAMES`.
+    """
     level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
     repeated = [name for name in ("path", "label", *level_columns, "split") if header.count(name) > 1]
     if repeated:
@@ -260,9 +239,9 @@ def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[s
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
-    if not needs_labels and missing[:1] == ["label"] and not {*map(_simplify, header)} & {*OTHER_NAMES["label"]}:
-        return []
-    if missing not in ([], ["split"]):
+    missing = [name for name in missing if name != "split"]
+    has_no_labels = missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"])
+    if missing and (needs_labels or not has_no_labels):
         raise _missing_column_error(file, header, missing)
     if level_columns and "label" in header:
         raise InputError(
@@ -280,8 +259,6 @@ def _check_cell(cell: str, column: str, file_and_line: str) -> str:
         if URL.match(cell):
             raise InputError(f"{file_and_line}: {cell!r} is a URL; images have to be files, so download them first")
         _check_lengths(cell, file_and_line)
-    if column == "split" and cell not in SPLITS:
-        raise InputError(f"{file_and_line}: unknown split {cell!r}; the splits are {', '.join(SPLITS)}")
     return cell
 
 

@@ -40,8 +40,9 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
     Args:
         root: the folder that holds ``train_val2018/`` and ``Inat_dataset_splits/``.
         variant: "base" has two levels, the species and the super-category whose folder holds the folder of the species.
-            "full" has seven levels, species to kingdom, from ``train2018.json``; taxa of the same name are different
-            classes unless all ranks above them are the same, since a genus of plants and one of birds may share a name.
+            "full" has seven levels, species to kingdom, from ``train2018.json``. The species are told apart by their
+            ids and all other taxa by their names, as in HAPPIER's release, whose counts are the published ones. So a
+            genus of plants and a genus of birds of the same name are one class.
 
     Raises:
         InputError: if a list is missing or can't be parsed.
@@ -72,6 +73,7 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
         levels=LEVELS[variant],
         names=names,
         source=" and ".join(map(str, [*lists.values(), *taxonomy])),
+        is_tree=variant == "base",  # the families of two genera of one name may differ
     )
 
 
@@ -103,20 +105,15 @@ def _label_taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
     all_lineages = _read_lineages(path)
     if unknown := [number for number in ids if number not in all_lineages]:
         raise InputError(f"{path}: no category with id {unknown[0]}, a species of the lists")
-    lineages = [all_lineages[number] for number in ids]
-    columns = [ids]
     all_ids = range(max(ids, default=-1) + 1)
-    names = [tuple(all_lineages[number][-1] if number in all_lineages else "" for number in all_ids)]
-    for depth in range(len(RANKS) - 1, 0, -1):
-        taxa = sorted({lineage[:depth] for lineage in lineages})
-        labels = {taxon: label for label, taxon in enumerate(taxa)}
-        columns.append([labels[lineage[:depth]] for lineage in lineages])
-        names.append(tuple(taxon[-1] for taxon in taxa))
-    return np.array(columns, dtype=np.int64).T, tuple(names)
+    species = tuple(all_lineages[number][0] if number in all_lineages else "" for number in all_ids)
+    taxa = [number_classes(all_lineages[number][rank] for number in ids) for rank in range(1, len(RANKS))]
+    labels = np.stack([np.array(ids, dtype=np.int64), *(labels for labels, _ in taxa)], axis=1)
+    return labels, (species, *(names for _, names in taxa))
 
 
 def _read_lineages(path: Path) -> dict[int, tuple[str, ...]]:
-    """Read the names of each species' taxa from kingdom to species. -> the names by the id of the species
+    """Read the names of each species' taxa from species to kingdom. -> the names by the id of the species
 
     Only the list of categories is decoded, because the records of the images would take a gigabyte.
     """
@@ -127,7 +124,7 @@ def _read_lineages(path: Path) -> dict[int, tuple[str, ...]]:
     for end in (start + CATEGORIES_BYTES, len(content)):
         try:
             categories, _ = json.JSONDecoder().raw_decode(content[start:end].decode("utf-8", "ignore"))
-            return {entry["id"]: tuple(str(entry[rank]) for rank in (*RANKS[:0:-1], "name")) for entry in categories}
+            return {entry["id"]: tuple(str(entry[rank]) for rank in ("name", *RANKS[1:])) for entry in categories}
         except json.JSONDecodeError as error:
             fault = error
         except (KeyError, TypeError) as error:

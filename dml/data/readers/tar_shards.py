@@ -1,13 +1,10 @@
 """The reader of tar files in the layout of WebDataset: for millions of small images, above all on network disks."""
 
-import json
 import logging
 import os
-import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,13 @@ import numpy as np
 
 from dml.data.image_files.archives import index_tar, read_member
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
+from dml.data.image_listing import UNREAD_SUFFIXES, describe_unread, is_passed_over, read_suffixes
 from dml.data.layout import Layout
-from dml.data.readers.folder import UNREAD_SUFFIXES, describe_unread, read_suffixes
-from dml.data.splits import complete_splits, find_split_prefix, number_classes
+from dml.data.splits import complete_splits, match_splits, number_classes
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.filesystem.plain_text import parse_json
 from dml.ops.text.counts import format_count
 
 logger = logging.getLogger(__name__)
@@ -38,56 +36,34 @@ Members = dict[str, str]
 """The members with the same name by their endings: {"jpg": "a/0001.jpg", "cls": "a/0001.cls"}."""
 
 
-@dataclass
-class LeftOut:
-    """The paths of the members of shards that the reader leaves out.
+DOTTED = "{} with a dot in the name, such as {}; a name ends at the first dot, so pack them under other names"
+NO_IMAGE = "{} without an image of the same name, such as {}; the names are compared up to the first dot"
+NO_FILE = (
+    "{}, such as {}, which dml doesn't read; pack the files themselves (tar --dereference --hard-dereference, without "
+    "--sparse)"
+)
+SPLIT_FIELD = (
+    "the splits of {} in JSON files, such as that of {}; only names say a split: pack tar files such as train-0.tar"
+)
+"""What warnings say of what the reader leaves out, with its number and the path of the first."""
 
-    Args:
-        images: images of kinds that aren't read.
-        dotted: images that are left out because their name has a second dot, such as v.2020.jpg.
-        label_files: files that name the class of an image that isn't there, one for each missing image.
-        members: members that can't be read, by their kind, such as "symbolic link".
-    """
-
-    images: list[str] = field(default_factory=list)
-    dotted: list[str] = field(default_factory=list)
-    label_files: list[str] = field(default_factory=list)
-    members: dict[str, list[str]] = field(default_factory=dict)
-
-    def describe(self) -> Iterator[str]:
-        """Yield a line for each kind of member: how many are left out, the first of them, and what to do."""
-        if self.images:
-            yield describe_unread(self.images)
-        if self.dotted:
-            yield (
-                f"{format_count(len(self.dotted), 'image')} with a dot in the name, such as "
-                f"{printable(self.dotted[0])}; a name ends at the first dot, so pack them under other names"
-            )
-        for kind, paths in self.members.items():
-            yield (
-                f"{format_count(len(paths), kind)}, such as {printable(paths[0])}, which dml doesn't read; pack the "
-                "files themselves (tar --dereference --hard-dereference, without --sparse)"
-            )
-        if self.label_files:
-            yield (
-                f"{format_count(len(self.label_files), 'label file')} without an image of the same name, such as "
-                f"{printable(self.label_files[0])}; the names are compared up to the first dot"
-            )
+LeftOut = dict[tuple[str, str], list[str]]
+"""The paths of members that the reader leaves out, by what they are and what a warning says."""
 
 
 def read(
     root: str | Path | None,
     *,
     labels: str | Sequence[str] = ("cls",),
-    test_fraction: float = 0.5,
+    test_fraction: float | None = 0.5,
     val_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageTable:
     """Read the images of tar files, which hold each image beside files of the same name, up to the first dot.
 
-    The tar files may not be compressed. A shard is part of the split that its name, or that of its folder below the
-    root, begins with, such as ``train-0001.tar``, ``trainset-0001.tar`` or ``train/0001.tar``. Without splits, whole
-    classes are drawn for testing.
+    The tar files may not be compressed. A shard is part of the split that its path below the root names, such as
+    ``train-0001.tar``, ``birds-valid.tar`` or ``train/0001.tar``, see `dml.data.splits.match_splits`. Without such
+    names, the folders in the tar files may be splits; else whole classes are drawn for testing.
 
     Args:
         root: path of a tar file, or of a folder that holds tar files, at any depth.
@@ -95,28 +71,33 @@ def read(
             as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``. A string
             stands for a single level.
         test_fraction: fraction of the classes that is drawn for testing, if the shards have no splits; 0 draws
-            none.
+            none, None takes all, for a test alone.
         val_fraction: fraction of the training classes that is drawn for ``val``, if no shard is of ``val``; 0 draws
             none.
         seed: seed of the draws.
 
     Raises:
         InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a
-            split and some have none, their names hold splits that they don't begin with, the splits are incomplete, or
-            ``labels`` is empty or not of strings.
+            split and some have none or two, the splits are incomplete, or ``labels`` is empty or not of strings.
     """
     places = _check_places(labels)
     paths: list[str] = []
     classes: list[list[str]] = []
     split: list[str] = []
-    left_out = LeftOut()
+    left_out: LeftOut = {("image", DOTTED): [], ("label file", NO_IMAGE): []}
+    unread: list[str] = []
     for shard, shard_split in _find_shards(root).items():
         with _name_shard_in_errors(shard):
-            for image, members in _group_members(shard, places, left_out):
+            for image, members in _group_members(shard, places, left_out, unread):
                 paths.append(f"{shard}/{image}")
-                classes.append([_read_class(shard, image, members, place) for place in places])
+                classes.append([_read_class(shard, image, members, place, left_out) for place in places])
         split += [shard_split] * (len(paths) - len(split))
-    for line in left_out.describe():
+    if any(split):
+        left_out.pop(("image", SPLIT_FIELD), None)
+    lines = [describe_unread(unread)] if unread else []
+    for (kind, text), left_paths in left_out.items():
+        lines += [text.format(format_count(len({*left_paths}), kind), printable(path)) for path in left_paths[:1]]
+    for line in lines:
         logger.warning("left out: %s: %s", printable(root), line)
     if not paths:
         raise InputError(f"dataset.root={root}: no image in its tar files; give the path of {LAYOUT}")
@@ -169,7 +150,9 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
         return {place: ""}
     archives = sorted(
-        path for path in place.rglob("*") if path.name.lower().endswith(TAR_SUFFIXES) and not path.name.startswith(".")
+        path
+        for path in place.rglob("*")
+        if path.name.lower().endswith(TAR_SUFFIXES) and not is_passed_over(str(path.relative_to(place)))
     )
     shards = [path for path in archives if path.suffix == ".tar"]
     unread = [path for path in archives if path.suffix != ".tar"]
@@ -185,43 +168,15 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
         logger.warning(
             "left out: %s: %s; unpack compressed ones, and end their names in .tar", printable(root), description
         )
-    splits = {shard: _find_split(shard.relative_to(place)) for shard in shards}
-    with_split = [shard for shard, split in splits.items() if split]
-    if with_split and len(with_split) < len(shards):
-        without = next(shard for shard, split in splits.items() if not split)
-        raise InputError(
-            f"{printable(without)}: its name begins with no split, but that of {printable(with_split[0])} does; "
-            f"begin the names of all shards with {', '.join(SPLITS)}, or of none"
-        )
-    if not with_split:
-        _check_inner_words(place, shards)
-    return splits
-
-
-def _check_inner_words(place: Path, shards: list[Path]) -> None:
-    """Refuse shards that have the words of two splits within their names, none at the start; warn of a single word."""
-    meant: dict[str, Path] = {}
-    for shard in shards:
-        for word in re.split(r"[\W\d_]+", str(shard.relative_to(place).with_suffix(""))):
-            if split := find_split_prefix(word):
-                meant.setdefault(split, shard)
-    shard_names = " and ".join(printable(shard) for shard in meant.values())
-    remedy = f"begin the names of all shards with {', '.join(SPLITS)}, or put them into folders of these names"
-    if len(meant) > 1:
-        raise InputError(f"{shard_names}: their names hold {' and '.join(meant)}, but begin with no split; {remedy}")
-    if meant:
-        logger.warning(
-            "%s: its name holds %s, but begins with no split, so classes are drawn; else %s",
-            *(shard_names, *meant, remedy),
-        )
-
-
-def _find_split(shard: Path) -> str:
-    """Return the split with which a part of a shard's path begins; an empty string if there is none."""
-    found = sorted({split for part in shard.parts if (split := find_split_prefix(part))})
-    if len(found) > 1:
-        raise InputError(f"{printable(shard)}: its path names the splits {' and '.join(found)}; one is needed")
-    return found[0] if found else ""
+    names = {shard: str(shard.relative_to(place).with_suffix("")) for shard in shards}
+    splits = match_splits(names.values())
+    for shard, name in names.items():
+        if name not in splits and (splits or match_splits(Path(name).parts)):
+            raise InputError(
+                f"{printable(shard)}: its path names no split, or two of them, while others are named; one of "
+                f"{', '.join(SPLITS)} in the name of each shard would do"
+            )
+    return {shard: splits.get(name, "") for shard, name in names.items()}
 
 
 @contextmanager
@@ -234,35 +189,34 @@ def _name_shard_in_errors(shard: Path) -> Iterator[None]:
         raise InputError(f"{printable(shard)}: no tar file without compression that can be read ({error})") from error
 
 
-def _group_members(shard: Path, places: Sequence[str], left_out: LeftOut) -> Iterator[tuple[str, Members]]:
-    """Yield each image's name and the members beside it.
+def _group_members(
+    shard: Path, places: Sequence[str], left_out: LeftOut, unread: list[str]
+) -> Iterator[tuple[str, Members]]:
+    """Yield each image's name and the members beside it, and add the paths of other members to the last arguments.
 
-    Args:
-        shard: path of the tar file.
-        places: where the class of each level stands, as the argument ``labels`` of `read` says, the finest first.
-        left_out: object to which the paths of members that aren't read are added.
+    Images of kinds that aren't read are added to ``unread``, members without a place for a class to ``left_out``.
     """
     index = index_tar(str(shard))
     for kind, names in index.unread.items():
-        visible = [f"{shard}/{name}" for name in names if not os.path.basename(name).startswith(".")]
+        visible = [f"{shard}/{name}" for name in names if not is_passed_over(os.path.normpath(name))]
         if visible:
-            left_out.members.setdefault(kind, []).extend(visible)
+            left_out.setdefault((kind, NO_FILE), []).extend(visible)
     label_endings = {place.partition(".")[0] for place in places}
     suffixes = read_suffixes()
     unread_suffixes = {*UNREAD_SUFFIXES} - {*suffixes}
     for members in _join_names(shard, index.entries).values():
         images = [member for ending, member in members.items() if f".{ending}" in suffixes]
-        unread = [f"{shard}/{member}" for ending, member in members.items() if f".{ending}" in unread_suffixes]
-        left_out.images += unread
+        unread_here = [f"{shard}/{member}" for ending, member in members.items() if f".{ending}" in unread_suffixes]
+        unread += unread_here
         if not images:
-            left_out.dotted += [
+            left_out["image", DOTTED] += [
                 f"{shard}/{member}"
                 for ending, member in members.items()
                 if os.path.splitext(f".{ending}")[1] in suffixes
             ]
-        if not images and not unread:
+        if not images and not unread_here:
             label_files = [f"{shard}/{member}" for ending, member in members.items() if ending in label_endings]
-            left_out.label_files += label_files[:1]
+            left_out["label file", NO_IMAGE] += label_files[:1]
         if len(images) > 1:
             raise InputError(
                 f"{printable(shard)}: {printable(images[0])} and {printable(images[1])} are both the image of one name"
@@ -277,7 +231,7 @@ def _join_names(shard: Path, names: Iterable[str]) -> dict[str, Members]:
     for member in names:
         folder, name = os.path.split(member)
         stem, _, ending = name.partition(".")
-        if not stem:  # a hidden file, such as a copy by macOS
+        if is_passed_over(os.path.normpath(member)):
             continue
         other = samples.setdefault(f"{folder}/{stem}", {}).setdefault(ending.lower(), member)
         if other != member:
@@ -288,7 +242,7 @@ def _join_names(shard: Path, names: Iterable[str]) -> dict[str, Members]:
     return samples
 
 
-def _read_class(shard: Path, image: str, members: Members, place: str) -> str:
+def _read_class(shard: Path, image: str, members: Members, place: str, left_out: LeftOut) -> str:
     """Read the class of an image from a text file, or from a field of a JSON file."""
     ending, _, key = place.partition(".")
     where = f"{printable(shard)}/{printable(image)}"
@@ -299,10 +253,13 @@ def _read_class(shard: Path, image: str, members: Members, place: str) -> str:
         )
     content = read_member(str(shard), members[ending], current_max_list_bytes(), LIST_OPTION)
     try:
-        value: Any = json.loads(content)[key] if key else content.decode("utf-8-sig")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        fields: Any = parse_json(content) if key else {"": content.decode("utf-8-sig")}
+        value: Any = fields[key]
+    except (ValueError, KeyError, TypeError) as error:
         reason = f"no field {key}" if isinstance(error, KeyError) else f"{type(error).__name__}"
         raise InputError(f"{where}: its .{ending} gives no class ({reason})") from error
+    if "split" in fields and place != f"{ending}.split":
+        left_out.setdefault(("image", SPLIT_FIELD), []).append(where)
     if isinstance(value, str):
         value = value.strip()
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":

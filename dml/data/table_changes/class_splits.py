@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.data.names import compose_name
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
 from dml.data.table_changes.corrections import iterate_rows
 from dml.ops.errors import InputError, suggest
@@ -104,7 +105,7 @@ def name_movable_classes(table: ImageTable, option: str) -> dict[str, int]:
     labels: NDArray[np.int64] = np.unique(table.labels[rows, 0])
     labels_by_name: dict[str, int] = {}
     for label in labels.tolist():
-        name = table.name_class(label).strip()
+        name = compose_name(table.name_class(label).strip())
         if name in labels_by_name:
             raise InputError(f"{option}: two classes are called {printable(name)!r}; give them names of their own")
         labels_by_name[name] = label

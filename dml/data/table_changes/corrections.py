@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.layout import read_csv_rows
+from dml.data.names import compose_name
 from dml.data.overview.split_changes import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable
 from dml.ops.errors import InputError, suggest
@@ -105,8 +106,8 @@ def iterate_rows(
 
 
 def _strip(column: str, cell: str) -> str:
-    """Return a cell without spaces around it, unless they may belong to the name of a file."""
-    return cell if column in PATH_COLUMNS and cell.strip() else cell.strip()
+    """Return a cell, composed and without spaces around it, unless it is the name of a file."""
+    return cell if column in PATH_COLUMNS and cell.strip() else compose_name(cell.strip())
 
 
 def _parse(cells: Mapping[str, str], place: str) -> Correction:
@@ -201,7 +202,7 @@ class _ClassNames:
         self.size = int(table.labels[:, 0].max(initial=-1)) + 1
         self.labels_by_name: dict[str, list[int]] = {}
         for label in used:
-            self.labels_by_name.setdefault(table.name_class(label).strip(), []).append(label)
+            self.labels_by_name.setdefault(compose_name(table.name_class(label).strip()), []).append(label)
 
     def find(self, name: str, correction: Correction) -> int:
         if not name:

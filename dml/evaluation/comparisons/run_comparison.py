@@ -1,9 +1,11 @@
 """Finished runs compared: one result for each configuration, with the metrics over its seeds."""
 
 import json
+import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
-from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, runs_below
+from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, folders_below
 from dml.ops.text.text_tables import markdown_table
+
+logger = logging.getLogger(__name__)
 
 SEED = "seed"
 NOT_METRICS = ("epoch", "step", "pruned")
@@ -96,25 +100,42 @@ def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[F
         InputError: if a folder holds no run, or none is finished.
     """
     paths = list(folders)
-    runs_by_folder = {path: _list_runs(path) for path in paths if not path.is_file()}  # a glob matches files, too
+    runs_by_folder = {path: folders_below(path) for path in paths if not path.is_file()}  # a glob matches files, too
     if paths and not runs_by_folder:
         raise InputError(f"{paths[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
-    finished = [run for runs in runs_by_folder.values() for run in runs if run.is_finished]
+    finished = {folder: [*_read_finished(folder, runs, resolve)] for folder, runs in runs_by_folder.items()}
     for folder, runs in runs_by_folder.items():
-        if not runs or not finished:
+        if not runs or not any(finished.values()):
             raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
-    return [_read(run, resolve) for run in finished]
+    return [run for runs in finished.values() for run in runs]
+
+
+def _read_finished(folder: Path, runs: Iterable[RunFolder], resolve: Resolve | None) -> Iterator[FinishedRun]:
+    """Read the finished ones of the runs below a folder; a damaged one is left out with a warning."""
+    for run in runs:
+        try:
+            if _is_compared(run, folder) and run.is_finished:
+                yield _read(run, resolve)
+        except InputError as error:
+            if run.path == folder:
+                raise
+            logger.warning("left out: %s", printable(error))
+
+
+def _is_compared(run: RunFolder, folder: Path) -> bool:
+    """Tell whether a run is compared, and not the evaluation of a checkpoint, unless its own folder is named."""
+    return run.path == folder or not run.is_evaluation
 
 
 def find_unfinished(folders: Iterable[Path]) -> list[Path]:
     """Return the folders of the runs, at any depth, that are running, have failed or were interrupted."""
-    return [run.path for folder in folders for run in _list_runs(folder) if not run.is_finished]
-
-
-def _list_runs(folder: Path) -> list[RunFolder]:
-    """Return the runs in a folder, without evaluations of their checkpoints, unless the folder itself is of one."""
-    named = RunFolder(folder)
-    return [*([named] if named.is_evaluation else []), *runs_below(folder)]
+    unfinished = []
+    for folder in folders:
+        for run in folders_below(folder):
+            with suppress(InputError):  # it is damaged, of which `find_runs` warns
+                if _is_compared(run, folder) and not run.is_finished:
+                    unfinished.append(run.path)
+    return unfinished
 
 
 def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:

@@ -19,7 +19,7 @@ from dml.evaluation.per_query import QueryTable, read_queries
 from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_stored_metrics
 from dml.evaluation.printed_metrics.metric_names import find_head_sets
 from dml.ops.errors import InputError
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.ops.libraries.versions import own_version
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.retrieval.search import FAISS_VERSION

@@ -16,7 +16,6 @@ from dml.evaluation import evaluate
 from dml.inference.embedder import Embedder
 from dml.inference.image_inputs import read_pixels
 from dml.inference.index_items import Source, list_source
-from dml.ops.configuration.targets import unknown_targets
 from dml.ops.errors import InputError
 from dml.run import builders
 from dml.run.evaluators import choose_final_split
@@ -82,22 +81,22 @@ def list_probe(embedder: Embedder, source: Source) -> Probe:
     return Probe(_read(embedder, paths), labels if np.bincount(labels).max() > 1 and any(names) else None, levels)
 
 
-def read_test(embedder: Embedder, *, trust: bool = False) -> Probe:
+def read_test(embedder: Embedder) -> Probe:
     """Read test images of the run that trained the model, or validation images if it holds out none for a test.
 
     Args:
         embedder: trained model, whose run names the data set.
-        trust: whether the data set may be read by code outside of the packages that dml knows.
 
     Raises:
         InputError: if the data set isn't there, or reading it could run unknown code.
     """
     config = embedder.settings.config
     parts = {name: config[name] for name in ("dataset", "data", "evaluation") if name in config}
-    if len(parts) < 3 or (not trust and next(unknown_targets({"dataset": parts["dataset"]}), None)):
+    if len(parts) < 3:
         raise InputError("probe images: this model doesn't say how its data set is read; --probe FOLDER gives images")
     try:
-        table = builders.build_table(OmegaConf.create(parts))
+        with embedder.settings.building():
+            table = builders.build_table(OmegaConf.create(parts))
     except InputError as error:
         raise InputError(f"probe images: {error}; --probe FOLDER gives others") from error
     tested = table.select_evaluated(choose_final_split(table))

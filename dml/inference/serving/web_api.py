@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import resources
+from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -185,16 +186,16 @@ async def search_by_upload(
     """Find the images that are most similar to the image in the body of the request."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
-    content = bytearray()
+    content = BytesIO()  # its bytes are taken out without a copy of them
     try:
         await _read_body(request, content)
-        neighbors = await _compute(limiter, partial(search.find_similar, bytes(content), k, label))
+        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label))
     finally:
-        request.app.state.upload_bytes -= len(content)
+        request.app.state.upload_bytes -= content.tell()
     return Neighbors(neighbors=neighbors)
 
 
-async def _read_body(request: Request, content: bytearray) -> None:
+async def _read_body(request: Request, content: BytesIO) -> None:
     """Append the body of a request to ``content``, and count its bytes among those of all uploads under way.
 
     Raises:
@@ -207,9 +208,8 @@ async def _read_body(request: Request, content: bytearray) -> None:
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
         raise refusal
     async for part in request.stream():
-        content += part
-        state.upload_bytes += len(part)
-        if len(content) > most:
+        state.upload_bytes += content.write(part)
+        if content.tell() > most:
             raise refusal
         if state.upload_bytes > LARGEST_UPLOADS * most:
             raise RefusedRequestError(503, "upload: others fill the server's memory; send it again in some seconds")

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.ops.filesystem.plain_text import parse_json
+
 FORMAT = 1
 """The version of the facts and columns in a collection."""
 
@@ -39,7 +41,7 @@ class CollectionFacts:
         CollectionFacts(fingerprint='ab12', geometry='cosine', dimension=8, format=1)
         """
         try:
-            return cls(**json.loads(text))
+            return cls(**parse_json(text))
         except (TypeError, ValueError):
             return None
 

@@ -1,9 +1,9 @@
 """The objects that a configuration from a file may name under ``_target_``.
 
 Building a configuration calls the objects that it names with the arguments that it contains. A file from an unknown
-source could thereby run any code: ``_target_: torch.load`` runs a pickle. So only known objects are allowed: single
-names, subclasses of one base class in a few modules, and objects that this project's modules define. No other package
-is known as a whole.
+source could thereby run any code: ``_target_: torch.load`` runs a pickle. So only known objects are allowed, and each
+only in the part of a configuration in which it has a use: a data set's reader is no part of a model. No package is
+known as a whole.
 """
 
 import re
@@ -14,52 +14,78 @@ from typing import Any, NamedTuple
 
 TARGET = "_target_"
 
-NAMES = frozenset(
-    {
-        "datetime.timedelta",
-        "dml.evaluation.Metric",
-        "dml.evaluation.audit.settings.AuditSettings",
+_READER = "dml.data.readers.*.read"
+
+KNOWN = {
+    "adapter": ("dml.models.adapters.*",),
+    "audit": ("dml.evaluation.audit.settings.AuditSettings",),
+    "callbacks": (
+        "dml.training.callbacks.*.*",
+        "pytorch_lightning.callbacks.DeviceStatsMonitor",
+        "pytorch_lightning.callbacks.EarlyStopping",
+        "pytorch_lightning.callbacks.LearningRateMonitor",
+        "pytorch_lightning.callbacks.Timer",
+    ),
+    "dataset": (_READER,),
+    "evaluation": ("dml.evaluation.Metric", _READER),
+    "logger": (
         "dml.training.loggers.wandb_logger.RunFolderWandbLogger",
-        "dml.training.optimizers.optimizer_by_role",
+        "pytorch_lightning.loggers.CSVLogger",
+        "pytorch_lightning.loggers.TensorBoardLogger",
+        "pytorch_lightning.loggers.WandbLogger",
+    ),
+    "loss": (
+        "dml.losses.*.*",
+        "dml.ops.relevance.*",
+        "pytorch_metric_learning.distances.*",
+        "pytorch_metric_learning.losses.*",
+        "pytorch_metric_learning.miners.*",
+        "pytorch_metric_learning.reducers.*",
+        "pytorch_metric_learning.regularizers.*",
+        "torch.nn.*",
+    ),
+    "model": (
+        "dml.models.embedding.*",
+        "dml.models.heads.*",
+        "dml.models.networks.*",
+        "dml.models.small_cnn.*",
+        "torch.nn.*",
+    ),
+    "optimizer": ("dml.training.optimizers.optimizer_by_role", "torch.optim.*"),
+    "recurrent": ("dml.models.recurrent.*",),
+    "sampler": ("dml.samplers.*.*",),
+    "scheduler": ("torch.optim.lr_scheduler.*",),
+    "sweep": ("optuna.pruners.MedianPruner",),
+    "trainer": (
+        "datetime.timedelta",
         "dml.training.processes.slurm",
-        "optuna.pruners.MedianPruner",
         "pytorch_lightning.Trainer",
         "pytorch_lightning.callbacks.DeviceStatsMonitor",
         "pytorch_lightning.callbacks.EarlyStopping",
         "pytorch_lightning.callbacks.LearningRateMonitor",
         "pytorch_lightning.callbacks.Timer",
-        "pytorch_lightning.loggers.CSVLogger",
-        "pytorch_lightning.loggers.TensorBoardLogger",
-        "pytorch_lightning.loggers.WandbLogger",
         "pytorch_lightning.strategies.DDPStrategy",
+    ),
+    "transform": (
+        "dml.data.transforms.*",
         "torchvision.transforms.InterpolationMode",
-    }
-)
+        "torchvision.transforms.v2.*",
+    ),
+}
+"""Names of the objects that each part of a configuration may build; ``*`` stands for one part of a dotted name.
 
-SUBCLASSES = {
-    "pytorch_metric_learning.distances": "torch.nn.Module",
-    "pytorch_metric_learning.losses": "torch.nn.Module",
-    "pytorch_metric_learning.miners": "torch.nn.Module",
-    "pytorch_metric_learning.reducers": "torch.nn.Module",
-    "pytorch_metric_learning.regularizers": "torch.nn.Module",
+A name that ends in ``*`` is an object of the kind `BASES` in a library's module, and in a module of this project, new
+ones included, an object that this module itself defines.
+"""
+
+BASES = {
+    "pytorch_metric_learning": "torch.nn.Module",
     "torch.nn": "torch.nn.Module",
     "torch.optim": "torch.optim.Optimizer",
     "torch.optim.lr_scheduler": "torch.optim.lr_scheduler.LRScheduler",
     "torchvision.transforms.v2": "torch.nn.Module",
 }
-"""Base class by module: the known classes of the module are the subclasses of that base class."""
-
-PROJECT_NAMES = re.compile(
-    r"""dml\.( (losses|samplers)\.\w+\.[A-Z]\w*
-             | data\.readers\.\w+\.read
-             | data\.transforms\.[A-Za-z]\w*
-             | models\.(adapters|embedding|heads|networks|recurrent|small_cnn)\.[A-Za-z]\w*
-             | ops\.relevance\.[A-Za-z]\w*
-             | training\.callbacks\.\w+\.([A-Z]\w*|make_\w+)
-             )""",
-    re.VERBOSE,
-)
-"""Pattern of the names of this project's objects, which includes losses, readers and callbacks in new files."""
+"""Base class by module, or by package: the known objects of a library are the subclasses of that base class."""
 
 _WANDB = frozenset(
     {"entity", "group", "id", "job_type", "log_model", "name", "notes", "offline", "prefix", "project"}
@@ -86,28 +112,40 @@ class Unknown(NamedTuple):
     value: str
 
 
-def is_known(target: Any) -> bool:
-    """Tell whether an object may be built from a file: it runs no code but that of known packages.
+def is_known(target: Any, part: str) -> bool:
+    """Tell whether a part of a configuration from a file may build an object: it runs no code but known code.
 
-    >>> is_known("dml.losses.rll.RankedListLoss"), is_known("torch.load")
+    >>> is_known("dml.losses.rll.RankedListLoss", "loss"), is_known("torch.load", "loss")
     (True, False)
 
     Args:
         target: value of a ``_target_``, with interpolations resolved.
+        part: key at the top of the configuration, such as "loss".
     """
     if not isinstance(target, str):
         return False
+    if (pattern := next((name for name in KNOWN.get(part, ()) if _matches(target, name)), None)) is None:
+        return False
+    if not pattern.endswith("*"):
+        return pattern == target or _is_defined_there(target)
     module = target.rpartition(".")[0]
-    if target in NAMES:
-        return True
-    if module in SUBCLASSES:
-        target_class, base = import_object(target), import_object(SUBCLASSES[module])
-        return isinstance(target_class, type) and isinstance(base, type) and issubclass(target_class, base)
-    if PROJECT_NAMES.fullmatch(target):
-        named = import_object(target)
-        # The objects that a module imports are attributes of the module too; they don't count.
-        return (isinstance(named, type) or isfunction(named)) and named.__module__ == module
-    return False
+    base = BASES.get(module) or BASES.get(module.partition(".")[0])
+    return _is_defined_there(target) if base is None else _is_subclass(target, base)
+
+
+def _matches(target: str, name: str) -> bool:
+    return re.fullmatch(re.escape(name).replace(r"\*", r"[A-Za-z]\w*"), target, re.ASCII) is not None
+
+
+def _is_defined_there(target: str) -> bool:
+    """Tell whether a module defines the class or function of a dotted name; what it imports doesn't count."""
+    named = import_object(target)
+    return (isinstance(named, type) or isfunction(named)) and named.__module__ == target.rpartition(".")[0]
+
+
+def _is_subclass(target: str, base: str) -> bool:
+    named, base_class = import_object(target), import_object(base)
+    return isinstance(named, type) and isinstance(base_class, type) and issubclass(named, base_class)
 
 
 def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
@@ -115,6 +153,8 @@ def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
 
     >>> list(unknown_targets({"loss": {"_target_": "torch.load"}}))
     [Unknown(path='loss._target_', value='torch.load')]
+
+    A text that is still an interpolation after all were resolved counts too: building would resolve it.
 
     Args:
         config: nested mappings, lists and plain values, with interpolations resolved.
@@ -124,13 +164,15 @@ def unknown_targets(config: Any, path: str = "") -> Iterator[Unknown]:
         yield from _unknown_arguments(config, path)
         for key, value in config.items():
             inner = f"{path}.{key}" if path else str(key)
-            # In a stage's changes, keys are dotted: "loss._target_".
-            if str(key).rpartition(".")[2] == TARGET and not is_known(value):
+            if key == TARGET and not is_known(value, path.partition(".")[0]):
                 yield Unknown(inner, str(value))
-            yield from unknown_targets(value, inner)
+            else:
+                yield from unknown_targets(value, inner)
     elif isinstance(config, list | tuple):
         for index, value in enumerate(config):
             yield from unknown_targets(value, f"{path}.{index}")
+    elif isinstance(config, str) and "${" in config:
+        yield Unknown(path, config)
 
 
 def _unknown_arguments(node: Mapping[Any, Any], path: str) -> Iterator[Unknown]:

@@ -1,6 +1,7 @@
 """The folder of a run: its files, its state, and the lock of the process that works in it."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -14,7 +15,9 @@ from dml.ops.filesystem.checksums import DamageError, file_checksum
 from dml.ops.filesystem.files import remove_partial_files
 from dml.ops.filesystem.locks import FileLock
 from dml.ops.run_folders.run_files import (
+    read_configuration,
     read_curves,
+    read_metrics,
     read_rows,
     read_sealed_text,
     read_splits,
@@ -76,8 +79,9 @@ class RunFolder(RunPaths):
                 remove_partial_files(self.path, self.evaluations_folder)
                 yield
         except BlockingIOError as error:
+            resuming = shlex.quote(f"resume={self.path}")
             raise InputError(
-                f"{self.path}: {error.strerror} is training this run; resume={self.path} goes on with it after its end"
+                f"{self.path}: {error.strerror} is training this run; {resuming} goes on with it after its end"
             ) from error
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
@@ -108,12 +112,12 @@ class RunFolder(RunPaths):
     @cached_property
     def config(self) -> dict[str, Any]:
         """Read the configuration without `RUN_KEYS`; it raises an `InputError` if the file is damaged."""
-        return without_run_keys(self._read_yaml(self.config_file, dict))
+        return without_run_keys(self._read(self.config_file, read_configuration))
 
     @property
     def config_text(self) -> str:
         """Read the whole configuration as a YAML text; it raises an `InputError` if the file is damaged."""
-        self._read_yaml(self.config_file, dict)
+        self._read(self.config_file, read_configuration)
         return self._read(self.config_file, read_sealed_text)
 
     @property
@@ -175,7 +179,7 @@ class RunFolder(RunPaths):
         Raises:
             InputError: if the file can't be read, or isn't as it was written.
         """
-        return self._read(self.metrics_file, read_values)[0]
+        return self._read(self.metrics_file, read_metrics)[0]
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write metrics.json, with the checksums of the metrics and of the files that belong to them."""
@@ -221,7 +225,7 @@ class RunFolder(RunPaths):
         """
         if not self.raw_metrics_file.exists():
             return None
-        metrics, _ = self._read(self.raw_metrics_file, read_values)
+        metrics, _ = self._read(self.raw_metrics_file, read_metrics)
         return metrics if metrics.pop(CONFIGURATION, None) == configuration else None
 
     def write_raw_metrics(self, metrics: Mapping[str, Any], configuration: str) -> None:
@@ -249,7 +253,7 @@ class RunFolder(RunPaths):
         Raises:
             InputError: if the file can't be read, or isn't as it was written.
         """
-        return self._read(self.compression_file, read_values)[0] if self.compression_file.exists() else {}
+        return self._read(self.compression_file, read_metrics)[0] if self.compression_file.exists() else {}
 
     def splits(self) -> dict[str, dict[str, str]] | None:
         """Read the summary of the data set, {split: {class: summary of its images}}; None for runs without the file.
@@ -313,6 +317,12 @@ def without_run_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def folders_below(folder: Path) -> list[RunFolder]:
     """Find the folders of runs and of evaluations in a folder, at any depth and in any state."""
     return [RunFolder(config.parents[1]) for config in sorted(folder.rglob(".hydra/config.yaml"))]
+
+
+def newest_runs(folder: Path) -> Iterator[RunFolder]:
+    """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
+    folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
+    return (run for run in folders if not run.is_evaluation)
 
 
 def runs_below(folder: Path) -> list[RunFolder]:

@@ -12,8 +12,7 @@ from dml.papers.claims.claims_on_dataset import ClaimsOnDataset
 from dml.papers.claims.definitions import METRIC_LABELS, Arm, Claim, Overrides
 from dml.papers.claims.tuning import Candidate, Tuning, select_best
 from dml.papers.claims.verdicts import FEWEST_SEEDS, Outcome, Verdict, combine_verdicts, read_metric
-from dml.papers.cost import count_steps
-from dml.papers.experiments import compose
+from dml.papers.experiments import compose, count_steps
 from dml.run.stages import list_stages
 
 SUMMARY_MARKERS = ("<!-- claims -->", "<!-- /claims -->")

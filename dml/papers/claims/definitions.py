@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.metric_config import METRICS_BY_NAME
+from dml.evaluation.metric import Kind
+from dml.evaluation.metric_config import METRICS
 from dml.ops.errors import InputError
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.experiments import shorten
-from dml.papers.tables.paper_tables import HIERARCHICAL_METRICS, REFERENCE, Training
+from dml.papers.tables.paper_tables import REFERENCE, Training
 
-METRIC_LABELS = {name: METRICS_BY_NAME[name].label for name in HIERARCHICAL_METRICS}
+METRIC_LABELS = {metric.name: metric.label for metric in METRICS if metric.kind == Kind.HIERARCHY}
 """Labels of the metrics on the page, where a label isn't the name."""
 
 Overrides = tuple[str, ...]
@@ -132,11 +133,6 @@ class Claims:
     def used_arms(self) -> list[Arm]:
         """The arms of the claims, each once."""
         return list({arm.name: arm for claim in self.claims for arm in claim.arms}.values())
-
-
-def full_metric_name(metric: str) -> str:
-    """Return the name of a metric in metrics.json: "recall@1" -> "level0/recall@1", "h_ap" -> "h_ap"."""
-    return metric if metric in HIERARCHICAL_METRICS else f"level0/{metric}"
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from dml.evaluation.printed_metrics.metric_names import full_metric_name
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.claims.claim_results import ClaimResults, validation_folder
-from dml.papers.claims.definitions import Arm, Overrides, full_metric_name
+from dml.papers.claims.definitions import Arm, Overrides
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import add_prefix
 

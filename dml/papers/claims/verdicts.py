@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dml.evaluation.comparisons.intervals import Interval, mean_interval
-from dml.papers.claims.definitions import Arm, Claim, Comparison, Side, full_metric_name
+from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.papers.claims.definitions import Arm, Claim, Comparison, Side
 from dml.papers.claims.tuning import Tuning
 from dml.papers.tables.paper_tables import Cell, add_prefix, read_cells
 

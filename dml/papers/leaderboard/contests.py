@@ -7,7 +7,7 @@ from typing import Any
 
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.tables.paper_tables import REFERENCE, Training
 from dml.run.config_folders import quote
 

@@ -1,7 +1,7 @@
 """The ensemble of the models of all folds, tested on the test classes."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from dml.evaluation.comparisons.class_sums import PER_QUERY, ClassSums, shorten,
 from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.ops.errors import InputError
-from dml.ops.filesystem.files import write_text
+from dml.ops.filesystem.checksums import DamageError
+from dml.ops.run_folders.run_files import read_values, write_values
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import PlannedRun
 
@@ -45,7 +46,10 @@ def rank_ensemble(runs: Sequence[PlannedRun]) -> ClassSums:
     """
     file = ensemble_file(runs)
     if file.exists():
-        return ClassSums(**json.loads(file.read_text(encoding="utf-8")))
+        try:
+            return ClassSums(**read_values(file, may_nest=True)[0])
+        except (DamageError, TypeError) as error:
+            raise InputError(f"{file}: damaged ({error}); delete it to test the ensemble again") from error
     members = []
     for run in runs:
         if not RunFolder(run.folder).last_checkpoint.exists():
@@ -66,7 +70,8 @@ def rank_ensemble(runs: Sequence[PlannedRun]) -> ClassSums:
         np.concatenate(labels), {metric: np.concatenate(parts) for metric, parts in values.items()}
     )
     tested = ClassSums(counts, {metric: [shorten(row)] for metric, row in sums.items()})
-    write_text(file, json.dumps({"counts": tested.counts, "sums": tested.sums}))
+    file.parent.mkdir(exist_ok=True)
+    write_values(file, asdict(tested), {})
     return tested
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.ops.errors import InputError, suggest
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.tables.paper_tables import REFERENCE
 from dml.run.config_folders import CONF
 

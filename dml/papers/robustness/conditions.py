@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.ops.errors import InputError, suggest
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.leaderboard.contest_results import ContestResult, read_result, read_results
 from dml.papers.leaderboard.contest_runs import train_and_discard
 from dml.papers.plans import Plan, PlannedRun

@@ -10,10 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.metric import Kind
-from dml.evaluation.metric_config import metric_names_of_kind
 from dml.ops.errors import InputError
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 """The folder of the papers' numbers, and of the experiments that stand for them."""
@@ -29,8 +27,6 @@ NUMBERS = ("paper_tables.csv", "published_recalls.csv")
 
 TAXA = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, "coarse": 1}
-HIERARCHICAL_METRICS = metric_names_of_kind(Kind.HIERARCHY)
-"""Metrics of all levels together, such as h_ap."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +82,16 @@ class Cell:
     @property
     def metric_name(self) -> str:
         """The metric's name in metrics.json, without the prefix of the row's `Source`."""
+        from dml.evaluation.printed_metrics.metric_names import (
+            full_metric_name,  # late: a list of tables needs no torch
+        )
+
         name, _, level = self.metric.partition("/")
         if self.dataset.startswith("dyml"):  # its numbers are means over the benchmarks of the levels
             return f"mean/{'ap' if name == 'map' else name}"
         if name == "ap":
             return f"level{LEVELS_BY_NAME[level]}/ap"
-        return name if name in HIERARCHICAL_METRICS else f"level0/{name}"
+        return full_metric_name(name)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dml.ops.configuration.nested import flat
 from dml.ops.configuration.overrides import key_of
-from dml.ops.filesystem.yaml_text import parse_yaml
+from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.tables.paper_tables import Cell, Table, Training
 from dml.run.config_folders import CONF
 

@@ -1,57 +1,16 @@
-"""Reproduces tables: lists them, prints the commands of their runs, or makes the runs and prints the tables."""
+"""Reproduces tables: prints the commands of their runs, or makes the runs and prints the tables."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dml.commands.checks.config_types import check_types
 from dml.commands.failures.error_lines import print_line
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import write_text
-from dml.ops.text.counts import format_count
 from dml.ops.text.text_tables import write_csv
-from dml.papers.cost import estimate_gpu_hours
-from dml.papers.experiments import compose
-from dml.papers.plans import Plan, PlannedRun, check_data, list_commands, train_runs
+from dml.papers.plans import Plan, check_data, train_runs
 from dml.papers.tables.paper_tables import PAPERS, Table
 from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
-
-
-def list_tables(tables: Sequence[Table], plan: Plan) -> None:
-    """Print each table with the numbers of its cells, runs and finished runs, and the estimated cost."""
-    print_line(f"{'':18}{'cells':>6}{'runs':>6}{'done':>6}{'GPU hours':>11}")
-    for table in tables:
-        runs = plan.list_table_runs(table)
-        finished = sum(run.is_finished for run in runs)
-        print_line(f"{f'table-{table}':18}{len(table.cells):6}{len(runs):6}{finished:6}{_estimate_hours(runs):>11}")
-    seeds = format_count(plan.seeds, "seed")
-    print_line(f"With {seeds}. GPU hours: an estimate for one V100. Runs that several tables need are made once.")
-
-
-def _estimate_hours(runs: Sequence[PlannedRun]) -> str:
-    """Return the GPU hours of all runs as the list prints them: a dash if those of a run can't be estimated."""
-    total = 0.0
-    for run in runs:
-        config = compose(run.training)
-        check_types(config)
-        hours = estimate_gpu_hours(config)
-        if hours is None:
-            return "–"
-        total += hours
-    return f"{total:.1f}"
-
-
-def print_commands(tables: Sequence[Table], plan: Plan, data: Path) -> None:
-    """Print the command line of each run that isn't finished.
-
-    Args:
-        tables: tables that the runs belong to.
-        plan: plan of the runs.
-        data: folder that holds the folders of the data sets, which the command lines name.
-    """
-    runs = [run for table in tables for run in plan.list_table_runs(table)]
-    for command in list_commands(runs, data):
-        print_line(command)
 
 
 def reproduce_tables(tables: Sequence[Table], plan: Plan, data: Path | None, *, trains: bool) -> None:

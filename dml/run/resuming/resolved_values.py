@@ -1,6 +1,7 @@
 """The values that the interpolations of a stored configuration stand for."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -11,6 +12,9 @@ from dml.ops.run_folders.run_folder import RUN_KEYS
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 """A call that reads a variable of the environment."""
+
+OTHER_CALL = re.compile(r"\$\{(?!([\w.\[\]-]*\}|(learning_rate|oc\.select|resize_for|unless):))")
+"""A call of a resolver that doesn't compute its value from the configuration alone, or what may be a part of one."""
 
 NOT_OF_THE_RUN = (*RUN_KEYS, "hydra", "logger", "trainer.devices", "trainer.num_nodes")
 """Keys that stay as they are: a logger may take a secret, and a requeued job of Slurm may get other nodes."""
@@ -59,19 +63,27 @@ def resolve_values(config: dict[str, Any], unresolved: str) -> dict[str, Any]:
         config: configuration of plain values.
         unresolved: a key at the top of the configuration, such as "seed".
     """
-    # nothing can follow from what is marked as missing
-    tree = OmegaConf.create(_without_environment(config) | {unresolved: "???"})
+    tree = open_stored(config | {unresolved: "???"})  # nothing can follow from what is marked as missing
     resolved = _resolve(tree, config | {unresolved: None})
     return {key: config[key] if key == unresolved else resolved[key] for key in config}
 
 
-def _without_environment(value: Any) -> Any:
-    """Mark the values that are read from the environment as missing."""
-    if isinstance(value, dict):
-        return {key: _without_environment(inner) for key, inner in value.items()}
+def open_stored(config: Mapping[str, Any]) -> DictConfig:
+    """Return a stored configuration, whose interpolations are resolved when they are read.
+
+    It may be a stranger's, so a value is marked as missing if resolving it would read or write anything but the
+    configuration itself, such as a variable of the environment.
+    """
+    opened: DictConfig = OmegaConf.create(_without_calls(config))
+    return opened
+
+
+def _without_calls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_calls(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_environment(inner) for inner in value]
-    return "???" if _reads_environment(value) else value
+        return [_without_calls(inner) for inner in value]
+    return "???" if isinstance(value, str) and OTHER_CALL.search(value) else value
 
 
 def _resolve(node: DictConfig | ListConfig, plain: Any) -> Any:

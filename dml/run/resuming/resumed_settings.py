@@ -1,5 +1,6 @@
 """The settings that a resumed run may not change, because what it has done so far depends on them."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -9,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.run.resuming.resolved_values import resolve_values
+from dml.run.resuming.resolved_values import open_stored, resolve_values
 from dml.run.resuming.stored_configuration import list_callbacks, plain_config
 from dml.run.stages import Stage, find_stage
 from dml.training.checkpointing.checkpoints import TrainingProgress
@@ -49,8 +50,8 @@ def check_resumed_settings(
     Raises:
         InputError: if it changes one of them.
     """
-    before = OmegaConf.create(dict(stored))
-    remedy = f"init={folder.last_checkpoint} begins a new run with its weights"
+    before = open_stored(stored)
+    remedy = f"{shlex.quote(f'init={folder.last_checkpoint}')} begins a new run with its weights"
     stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)
@@ -94,7 +95,7 @@ def check_trained_settings(
         raise InputError(f"trainer.max_steps={most}: the run has {steps} steps already; a shorter one is a new run")
     if most > steps:
         return
-    run_before = OmegaConf.create({**stored, "callbacks": list_callbacks(stored)})
+    run_before = open_stored({**stored, "callbacks": list_callbacks(stored)})
     now, before = (find_stage(run_config, last_stage.name).config for run_config in (config, run_before))
     values, values_before = (_list_values(part) for part in (now, before))
     for key in {**values, **values_before}:

@@ -13,8 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
+from dml.ops.configuration.targets import TARGET, unknown_targets
 from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, without_run_keys
+from dml.ops.escaping import printable
+from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
+from dml.ops.text.console import console
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
 
@@ -48,7 +51,10 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
         return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
     if folder.last_checkpoint.exists():
         return read_checkpoint_configuration(folder.last_checkpoint)
-    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/")
+    is_checkpoint = folder.path.suffix == ".ckpt" and folder.path.is_file()
+    run = RunFolder.from_checkpoint(folder.path) if is_checkpoint else next(newest_runs(folder.path), None)
+    remedy = f"; {shlex.quote(f'resume={run.path}')} goes on with the nearest run" if run else ""
+    raise InputError(f"resume={folder.path}: no run there; its folder has .hydra/ and checkpoints/{remedy}")
 
 
 def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
@@ -71,8 +77,10 @@ def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> lis
     keys = {key_of(argument) for argument in arguments}
     if "dataset" not in keys or "transform" in keys:
         return []
+    searched = [argument for argument in arguments if key_of(argument) == "hydra.searchpath"]
+    overrides = [override for override in stored.overrides if not is_below(key_of(override), ["hydra"])]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", overrides=stored.overrides, return_hydra_config=True)
+        config = compose("train", overrides=[*searched, *overrides], return_hydra_config=True)
     choice = config.hydra.runtime.choices.transform
     if plain_config(OmegaConf.masked_copy(config, "transform"))["transform"] != stored.config.get("transform"):
         raise InputError(
@@ -89,8 +97,10 @@ def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
-    """Write `.hydra/` of a run, as Hydra does; without the groups' choices if Hydra didn't start the job."""
+    """Write `.hydra/` of a run, as Hydra does, and begin its log; without the choices if Hydra didn't start the job."""
     hydra: Any = HydraConfig.instance().cfg
+    if hydra is not None:
+        console.begin_log(folder.path / f"{hydra.hydra.job.name}.log")
     written = _without_defaults(resolve_environment(config))
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
@@ -175,6 +185,12 @@ def check_unchanged(
     ]
     if changed:
         first, *_ = changed
+        before = {key: {key.rpartition(".")[2]: then[key]} for key in changed if key in then}
+        if foreign := [path for path, _ in unknown_targets(before) if path.endswith(TARGET)]:
+            raise InputError(
+                f"{printable(foreign[0])}: the run was made with other code, which conf/ no longer names; a new run is "
+                "needed"
+            )
         overrides_as_before = " ".join(_format_override(key, then.get(key)) for key in changed)
         raise InputError(
             f"{_format_override(first, now.get(first))}: the run was made with {format_value(then.get(first))}, and "

@@ -1,5 +1,6 @@
 """The reading of checkpoints; `checkpoint_io` writes them. Models in use read them without Lightning."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,8 +12,10 @@ from torch import nn
 
 from dml.models.adapters import plain_name
 from dml.models.recurrent import AnyModel, RecurrentModel
+from dml.ops.configuration.nested import check_parts
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.ops.filesystem.plain_text import check_plain
 from dml.training.checkpointing.frozen_weights import PREFIX, fill_in
 
 
@@ -29,7 +32,8 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
     path = Path(path)
     if path.is_dir():
         file = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
-        remedy = f"checkpoint={file} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
+        argument = shlex.quote(f"checkpoint={file}")
+        remedy = f"{argument} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
         raise InputError(f"checkpoint={path}: a folder, not a file; {remedy}")
     if not path.is_file():
         raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
@@ -42,6 +46,15 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
     except Exception as error:  # The unpickler can raise any exception for a damaged file.
         raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "run" not in checkpoint:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+    try:
+        run = check_plain(checkpoint["run"])
+        check_parts(run.get("config", {}))
+        is_run = all(isinstance(override, str) for override in run.get("overrides", ()))
+        is_run &= isinstance(checkpoint["state_dict"], Mapping) and type(checkpoint["global_step"]) is int
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run ({error})") from error
+    if not is_run:
         raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
     return checkpoint
 
@@ -67,9 +80,10 @@ def _remedy(path: Path) -> str:
     other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
     if path == other or not other.is_file() or _describe_damage(other):
         return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
-    line = f"{other} is whole: checkpoint={other} tests it, init={other} begins a new run with its weights"
+    test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "init"))
+    line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
     if other.name == "last.ckpt":
-        line += f", resume={path.parents[1]} evaluation.selection=last goes on with its run"
+        line += f", {shlex.quote(f'resume={path.parents[1]}')} evaluation.selection=last goes on with its run"
     return line
 
 

@@ -62,7 +62,8 @@ def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     config = {**plain.settings.config, "geometry": {"curvature": 0.1, "clip": 2.3}}
     ball = ImageEmbedder(plain.model, replace(plain.settings, config=config)).save_pretrained(tmp_path / "ball")
     reader = {"_target_": "os.system", "command": "true"}
-    config = {**plain.settings.config, "dataset": {"name": "squares", "reader": reader}}
+    data = {**plain.settings.config["data"], "max_list_bytes": 1000}
+    config = {**plain.settings.config, "dataset": {"name": "squares", "reader": reader}, "data": data}
     foreign = ImageEmbedder(plain.model, replace(plain.settings, config=config)).save_pretrained(tmp_path / "foreign")
     copied = tmp_path / "a" / "copied.ckpt"
     copied.parent.mkdir()
@@ -70,7 +71,7 @@ def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for arguments, line in (
         ([str(ball)], "compared by poincare (curvature 0.1) distance; dml compress measures"),
         ([str(run), "--prefixes", "9"], "--prefixes 9: the embedding of a head has 8 dimensions at most"),
-        ([str(foreign)], "dataset.reader._target_=os.system comes from the model's file"),
+        ([str(foreign)], "dataset.reader._target_=os.system is not known and could run any code"),
         ([str(run), "--split", "tset"], "argument --split: invalid choice"),
         ([str(copied)], "copied.ckpt: a checkpoint outside of a run's folder; --output FILE"),
         ([str(tmp_path / "nothere")], "nothere: no such file or folder"),

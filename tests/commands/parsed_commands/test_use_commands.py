@@ -21,6 +21,7 @@ from dml.__main__ import dispatch
 from dml.evaluation.report import FoundImage, ImageSearches, search_report
 from dml.inference.index_folder import hold_folder
 from dml.ops.errors import InputError
+from dml.ops.run_folders.run_files import read_values, write_values
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +128,11 @@ def test_a_network_of_ones_own_is_trusted_on_request(
     image = photos / "cats" / "00.png"
     advice = "is not known and could run any code; trust=True, or --trust of a command, if you trust these files"
     assert refusal(capsys, "index", saved, photos, "--output", "index").endswith(advice)
-    fingerprint = json.loads((saved / "model.json").read_text())["fingerprint"]
     line = refusal(capsys, "index", saved, photos, "--output", "index", "--trust")
     own = re.search(r"fingerprint (\w+),", line)
     assert own is not None, line
-    (saved / "model.json").write_text((saved / "model.json").read_text().replace(fingerprint, own[1]))
+    description, _ = read_values(saved / "model.json", may_nest=True)
+    write_values(saved / "model.json", description | {"fingerprint": own[1]}, {})
     dispatch(["index", "saved", str(photos), "--output", "index", "--trust", "--workers", "0"])
     dispatch(["embed", "saved", str(photos), "--output", "vectors.npz", "--trust", "--workers", "0"])
     assert refusal(capsys, "search", "index", image).endswith(advice)

@@ -12,7 +12,7 @@ from trees.csv import TREE
 from trees.tree import write_lines
 
 from dml.data.image_files.images import read_image
-from dml.data.readers.csv import read
+from dml.data.readers.csv import read, read_listed
 from dml.ops.errors import InputError
 
 
@@ -166,32 +166,138 @@ def test_other_columns_are_passed_over(tmp_path: Path) -> None:
     assert len(read(written(tmp_path, "path,weight,label,labels,Id,,", "1.jpg,,a,,,,", "2.jpg,3,b,x,y,,"))) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "splits"),
-    [
-        ("set", ["train", "test"], "test, train"),
-        ("Partition", ["Training", "other"], "test, train"),
-        ("phase", ["query", ""], "query, test"),
-        ("fold", ["validation", "train"], "test, train, val"),
-    ],
-)
-def test_splits_under_another_name_are_not_passed_over(
-    name: str, values: list[str], splits: str, tmp_path: Path
+COLUMNS = [
+    ("is_valid", "False False True", "train train val"),  # fastai
+    ("is_val", "0 0 1", "train train val"),
+    ("is_train", "1 1 0", "train train test"),
+    ("is_training_img", "1 1 0", "train train test"),  # CUB-200-2011
+    ("isTrain", "yes yes no", "train train test"),
+    ("train", "True True False", "train train test"),
+    ("is_test", "0.0 0.0 1.0", "train train test"),
+    ("in_holdout", "n n y", "train train test"),
+    ("is_train,is_val", "1,0 0,1 0,0", "train val test"),
+    ("is_query,is_gallery", "0,0 1,0 0,1", "train query gallery"),
+    ("is_probe,is_enrolled", "f,f t,f f,t", "train query gallery"),
+    ("mode", "train train eval", "train train test"),
+    ("mode", "train eval test", "train val test"),
+    ("phase", "train val test", "train val test"),
+    ("stage", "Training Development Testing", "train val test"),
+    ("subset", "train validation validation", "train val val"),
+    ("Usage", "Training PublicTest PrivateTest", "train val test"),  # Kaggle, FER-2013
+    ("usage", "Training Training PublicTest", "train train test"),
+    ("Partition", "TRN TST VAL", "train test val"),
+    ("set", "trainset testset valset", "train test val"),
+    ("dataset", "train_images test_images val_images", "train test val"),
+    ("data split", "train dev test", "train val test"),
+    ("train_test_split", "training test hold-out", "train test test"),
+    ("evaluation_status", "train query gallery", "train query gallery"),  # In-shop Clothes Retrieval
+    ("set", "train query test", "train query gallery"),
+    ("set", "training probe gallery", "train query gallery"),
+    ("set", "train reference queries", "train gallery query"),
+    ("fold", "validation train test", "val train test"),
+    ("anything", "train valid test", "train val test"),
+    ("split", "Train Validation Test", "train val test"),
+    ("split", "trn dev eval", "train val test"),
+    ("split", "train2017 val2017 test2017", "train val test"),
+    ("split,is_query,is_gallery", "train,, validation,True,False validation,False,True", "train query gallery"),
+    ("split,is_query,is_gallery", "train,, validation,True,True validation,True,True", "train test test"),
+    ("split,weight,is_train", "test,1,1 train,0,0 train,0,1", "test train train"),
+]
+"""Columns that say the split of three rows, their cells, and the splits."""
+
+
+@pytest.mark.parametrize(("columns", "values", "splits"), COLUMNS)
+def test_columns_that_say_the_split(
+    columns: str, values: str, splits: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Classes drawn at random would mix the training and the test that the column tells."""
-    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate([*values, "test"])]
-    file = written(tmp_path, f"image,label,{name}", *rows)
-    option = rf"'dataset\.reader\.columns=\{{path: image, split: {name}\}}' would do, or remove the column"
-    line = rf"mine\.csv, line 1: the column '{name}' holds splits \({splits}\), but is not called split; {option}$"
-    with pytest.raises(InputError, match=line):
-        read(file, columns={"path": "image"})
+    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate(values.split())]
+    file = written(tmp_path, f"image,label,{columns}", *rows)
+    expected = splits.split()
+    assert read(file, columns={"path": "image"}, test_fraction=None).split.tolist() == expected
+    name, *flags = columns.split(",")
+    names = name if name == "split" and flags[:1] != ["is_query"] else " and ".join([name, *flags])
+    option = "'dataset.reader.columns={path: image, split: null}' passes over it"
+    line = f"{file}: the splits are those of the column {names}; {option}"
+    assert caplog.messages[:1] == ([] if names == "split" else [line]) or expected[1:] == ["val", "val"]
+    if not flags:
+        assert read(file, columns={"path": "image", "split": name}, test_fraction=None).split.tolist() == expected
+    passed_over = read(file, columns={"path": "image", "split": None}, test_fraction=None)
+    assert passed_over.split.tolist() == ["test"] * 3
 
 
-@pytest.mark.parametrize("column", ["set,a,b,c", "phase,train,train,train", "fold,train,test,2", "weight,,,"])
-def test_other_columns_are_no_splits(column: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "values", "fault"),
+    [
+        ("split", "train seen test", "unknown split 'seen'; the splits are .*; write one of them into"),
+        ("split", "0 1 2", "unknown split '0'; the splits are .*; write one of them into"),
+        ("partition", "0 1 2", "unknown split '0'; the splits are .*; write one of them into"),  # CelebA
+        ("Partition", "Training other test", "unknown split 'other'; the splits are .*; write one of them into"),
+        ("phase", "query - test", "unknown split '-'; the splits are .*; write one of them into"),
+        ("is_train,is_test", "1,0 1,1 0,1", "unknown split 'is_train is_test'; the splits are .*; write one of them"),
+    ],
+)
+def test_a_split_that_is_not_known(columns: str, values: str, fault: str, tmp_path: Path) -> None:
+    rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate(values.split())]
+    file = written(tmp_path, f"path,label,{columns}", *rows)
+    remedy = (
+        rf"the column {columns.replace(',', ' and ')}, or 'dataset\.reader\.columns=\{{split: null\}}' passes over it"
+    )
+    with pytest.raises(InputError, match=rf"mine\.csv, line \d: {fault}.* {remedy}$"):
+        read(file)
+    assert read(file, columns={"split": None}).counts().keys() == {"train", "test"}
+    assert read_listed(file).split.tolist() == [""] * 3
+
+
+def test_folders_in_the_paths_say_the_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = ["a/train/1.jpg", "a/train/2.jpg", "b/test/1.jpg", "/elsewhere/train/3.jpg"]
+    file = written(tmp_path / "test", "path,label", *(f"{path},{i}" for i, path in enumerate(paths[:3])))
+    assert read(file).split.tolist() == ["train", "train", "test"]
+    assert caplog.messages == [f"{file}: the splits are those that folders in the paths are named like"]
+    file = written(
+        tmp_path / "test", "path,label", *(f"{path},{i}" for i, path in enumerate([*paths[:3], "c/x/1.jpg"]))
+    )
+    with pytest.raises(
+        InputError, match=r"mine\.csv: .*/c/x/ stands beside test/ and train/; beside a split there may"
+    ):
+        read(file)
+    others = [f"a/{name}/1.jpg,{name}" for name in ("bus", "train", "test tube")]
+    assert read(written(tmp_path / "test", "path,label", *others)).counts().keys() == {"train", "test"}
+
+
+def test_a_list_of_training_images_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = written(tmp_path, "path,label,split", *(f"{i}.jpg,{i},Train" for i in range(9)))
+    assert read(file, val_fraction=0.2).counts().keys() == {"train", "val", "test"}
+    assert caplog.messages == [f"{file}: has the split train alone, from which the others are drawn"]
+    assert read(file, test_fraction=0, val_fraction=0.2).counts().keys() == {"train", "val"}
+
+
+def test_labels_that_mean_that_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ["nan", "NaN", "None", "NULL", "null", "N/A", "#N/A", "-", "NA", "<NA>", "nan"]
+    read(written(tmp_path, "path,label", *(f"{i}.jpg,{name}" for i, name in enumerate([*names, "nanny", "b"]))))
+    (message,) = caplog.messages
+    assert "mine.csv: the class of 11 images is #N/A, -, <NA>, N/A, NA, NULL, NaN, None, nan, as if it" in message
+
+
+def test_a_label_composed_and_decomposed_is_one_class(tmp_path: Path) -> None:
+    file = written(tmp_path, "path,label", "Zoe\u0308.jpg,Zoe\u0308", "Zo\u00eb.jpg,Zo\u00eb", "3.jpg,b")
+    table = read(file)
+    assert table.names == (("Zo\u00eb", "b"),)
+    assert table.paths.tolist()[:2] == [f"{tmp_path}/Zoe\u0308.jpg", f"{tmp_path}/Zo\u00eb.jpg"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *("set,a,b,c", "phase,train,train,train", "fold,train,test,2", "weight,,,", "fold,0,1,2", "set,1,0,1"),
+        *("text,a train,a test,a bus", "is_good,1,0,1", "mode,L,RGB,L", "usage,free,paid,paid", "test,,,"),
+    ],
+)
+def test_other_columns_are_no_splits(column: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     name, *values = column.split(",")
     rows = [f"{i}.jpg,{i},{value}" for i, value in enumerate(values)]
     assert read(written(tmp_path, f"path,label,{name}", *rows)).counts().keys() == {"train", "test"}
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -202,7 +308,7 @@ def test_other_columns_are_no_splits(column: str, tmp_path: Path) -> None:
             r"line 1: no column 'path' among 'file', 'label'; 'dataset\.reader\.columns={path: file}' would",
         ),
         (["path,class"], "line 1: no column 'label' among 'path', 'class'; '.*={label: class}' would do$"),
-        (["Image Path,Class_Name,set"], "line 1: no .*={path: Image Path, label: Class_Name, split: set}' would do$"),
+        (["Image Path,Class_Name,set"], "line 1: no .*={path: Image Path, label: Class_Name}' would do$"),
         (
             ["image,weight"],
             r"line 1: no column 'path' among 'image', 'weight'; give a .*dataset\.reader\.columns$",
@@ -232,7 +338,7 @@ def test_other_columns_are_no_splits(column: str, tmp_path: Path) -> None:
         (["path,label", "1.jpg,a", "2.jpg,b", "x/../1.jpg,b"], r"line 4: x/\.\./1\.jpg stands in line 2 already"),
         (["path,label", '"1.jpg"x,a'], "line 2: ',' expected after '\"'"),
         (["path,label", "1.jpg,a"], "1 class, 2 are needed to draw whole classes"),
-        (["path,label,split", "1.jpg,a,train"], "has the splits train; train and test are needed"),
+        (["path,label,split", "1.jpg,a,val"], "has the splits val; train and test are needed"),
     ],
 )
 def test_other_files(lines: list[str], message: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from trees.tree import write_images
 
 from dml.data.image_listing import list_images
 from dml.data.readers.folder import read
-from dml.data.table import ImageTable
+from dml.data.table import ImageTable, load
 from dml.ops.errors import InputError
 
 CLASSES = ["b", "a", "d", "c"]
@@ -69,23 +69,83 @@ def test_a_class_may_be_called_as_a_split_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folders", "remedy"),
+    "folders",
     [
-        (("train", "valid"), "valid/ to val/"),
-        (("train", "test", "validation"), "validation/ to val/"),
-        (("Test", "Train"), "Test/ to test/, Train/ to train/"),
-        (("testing", "training"), "testing/ to test/, training/ to train/"),
-        (("Gallery", "query"), "Gallery/ to gallery/"),
-        (("Train", "test", "extras"), "Train/ to train/"),
-        (("test_images", "train_images"), "test_images/ to test/, train_images/ to train/"),
-        (("train", "test-set"), "test-set/ to test/"),
-        (("test1", "trainset", "extras"), "test1/ to test/, trainset/ to train/"),
+        {"train": "train", "valid": "val", "testing": "test"},
+        {"Train": "train", "Test": "test"},
+        {"train_images": "train", "test_images": "test"},
+        {"trainset": "train", "test1": "test"},
+        {"train2017": "train", "val2017": "val"},
+        {"cars_train": "train", "cars_test": "test"},
+        {"bounding_box_train": "train", "bounding_box_test": "gallery", "query": "query"},  # Market-1501
+        {"image_train": "train", "image_test": "gallery", "image_query": "query"},  # VeRi
+        {"training": "train", "probe": "query", "Gallery": "gallery"},
+        {"train": "train", "dev": "val", "eval": "test"},
+        {"train": "train", "eval": "val", "hold-out": "test"},
     ],
 )
-def test_splits_of_other_names_are_no_super_classes(folders: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
-    write_images(tmp_path, [f"{folder}/{name}/1.jpg" for folder in folders for name in "ab"])
-    with pytest.raises(InputError, match=rf"dataset\.root={tmp_path}: the folders .* like splits; rename {remedy} \("):
+@pytest.mark.parametrize("layout", ["{split}/{name}", "{split}/birds/{name}", "{name}/{split}", "birds/{split}/{name}"])
+def test_folders_that_are_named_like_splits(folders: dict[str, str], layout: str, tmp_path: Path) -> None:
+    paths = {
+        f"{layout.format(split=folder, name=f'{folder[0]}{name}')}/1.jpg": split
+        for folder, split in folders.items()
+        for name in "abcdef"
+    }
+    write_images(tmp_path, paths)
+    table = read(tmp_path)
+    assert {path: split for path, _, split in rows(table, tmp_path)} == paths
+    assert all("/" not in name or name.startswith("birds/") for name in table.names[0])
+
+
+def test_the_same_classes_in_training_and_test(tmp_path: Path) -> None:
+    """A class is one class on both sides, which `dml.data.table.load` then refuses."""
+    write_images(tmp_path, [f"{name}/{split}/1.jpg" for name in ("bus", "car") for split in ("train", "test")])
+    table = read(tmp_path)
+    assert table.names == (("bus", "car"),)
+    with pytest.raises(
+        InputError, match=r"^folder: 2 classes are in training and in test, .*dataset\.disjoint=false allows"
+    ):
+        load(lambda _: table, None, name="folder")
+
+
+@pytest.mark.parametrize("test_fraction", [0, 0.5])
+def test_training_and_validation_alone(test_fraction: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The layout of ImageNet in torchvision."""
+    write_images(tmp_path, [f"{split}/{name}/1.jpg" for split in ("train", "val") for name in "ab"])
+    table = read(tmp_path, test_fraction=test_fraction, val_fraction=0.2)
+    assert {split: count["class"] for split, count in table.counts().items()} == {"train": 2, "val": 2}
+    assert caplog.messages == [f"{tmp_path}: has no test split, so val is both validation and test"]
+
+
+@pytest.mark.parametrize(("test_fraction", "splits"), [(0, {"train", "val"}), (0.5, {"train", "val", "test"})])
+def test_training_alone(
+    test_fraction: float, splits: set[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path, [f"{folder}{name}/1.jpg" for folder in ("one/train/", "two/") for name in "abcdefgh"])
+    table = read(tmp_path / "one", test_fraction=test_fraction, val_fraction=0.2)
+    assert {*table.split.tolist()} == splits
+    plain = read(tmp_path / "two", test_fraction=test_fraction, val_fraction=0.2)
+    assert (table.names, table.split.tolist()) == (plain.names, plain.split.tolist())
+    assert caplog.messages == [f"{tmp_path}/one: has the split train alone, from which the others are drawn"]
+
+
+def test_lists_of_splits_beside_the_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, ["a/1.jpg", "b/1.jpg", "train_list.txt", "test_list.txt", "readme.txt"])
+    read(tmp_path)
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}: not read: ")
+    assert message.endswith("_list.txt; dataset=csv reads lists")
+
+
+def test_a_test_alone(tmp_path: Path) -> None:
+    write_images(tmp_path, [f"{split}/{name}/1.jpg" for split in ("query", "gallery") for name in "ab"])
+    line = (
+        r"has the splits gallery, query; train and test are .* \(for a test alone: dataset\.reader\.test_fraction=null"
+    )
+    with pytest.raises(InputError, match=line):
         read(tmp_path)
+    assert read(tmp_path, test_fraction=None, val_fraction=0.2).counts().keys() == {"query", "gallery"}
+    assert read(tmp_path / "query", test_fraction=None, val_fraction=0.2).counts().keys() == {"test"}
 
 
 @pytest.mark.parametrize("folders", [("test_tube/1.jpg", "train_1/1.jpg"), ("train_1/a/1.jpg", "testudo/a/1.jpg")])
@@ -94,9 +154,23 @@ def test_names_that_begin_like_a_split_may_be_those_of_classes(folders: tuple[st
     assert read(tmp_path).names[-1] == tuple(sorted(path.partition("/")[0] for path in folders))
 
 
-def test_a_single_folder_of_another_split_name_is_a_super_class(tmp_path: Path) -> None:
-    write_images(tmp_path, ["training/a/1.jpg", "training/b/1.jpg"])
-    assert read(tmp_path).names[1] == ("training",)
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ("train", "bus", "car"),
+        ("train", "bus", "test tube"),
+        ("train", "bus", "probe"),
+        ("train", "valley", "contest"),
+        ("train station", "bus station", "testudo"),
+        ("vehicles/train", "vehicles/bus", "laboratory/test tube"),
+    ],
+)
+def test_classes_with_the_word_of_a_split(
+    classes: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path, [f"{name}/1.jpg" for name in classes])
+    assert {*read(tmp_path).names[0]} == {*classes}
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -115,7 +189,14 @@ def test_images_by_their_suffix(name: str, tmp_path: Path) -> None:
     "name",
     [
         *("a/._1.jpg", "a/.hidden.png", ".trash/x/1.jpg", "__MACOSX/a/1.jpg", "a/notes.txt", "readme.md"),
-        *("LICENSE", "a/Thumbs.db", "a/.DS_Store", "a/1.json", "a/1.MOV"),
+        *("LICENSE", "a/Thumbs.db", "a/.DS_Store", "a/1.json", "a/1.MOV", "a/Icon\r", "a/desktop.ini"),
+        *("@eaDir/a/1.jpg", "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "a/SYNOFILE_THUMB_M_1.jpg", "#recycle/c/1.jpg"),
+        *("a/.@__thumb/1.jpg", "@Recycle/1.jpg", "#snapshot/c/1.jpg", "a/1.jpg@SynoEAStream", "a/@__thumb/1.jpg"),
+        *("$RECYCLE.BIN/S-1-5/$R1.jpg", "System Volume Information/1.jpg", "RECYCLER/1.jpg", "a/ehthumbs_vista.db"),
+        *("lost+found/1.jpg", ".Trash-1000/files/1.jpg", ".thumbnails/normal/1.png", ".AppleDouble/1.jpg"),
+        *("a/.ipynb_checkpoints/1-checkpoint.jpg", ".git/x/1.jpg", ".dml/folder/sheet.png", ".picasaoriginals/1.jpg"),
+        *("Mine.lrdata/1/2.jpg", "a/.nomedia", "_vti_cnf/1.jpg", "Network Trash Folder/1.jpg", "Temporary Items/1.jpg"),
+        *("a/CaptureOne/Cache/1.jpg", "a/[Originals]/1.jpg", "a/Thumbs.db:encryptable", "a/__pycache__/1.png"),
     ],
 )
 def test_what_is_passed_over(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,13 +206,49 @@ def test_what_is_passed_over(name: str, tmp_path: Path, caplog: pytest.LogCaptur
     assert not caplog.messages
 
 
-def test_classes_may_be_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["recycled", "thumbs", "@robin", "#1", "desktop", "trash", "icon", "$5", "cache", "git"]
+)
+def test_classes_with_names_like_those_of_the_system(name: str, tmp_path: Path) -> None:
+    write_images(tmp_path, ["a/1.jpg", f"{name}/1.jpg"])
+    assert f"{tmp_path}/{name}/1.jpg" in read(tmp_path).paths.tolist()
+    assert f"{tmp_path}/{name}/1.jpg" in list_images(tmp_path)
+
+
+def test_a_name_composed_and_decomposed_is_one_class(tmp_path: Path) -> None:
+    """Files keep the names that they have."""
+    write_images(tmp_path, ["Zoe\u0308/1.jpg", "Zo\u00eb/2.jpg", "b/1.jpg"])
+    table = read(tmp_path)
+    assert table.names == (("Zo\u00eb", "b"),)
+    assert f"{tmp_path}/Zoe\u0308/1.jpg" in table.paths.tolist()
+
+
+def test_folders_whose_names_mean_that_a_class_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, ["birds/nan/1.jpg", "birds/nan/2.jpg", "birds/None/1.jpg", "cats/nancy/1.jpg"])
+    read(tmp_path)
+    (message,) = caplog.messages
+    assert message == f"{tmp_path}: the class of 3 images is birds/None, birds/nan, as if it were missing"
+
+
+def test_classes_may_be_links(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_images(tmp_path, ["mine/a/1.jpg", "elsewhere/1.jpg"])
     (tmp_path / "mine" / "b").symlink_to(tmp_path / "elsewhere")
     assert read(tmp_path / "mine").names == (("a", "b"),)
-    (tmp_path / "mine" / "c").symlink_to(tmp_path / "mine")
-    with pytest.raises(InputError, match=r"mine/c/c/a: a folder too deep; give the folder of your own images"):
-        read(tmp_path / "mine")
+    assert not caplog.messages
+    for name, target in (("c", "mine"), ("A", "mine/a"), ("d", "elsewhere")):
+        (tmp_path / "mine" / name).symlink_to(tmp_path / target)
+    assert read(tmp_path / "mine").names == (("a", "b"),)
+    (message,) = caplog.messages
+    assert message == f"left out: {tmp_path}/mine: 3 links to folders that are read anyway, such as {tmp_path}/mine/A"
+
+
+def test_splits_of_links_to_folders_beside_them_are_not_passed_over(tmp_path: Path) -> None:
+    write_images(tmp_path, [f"all/{name}/1.jpg" for name in "abcd"])
+    for link in ("train/a", "train/b", "test/c", "test/d"):
+        (tmp_path / link).parent.mkdir(exist_ok=True)
+        (tmp_path / link).symlink_to(tmp_path / "all" / link[-1])
+    with pytest.raises(InputError, match=r": all/ stands beside test/ and train/; .*; move it elsewhere, or list "):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("link", ["train/c", "val", "train/a/b", "train/002.Sparrow"])
@@ -186,7 +303,9 @@ def test_a_listing_follows_links_and_ends_where_they_lead_back(tmp_path: Path) -
         (["notes.txt"], "no image in it"),
         (["train/a/1.jpg", "test/b/1.jpg", "c/d/1.jpg"], ": c/ stands beside test/ and train/; beside a split there"),
         (["train/a/1.jpg", "test/b/1.jpg", "test_labels/d/1.jpg"], ": test_labels/ stands beside test/ and train/; "),
-        (["train/a/1.jpg", "val/b/1.jpg"], "has the splits train, val; train and test are needed"),
+        (["train/a/1.jpg", "test/b/1.jpg", "extras/c/1.jpg"], ": extras/ stands beside test/ and train/; "),
+        (["a/train/1.jpg", "a/test/1.jpg", "b/other/1.jpg"], ": b/other/ stands beside test/ and train/; "),
+        (["val/a/1.jpg", "test/b/1.jpg"], "has the splits test, val; train and test are needed"),
         (["train/a/1.jpg", "test/1.jpg"], r"test/1\.jpg: an image outside of a class's folder"),
         (["a/1.jpg"], "1 class, 2 are needed to draw whole classes"),
     ],
@@ -253,7 +372,7 @@ def test_a_root_one_level_too_high_is_named(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_heif_files_are_read_where_pillow_heif_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.data.readers.folder.reads_heif", lambda: True)
+    monkeypatch.setattr("dml.data.image_listing.reads_heif", lambda: True)
     write_images(tmp_path, ["a/1.jpg", "b/2.HEIC"])
     assert f"{tmp_path}/b/2.HEIC" in read(tmp_path).paths.tolist()
 

@@ -14,7 +14,7 @@ from trees.tree import FAULTS, FOUND_IN_AN_IMAGE, Tree
 
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import MAX_LIST_BYTES, ImageLimits
-from dml.data.readers.folder import SUFFIXES
+from dml.data.image_listing import SUFFIXES
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
 from dml.ops.errors import InputError
 from dml.run import builders

@@ -58,7 +58,7 @@ def test_folders_are_splits_and_words_of_others_too(tmp_path: Path) -> None:
 
 def pack_classes(folder: Path, *names: str) -> None:
     """Write a tar file of each name with one image of a class of its own."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     for name in names:
         pack(folder / name, {"1.png": IMAGE, "1.cls": name.encode()})
 
@@ -71,22 +71,63 @@ def test_a_split_is_what_a_name_begins_with(name: str, tmp_path: Path) -> None:
     assert found == {(f"{name.format(split)}.tar/1.png", split) for split in splits}
 
 
-def test_splits_within_the_names_are_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_splits_within_the_names_are_not_passed_over(tmp_path: Path) -> None:
     """Classes drawn at random would mix the training and the test that the names tell."""
-    remedy = (
-        "begin the names of all shards with train, val, test, query, gallery, or put them into folders of these names"
+    pack_classes(
+        tmp_path / "mine", *(f"birds-{word}-{i}.tar" for word in ("Train", "testset", "dev") for i in range(2))
     )
-    pack_classes(tmp_path / "mine", *(f"birds-{word}-{i}.tar" for word in ("train", "testset") for i in range(2)))
-    shards = " and ".join(f"{tmp_path}/mine/birds-{word}-0.tar" for word in ("testset", "train"))
-    with pytest.raises(
-        InputError, match=f"^{shards}: their names hold test and train, but begin with no split; {remedy}$"
-    ):
-        read(tmp_path / "mine")
-    pack_classes(tmp_path / "others", "valley-0.tar", "contest-0.tar", "a-test.tar", "b.tar")
+    found = {(path[6:9], split) for path, _, split in rows(read(tmp_path / "mine"), tmp_path / "mine")}
+    assert found == {("Tra", "train"), ("tes", "test"), ("dev", "val")}
+    pack_classes(tmp_path / "others", "valley-0.tar", "contest-0.tar", "b.tar")
     assert read(tmp_path / "others").counts().keys() == {"train", "test"}
+    pack_classes(tmp_path / "others", "a-test.tar")
+    with pytest.raises(InputError, match=r"/b\.tar: its path names no split, or two of them, while others are named; "):
+        read(tmp_path / "others")
+
+
+def test_folders_within_a_shard_say_the_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    members = {f"{folder}/{i}.{end}": IMAGE for folder in ("train", "test") for i in range(2) for end in ("png", "cls")}
+    members = {name: name.encode() if name.endswith("cls") else content for name, content in members.items()}
+    pack(tmp_path / "0.tar", members)
+    for root in (tmp_path, tmp_path / "0.tar"):
+        assert {(path.split("/")[-2], split) for path, _, split in rows(read(root), tmp_path)} == {
+            ("train", "train"),
+            ("test", "test"),
+        }
+    assert caplog.messages[0] == f"{tmp_path}: the splits are those that folders in the paths are named like"
+
+
+def test_a_split_in_a_json_file_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    members = {"1.png": IMAGE, "1.json": b'{"kind": "a", "size": 3, "split": "train"}'}
+    members |= {"2.png": IMAGE, "2.json": b'{"kind": "b", "size": 4, "split": "test"}'}
+    pack(tmp_path / "0.tar", members)
+    read(tmp_path, labels=["json.kind", "json.size"])
     (message,) = caplog.messages
-    fault = "its name holds test, but begins with no split, so classes are drawn"
-    assert message == f"{tmp_path}/others/a-test.tar: {fault}; else {remedy}"
+    assert f"the splits of 2 images in JSON files, such as that of {tmp_path}/0.tar/1.png; only names say a" in message
+    (tmp_path / "0.tar").rename(tmp_path / "train-0.tar")
+    read(tmp_path, labels="json.kind", test_fraction=0)
+    assert len(caplog.messages) == 2
+    assert "has the split train alone" in caplog.messages[1]
+
+
+def test_what_systems_put_into_shards_is_passed_over(tmp_path: Path) -> None:
+    others = (
+        "@eaDir/1.png/SYNOPHOTO_THUMB_M.png",
+        ".thumbnails/1.png",
+        "__MACOSX/a/2.png",
+        "a/._1.png",
+        "lost+found/3.png",
+    )
+    pack(tmp_path / "0.tar", {"a/1.png": IMAGE, "a/1.cls": b"a"} | dict.fromkeys(others, IMAGE))
+    for folder in ("#recycle", "@eaDir", ".Trash-1000/files"):
+        pack_classes(tmp_path / folder, "train-0.tar")
+    assert read(tmp_path, test_fraction=0).paths.tolist() == [f"{tmp_path}/0.tar/a/1.png"]
+
+
+def test_a_class_composed_and_decomposed_is_one(tmp_path: Path) -> None:
+    classes = {f"{i}.cls": name.encode() for i, name in enumerate(("Zoe\u0308", "Zo\u00eb"))}
+    pack(tmp_path / "0.tar", classes | {f"{i}.png": IMAGE for i in range(2)})
+    assert read(tmp_path, test_fraction=0).names == (("Zo\u00eb",),)
 
 
 def test_a_single_shard_has_its_classes_drawn(tmp_path: Path) -> None:
@@ -147,7 +188,7 @@ def test_what_has_no_class_is_one_line(
 def test_shards_without_a_split_beside_others_are_refused(tmp_path: Path) -> None:
     TREE.build(tmp_path)
     (tmp_path / "train-1.tar").rename(tmp_path / "more.tar")
-    with pytest.raises(InputError, match=r"/more\.tar: its name begins with no split, but that of .*/test-0\.tar does"):
+    with pytest.raises(InputError, match=r"/more\.tar: its path names no split, or two of them, while others are"):
         read(tmp_path)
 
 

@@ -49,6 +49,15 @@ def test_line_ends_in_the_name_of_a_class(name: str, line_end: str, tmp_path: Pa
     assert read_class_splits(write(tmp_path, {"dog": "test", name: "train"})) == {name: "train", "dog": "test"}
 
 
+@pytest.mark.parametrize(("in_table", "in_file"), [("\u00eb", "e\u0308"), ("e\u0308", "\u00eb")])
+def test_a_name_composed_and_decomposed_is_one(in_table: str, in_file: str, table: ImageTable, tmp_path: Path) -> None:
+    splits = {in_file: "test"} | dict.fromkeys(NAMES[1:], "train")
+    divided = apply_class_splits(
+        replace(table, names=((in_table, *NAMES[1:]),)), read_class_splits(write(tmp_path, splits))
+    )
+    assert divided.split.tolist() == ["test", "test", *["train"] * 6, ""]
+
+
 def test_classes_without_names_are_numbers(table: ImageTable) -> None:
     divided = apply_class_splits(replace(table, names=()), {"0": "test", "1": "train", "2": "train", "3": "train"})
     assert divided.split.tolist() == ["test", "test", *["train"] * 6, ""]

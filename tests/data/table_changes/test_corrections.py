@@ -49,6 +49,17 @@ def test_dropped_images_and_classes_are_gone_and_labels_have_no_gap() -> None:
     assert counts.describe() == "dropped 3 images, relabelled 0, merged 0 classes into others"
 
 
+@pytest.mark.parametrize(("in_table", "in_file"), [("\u00eb", "e\u0308"), ("e\u0308", "\u00eb")])
+def test_a_class_composed_and_decomposed_is_one_and_paths_stay(in_table: str, in_file: str, tmp_path: Path) -> None:
+    table = replace(make_table(), names=(("robin", in_table, "owl", "lynx"), ("birds", "cats")))
+    paths = table.paths.tolist()
+    paths[0] = f"/data/mine/{in_file}.jpg"
+    file = tmp_path / "corrections.csv"
+    file.write_text(f"action,path,label,other_label\nrelabel,{paths[0]},robin,{in_file}\n", encoding="utf-8")
+    relabelled, _ = apply_corrections(replace(table, paths=np.array(paths)), read_corrections(file))
+    assert relabelled.labels[0, 0] == 1
+
+
 def test_a_new_label_brings_the_coarser_class_and_the_split_of_the_class() -> None:
     relabelled = Correction("relabel", "/data/mine/0.jpg", label="robin", other_label="wren", new_label="lynx")
     table, counts = apply_corrections(make_table(), [relabelled])

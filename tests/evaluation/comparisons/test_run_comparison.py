@@ -155,6 +155,22 @@ def test_no_run_and_the_same_run_twice(sweep: Path, tmp_path: Path) -> None:
         compare(find_runs([sweep, tmp_path]))
 
 
+@pytest.mark.parametrize("file", ["metrics.json", ".hydra/config.yaml"])
+@pytest.mark.parametrize("text", ["[" * 200_000, "&a [*a]", '{"h/ap": "x", "model": []}', "model: 3", "\x00"])
+def test_a_damaged_run_does_not_keep_the_others_from_the_table(
+    sweep: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, text: str
+) -> None:
+    for name in ("0", "1"):
+        shutil.copytree(sweep / name, tmp_path / name)
+    (tmp_path / "1" / file).write_text(text)
+    assert [run.folder for run in find_runs([tmp_path])] == [tmp_path / "0"]
+    assert "left out: " in caplog.text
+    assert str(tmp_path / "1") in caplog.text
+    assert find_unfinished([tmp_path]) == []
+    with pytest.raises(InputError, match="damaged"):
+        find_runs([tmp_path / "1"])
+
+
 def test_an_evaluation_is_no_run_unless_it_is_named(sweep: Path, tmp_path: Path, here: Here) -> None:
     run = tmp_path / "run"
     shutil.copytree(sweep / "0", run)

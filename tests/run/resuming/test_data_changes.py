@@ -93,3 +93,39 @@ def test_other_data_on_purpose_and_runs_without_a_summary_pass(
     here("evaluate", checkpoint, f"hydra.run.dir={tmp_path / 'evaluation_2'}")
     here("train", f"resume={run}", "trainer.max_steps=3")
     assert (run / "splits.json").exists()
+
+
+def test_other_data_is_tested_as_a_whole(
+    here: Here, refused: Refused, photos: Path, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it is trained. What it says of splits counts, and so does what the command line says of the test."""
+    checkpoint = f"checkpoint={run / 'checkpoints' / 'last.ckpt'}"
+
+    def test(name: str, *overrides: str) -> str:
+        capfd.readouterr()
+        here("evaluate", checkpoint, *overrides, f"hydra.run.dir={tmp_path / name}")
+        return next(line for line in capfd.readouterr().out.splitlines() if line.startswith("data"))
+
+    other = write_photos(tmp_path / "other")
+    whole = "folder: test 36 images of 12 classes, all that there are"
+    assert test("whole", f"dataset.root={other}").endswith(whole)
+    assert RunFolder(tmp_path / "whole").config["dataset"]["reader"]["test_fraction"] is None
+    before = RunFolder(run).splits()
+    assert before is not None
+    own = f"folder: test {3 * len(before['test'])} images of {len(before['test'])} classes"
+    assert test("own").endswith(own)
+    assert test("same", f"dataset.root={photos}/../photos").endswith(own)
+    assert test("typed", f"dataset.root={other}", "dataset.reader.test_fraction=0.5").endswith(own)
+    assert " val " in test("val", f"dataset.root={other}", "split=val")
+    divided = tmp_path / "divided"
+    for split in ("query", "gallery"):
+        write_photos(divided / split)
+    line = test("divided", "dataset=folder", f"dataset.root={divided}", "dataset.name=divided")
+    assert "divided: query 36 images of 12 classes, gallery 36 of 12" in line
+    assert "(for a test alone: dataset.reader.test_fraction=null)" in refused(
+        "dataset=folder", f"dataset.root={divided}"
+    )
+    shutil.move(photos, tmp_path / "moved")
+    assert test("moved", f"dataset.root={tmp_path / 'moved'}").endswith(own)
+    line = refused("dataset=folder", f"dataset.root={other}", "dataset.reader.test_fraction=null", *SHORT)
+    assert "dataset: its train split is empty" in line

@@ -56,6 +56,15 @@ def test_all_values_that_keep_the_run_as_it_was_are_named() -> None:
     assert {override.key_or_group: override.value() for override in parsed} == stored.config
 
 
+@pytest.mark.parametrize("value", ["os.system", {"_target_": "os.system"}, [{"_target_": "os.system"}], "${evil}"])
+def test_no_refusal_advises_to_type_code_of_a_strangers_file(value: object) -> None:
+    key = "loss._target_" if isinstance(value, str) else "loss.x"
+    stored = StoredConfiguration([], {"loss": {key.rpartition(".")[2]: value}})
+    with pytest.raises(InputError, match="the run was made with other code") as refused:
+        check_unchanged(OmegaConf.create({"loss": {"x": 1}}), [], stored)
+    assert "os.system" not in str(refused.value)
+
+
 def test_an_override_that_was_stored_with_the_value_of_its_interpolation_passes() -> None:
     stored = StoredConfiguration(["data=/photos"], STORED.config | {"data": "${oc.env:DATA}"})
     check_unchanged(config(data="/photos"), ["data=/photos"], stored)
