@@ -26,7 +26,7 @@ BINARY_KINDS = {
     b"\xfd7zXZ\x00": "an xz file; unpack it",
     b"\x28\xb5\x2f\xfd": "a Zstandard file; unpack it",
     b"PK\x03\x04": "a zip file or a spreadsheet; unpack it, or save the spreadsheet as .csv",
-    b"PAR1\x15": "a Parquet file; store it as .csv",
+    b"PAR1\x15": "a Parquet file; name it .parquet",
 }
 """What a file that isn't text is, and what to do with it, by its first bytes."""
 

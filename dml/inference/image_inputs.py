@@ -55,8 +55,7 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     """
     images = unpack_paths(images)
     if isinstance(images, str | Path):
-        named = list_named_images(images)
-        listed: list[ImageInput] = [*named[0]] if named else [images]
+        listed: list[ImageInput] = [*list_named_images(images)[0]]
     elif isinstance(images, Image.Image | np.ndarray | Tensor):
         # a batch of pixels holds one image for each index of its first dimension
         listed = [images] if isinstance(images, Image.Image) or images.ndim < 4 else [*images]
@@ -69,15 +68,15 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     return listed
 
 
-def list_named_images(path: str | Path) -> tuple[list[str], list[str]] | None:
-    """List the images that a folder or a list names -> their paths, and the names of their classes.
+def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
+    """List the images that a path names -> their paths, and the names of their classes.
 
     The class of an image in a folder is the folder that holds it, relative to the whole folder. A list has a column
     ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line; without
     classes, their names are empty.
 
     Args:
-        path: path of the folder, or of a list that ends with one of `LISTS`; for any other path the result is None.
+        path: path of a folder, of a list that ends with one of `LISTS`, or of an image.
 
     Raises:
         InputError: if there is no such list, or it can't be read.
@@ -91,11 +90,9 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]] | None:
         return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
     ending = place.suffix.lower()
     if ending not in LISTS:
-        return None
+        return [str(place)], [""]
     if not os.path.exists(place):
-        raise InputError(
-            f"{printable(place)}: no such file{name_similar(place)}; give a .csv file or a folder of images"
-        )
+        raise InputError(f"{printable(place)}: no such file{name_similar(place)}; give a list or a folder of images")
     if ending == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)

@@ -23,7 +23,7 @@ from dml.ops.filesystem.paths import absolute_path, expand_home
 Source = str | Path | Sequence[str | Path] | ImageTable
 """A folder of images, a list of them, paths, or a table."""
 
-SOURCES = "a folder of images, a .csv file, paths, or an ImageTable"
+SOURCES = "a folder of images, a list of them (.csv, .txt or .parquet), paths, or an ImageTable"
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,7 @@ def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
     if not isinstance(source, str | Path):
         paths = [str(expand_home(path)) for path in source]
         return paths, [""] * len(paths)
-    if named := list_named_images(source):
-        return named
     path = expand_home(source)
     if read_stamps([str(path)])[0, 0] == MISSING[0]:
-        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a folder or a .csv file")
-    return [str(path)], [""]
+        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or a folder of them")
+    return list_named_images(source)

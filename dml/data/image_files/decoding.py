@@ -211,7 +211,7 @@ def decode_opened(
 def flatten(image: Image.Image, background: Color | None) -> Pixels:
     """Lay an image over a ground of one color, as a person sees it. -> (H, W, 3)
 
-    A drawing in the color of the ground is laid over the opposite color, because all such drawings would be equal.
+    A drawing in the color of the ground is laid over black, or white: all such drawings would else be equal.
 
     Args:
         image: image of 8 bits a channel.
@@ -226,7 +226,7 @@ def flatten(image: Image.Image, background: Color | None) -> Pixels:
     ground = Image.new("RGB", image.size, background)
     ground.paste(image, mask=alpha)
     if lowest != highest and ground.getcolors(1):
-        ground = Image.new("RGB", image.size, tuple(255 - value for value in background))
+        ground = Image.new("RGB", image.size, tuple(0 if value > 127 else 255 for value in background))
         ground.paste(image, mask=alpha)
     return np.array(ground)
 

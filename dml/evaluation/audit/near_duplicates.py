@@ -16,6 +16,7 @@ from dml.evaluation.audit.findings import NEAR_DUPLICATE, AuditedImages, Finding
 from dml.evaluation.audit.settings import AuditSettings
 from dml.retrieval.search import nearest_neighbors
 
+TINY = 1e-6
 HASH_SIDE = 16
 """The side of the square of frequencies that the perceptual hash keeps: 16 x 16 = 256 bits."""
 BLOCK = 1024
@@ -102,10 +103,8 @@ def hash_pictures(pictures: Tensor) -> Tensor:
     A picture keeps almost all bits when it is scaled or stored as a JPEG file.
     """
     frequencies = dctn(pictures.double().numpy(), axes=(1, 2))[:, :HASH_SIDE, :HASH_SIDE].reshape(-1, HASH_SIDE**2)
-    is_high = (
-        frequencies > np.median(frequencies, axis=1, keepdims=True) + 1e-6
-    )  # a picture of one color has only zeros
-    return torch.from_numpy(is_high)
+    medians = np.median(frequencies, axis=1, keepdims=True)
+    return torch.from_numpy(frequencies > medians + TINY)  # a picture of one color has rounding errors around 0
 
 
 def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor) -> NDArray[np.int64]:
@@ -180,7 +179,8 @@ def report_duplicates(images: AuditedImages, pairs: DuplicatePairs) -> list[Find
     for number in np.lexsort((-pairs.scores, ~is_with_kept)).tolist():
         for row in (int(pairs.first[number]), int(pairs.second[number])):
             best_pairs.setdefault(row, number)
-    return [_describe(images, pairs, number, row) for row, number in best_pairs.items() if row not in kept]
+    findings = [_describe(images, pairs, number, row) for row, number in best_pairs.items() if row not in kept]
+    return sorted(findings, key=lambda finding: -finding.score)
 
 
 def _describe(images: AuditedImages, pairs: DuplicatePairs, number: int, row: int) -> Finding:
