@@ -92,7 +92,9 @@ def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
     if ending not in LISTS:
         return [str(place)], [""]
     if not os.path.exists(place):
-        raise InputError(f"{printable(place)}: no such file{name_similar(place)}; give a list or a folder of images")
+        raise InputError(
+            f"{printable(place)}: no such file{name_similar(place)}; give images, a list or folder of them"
+        )
     if ending == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
         paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
         return paths, [""] * len(paths)

@@ -155,5 +155,5 @@ def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
         return paths, [""] * len(paths)
     path = expand_home(source)
     if read_stamps([str(path)])[0, 0] == MISSING[0]:
-        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or a folder of them")
+        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them")
     return list_named_images(source)

@@ -283,7 +283,7 @@ def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Pa
             "columns path and label (or level0, level1... from fine to coarse), and perhaps split (docs/own_data.md)",
         ),
         ("path,label\n1.jpg,Zo\xeb\n", "list.csv: not in UTF-8, it seems to be in cp1252; store it in UTF-8"),
-        ("", "lists.csv: no such file, but there is {folder}/list.csv; give images, a list or a folder of them"),
+        ("", "lists.csv: no such file, but there is {folder}/list.csv; give images, a list or folder of them"),
     ],
 )
 def test_a_csv_that_cannot_be_read_has_a_remedy_that_needs_no_option(tmp_path: Path, lines: str, line: str) -> None:
@@ -674,7 +674,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         dml.Index.build(model, photos, parameters="nprobe=4")
     with pytest.raises(InputError, match=r"factory=IVF64,Flat: 64 cells for 12 vectors"):
         dml.Index.build(model, photos, factory="IVF64,Flat")
-    with pytest.raises(InputError, match=r"gone\.png: no such file; give images, a list or a folder of them"):
+    with pytest.raises(InputError, match=r"gone\.png: no such file; give images, a list or folder of them"):
         dml.Index.build(model, tmp_path / "gone.png", on_corrupt="skip")
     with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
         dml.Index.build(model, [tmp_path / "gone.png"], on_corrupt="skip")
