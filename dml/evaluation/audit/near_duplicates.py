@@ -10,6 +10,7 @@ from scipy.fft import dctn
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
+from torchvision.ops import roi_align
 
 from dml.data.table import TEST_SPLITS, TRAINING_SPLITS
 from dml.evaluation.audit.findings import NEAR_DUPLICATE, AuditedImages, Finding
@@ -22,11 +23,10 @@ HASH_SIDE = 16
 BLOCK = 1024
 """Number of pairs that are compared at a time."""
 SPANS = [(start, size) for size, n in ((1, 1), (0.85, 3), (0.7, 4), (0.55, 5)) for start in np.linspace(0, 1 - size, n)]
-PLACES = torch.tensor([(left, top, width, height) for left, width in SPANS for top, height in SPANS]).float()
-"""The places (169, 4) where a part of a picture is looked for first, in shares of its width and height."""
-MOVES = torch.cat(
-    [torch.zeros(1, 4), torch.eye(4), -torch.eye(4), torch.tensor([[-0.5, -0.5, 1, 1], [0.5, 0.5, -1, -1]])]
-)
+PLACES = torch.tensor([(x, y, x + width, y + height) for x, width in SPANS for y, height in SPANS]).float()
+"""The places (169, 4), left, top, right and bottom from 0 to 1, where a part of a picture is looked for first."""
+MOVE = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1], [-0.5, -0.5, 0.5, 0.5]])
+MOVES = torch.cat([torch.zeros(1, 4), MOVE, -MOVE])
 """The changes (11, 4) of a place that are tried, in steps."""
 ROUNDS = 15
 """The number of times that a place is changed at each of the `LEVELS`."""
@@ -129,13 +129,11 @@ def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor)
         wholes, targets = pictures[whole_rows][rows], _sample(sought[rows], PLACES[:1], side)
         steps = torch.full((len(rows), 1, 1), step)
         for _ in range(ROUNDS):
-            tried = places[:, None] + steps * MOVES
-            tried[..., 2:] = tried[..., 2:].clamp(SMALLEST, 1)
-            tried[..., :2] = torch.minimum(tried[..., :2].clamp(min=0), 1 - tried[..., 2:])
+            tried = (places[:, None] + steps * MOVES).clamp(0, 1)
             correlations, best = (_sample(wholes, tried, side) @ targets.mT)[..., 0].max(dim=1)
             places = tried[torch.arange(len(tried)), best]
             steps = torch.where(best[:, None, None] == 0, steps / 2, steps)
-        kept = correlations >= least
+        kept = (correlations >= least) & (places[:, 2:] - places[:, :2] >= SMALLEST).all(dim=1)
         rows, places, targets, wholes = rows[kept], places[kept], targets[kept], wholes[kept]
     parts = _sample(wholes, places[:, None], side)
     hashes = [hash_pictures(squares.view(-1, side, side)) for squares in (parts, targets)]
@@ -147,11 +145,9 @@ def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor)
 def _sample(pictures: Tensor, places: Tensor, side: int) -> Tensor:
     """Scale K parts of each picture (B, S, S) at places (B, K, 4) -> (B, K, side * side), of mean 0 and length 1."""
     places = places.expand(len(pictures), -1, -1)
-    centers = (torch.arange(side) + 0.5) / side
-    x, y = (2 * (places[..., i, None] + places[..., i + 2, None] * centers) - 1 for i in (0, 1))
-    grid = torch.stack([x[:, :, None].expand(-1, -1, side, -1), y[..., None].expand(-1, -1, -1, side)], dim=-1)
-    smoothed = F.avg_pool2d(pictures[:, None], max(1, pictures.shape[-1] // (2 * side)))
-    values = F.grid_sample(smoothed, grid.flatten(1, 2), padding_mode="border", align_corners=False)
+    numbers = torch.arange(len(pictures))[:, None, None].expand(-1, places.shape[1], 1)
+    boxes = torch.cat([numbers, pictures.shape[-1] * places], dim=2).flatten(0, 1)
+    values = roi_align(pictures[:, None], boxes, side, sampling_ratio=2, aligned=True)
     values = values.view(*places.shape[:2], side * side)
     return F.normalize(values - values.mean(dim=2, keepdim=True), dim=2, eps=1.0)
 
