@@ -654,7 +654,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         index.search(np.eye(2, 8, k=-1), k=1)
     with pytest.raises(InputError, match="given 2 times"):
         dml.Index.build(model, [image, image])
-    with pytest.raises(InputError, match=r"images: there is none; give a folder of images, a list of them \(.*\), paths, or"):
+    with pytest.raises(InputError, match=r"images: there is none; give a folder of images, a list of them"):
         dml.Index.build(model, [])
     for source, line in [
         (None, "images: NoneType; expected a folder of images"),
