@@ -25,13 +25,15 @@
 # make robustness  what each loss loses by wrong labels and long tails, in an hour: docs/robustness.md. LOSSES=rll,circle
 # make reliability   makes faults happen to real commands, in three quarters of an hour: writes docs/reliability.md
 # make figures   runs what the papers' figures take and draws them to docs/images/figures; DATA, SEEDS, JOBS and -n as above
+#     RUNS='outputs/A outputs/B' FIGURES='rll_5 lns_3.8' draws the papers' pictures of trained models of these runs
+# make figures-list   all figures and what they show
 # make emoji   rebuilds the embedded data set from its sources (needs npm)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-all test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures figures-list emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -135,8 +137,11 @@ reliability: setup
 	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))
 
 figures: setup
-	+$(BIN)/python -m dml figures $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
+	+$(BIN)/python -m dml figures $(FIGURES) $(RUNS) $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
 		$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
+
+figures-list: setup
+	@$(BIN)/python -m dml figures --list
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

@@ -119,6 +119,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     load_model(parts.model, checkpoint)
     description = raw | tested.describe(parts.epoch_length) | {"selection": selection}
     description |= {CONFIGURATION: configuration_id(run["config"])} | ({"pruned": True} if is_pruned else {})
+    if trainer.global_step < trainer.max_steps:
+        description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
     return run_test(
         parts.stage.config,
         trainer,

@@ -283,6 +283,15 @@ def test_the_same_training_is_recognised() -> None:
     assert base not in {identify(compose(training)) for training in other}
 
 
+def test_runs_of_versions_with_another_default_threshold_are_found() -> None:
+    config = compose(Training("claims/rll"))
+    identity = identify(config)
+    OmegaConf.update(config, "evaluation.threshold.wrong_share", 0.1)
+    assert identify(config) != identity
+    config.evaluation.threshold = {"fmr": 0.001, "seed": 0}
+    assert identify(config) == identity
+
+
 def test_ones_own_data_sets_share_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -1,5 +1,6 @@
 """Drawings of the papers' figures from finished runs; the same runs give the same bytes."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,26 +14,38 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
+from dml.commands.failures.error_lines import print_line
+from dml.evaluation.report.reported_run import ReportedRun, read_run
+from dml.evaluation.report.sheets import choose_lowest
+from dml.evaluation.report.side_by_side import align_queries
+from dml.evaluation.sheets.embedding_map import FEWEST, embedding_map
 from dml.evaluation.sheets.pictures import choose_queries
+from dml.evaluation.sheets.table_pictures import draw_queries
+from dml.inference import load
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
-from dml.models.recurrent import AnyModel
+from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.charts import new_chart
 from dml.papers.experiments import compose
 from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, Plot, Value, read_values
 from dml.papers.plans import Plan, PlannedRun
-from dml.run import builders, loop
-from dml.training.checkpointing.checkpoints import load_model
-from dml.training.embedders import Embedded, Embedder
+from dml.run import builders
 
 MAX_POINTS = 5000
 """The most embeddings in a scatter plot: "5 000 randomly chosen feature vectors of the test set" (NRA, Fig. 4)."""
 
 QUERIES_PER_BLOCK = 500
 """Queries whose distances are in memory at a time."""
+
+CELLS, THUMBNAIL = 50, 64
+"""Cells across a map of pictures, and the largest side of a picture in pixels."""
+
+QUERIES_PER_SHEET = 8
+"""The largest number of queries on a sheet."""
 
 MARKERS = "osD^vP"
 
@@ -43,13 +56,16 @@ class PlaneEmbeddings:
 
     Args:
         embeddings: points of shape (N, 2).
-        labels: (N,) labels, which color the points.
-        title: title above the scatter plot.
+        classes: (N,) names of the points' classes, which color the points.
+        title: title above the plot.
+        read: function that reads the picture of a point -> (3, H, W) uint8, which is drawn in place of a dot; None for
+            dots.
     """
 
     embeddings: NDArray[Any]
-    labels: NDArray[np.int64]
+    classes: NDArray[np.str_]
     title: str
+    read: Callable[[int], Tensor] | None = None
 
 
 def draw_figure(figure: Figure, plan: Plan, folder: Path) -> list[Value]:
@@ -57,7 +73,8 @@ def draw_figure(figure: Figure, plan: Plan, folder: Path) -> list[Value]:
     path = folder / f"{plan.name_results(figure.name)}.png"
     if any(PLANE_MAP in plot.curves.values() for plot in figure.plots):
         embeddings, values = collect_plane_embeddings(figure, plan)
-        draw_scatter_plots(figure, embeddings, path)
+        panels = {point: embeddings.get(point) for point in figure.plots[0].points}
+        draw_planes(f"{figure.title}, on {figure.dataset}", panels, path, legend_title="digit")
         return values
     values = read_values(figure, plan)
     (draw_transfer if figure.name == "nra_3" else draw_sweeps)(figure, values, path)
@@ -72,7 +89,7 @@ def draw_sweeps(figure: Figure, values: Sequence[Value], path: Path) -> None:
         for letter, plot, axes in zip("abcdef", figure.plots, row, strict=False):
             _draw_curves(axes, plot, values, f"({letter})")
 
-    _write(fill, figure, path, size=(4.6 * len(figure.plots), 4.0))
+    _write(fill, f"{figure.title}, on {figure.dataset}", path, size=(4.6 * len(figure.plots), 4.0))
 
 
 def draw_transfer(figure: Figure, values: Sequence[Value], path: Path) -> None:
@@ -92,36 +109,51 @@ def draw_transfer(figure: Figure, values: Sequence[Value], path: Path) -> None:
         center.set(title="Loss component", xlabel="r", ylabel="−log(s + ε), s = 1 − w(r; α)")
         _draw_curves(right, plot, values, f"Recall on {figure.dataset}")
 
-    _write(fill, figure, path, size=(13.0, 4.0))
+    _write(fill, f"{figure.title}, on {figure.dataset}", path, size=(13.0, 4.0))
 
 
-def draw_scatter_plots(figure: Figure, embeddings: Mapping[str, PlaneEmbeddings], path: Path) -> None:
-    """Draw a scatter plot for each point of a figure, colored by class: NRA's Fig. 4.
+def draw_planes(
+    title: str,
+    planes: Mapping[str, PlaneEmbeddings | None],
+    path: Path,
+    *,
+    legend_title: str = "",
+    size: tuple[float, float] = (4.5, 4.2),
+) -> None:
+    """Draw embeddings in the plane, two panels a row: NRA's Fig. 4, HAPPIER's Fig. 5, RLL's Fig. 6, maps of LNS.
 
     Args:
-        figure: figure with one plot.
-        embeddings: {point: embeddings to draw}; the panel of another point says that no run is done.
+        title: title above the panels.
+        planes: {name of the panel: embeddings to draw}; a panel without embeddings says that no run is done.
         path: file to write.
+        legend_title: what the classes are; "" for no legend.
+        size: width and height of a panel in inches.
     """
-    (plot,) = figure.plots
+    names = sorted({name for plane in planes.values() if plane for name in plane.classes.tolist()})
+    columns, rows = min(2, len(planes)), -(-len(planes) // 2)
 
     def fill(canvas: Canvas) -> None:
-        panels = canvas.subplots(2, -(-len(plot.points) // 2), squeeze=False).flat
         last_drawn = None
-        for axes, point in zip(panels, plot.points, strict=False):
+        panels = canvas.subplots(rows, columns, squeeze=False).flat
+        for (name, plane), axes in zip(planes.items(), panels, strict=False):
+            axes.set_title(plane.title if plane else name, fontsize="medium")
+            if plane and plane.read:
+                _draw_pictures(axes, plane.embeddings, plane.read)
+                continue
             axes.set_aspect("equal", adjustable="datalim")
             axes.tick_params(labelsize="x-small")
-            if plane := embeddings.get(point):
-                last_drawn = axes
-                _draw_scatter(axes, plane)
-            else:
-                axes.set_title(point, fontsize="medium")
+            if plane is None:
                 _write_no_run(axes)
-        if last_drawn is not None:
+            else:
+                last_drawn = axes
+                _draw_scatter(axes, plane, names)
+        for axes in panels:  # an odd number of panels leaves one empty
+            axes.set_axis_off()
+        if legend_title and last_drawn is not None:
             handles, labels = last_drawn.get_legend_handles_labels()
-            canvas.legend(handles, labels, loc="outside right center", title="digit", markerscale=2)
+            canvas.legend(handles, labels, loc="outside right center", title=legend_title, markerscale=2)
 
-    _write(fill, figure, path, size=(9.0, 8.4))
+    _write(fill, title, path, size=(size[0] * columns, size[1] * rows))
 
 
 def collect_plane_embeddings(figure: Figure, plan: Plan) -> tuple[dict[str, PlaneEmbeddings], list[Value]]:
@@ -132,22 +164,23 @@ def collect_plane_embeddings(figure: Figure, plan: Plan) -> tuple[dict[str, Plan
         embeddings, labels = embed_test_images(run)
         values.append(Value(plot.name, point, "mAP", run.seed, euclidean_map(embeddings, labels)))
         first_runs.setdefault(point, (embeddings, labels))
-    return {point: PlaneEmbeddings(*arrays, _title(point, values)) for point, arrays in first_runs.items()}, values
+    return {
+        point: PlaneEmbeddings(places, labels.astype(str), _title(point, values))
+        for point, (places, labels) in first_runs.items()
+    }, values
 
 
 def embed_test_images(run: PlannedRun) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Embed the test images of a finished run, at most `MAX_POINTS`, drawn with seed 0 -> (N, 2), labels (N,)."""
-    config = compose(run.training)
-    images = builders.build_data(config, builders.build_table(config))
-    model = builders.build_model(config)
-    load_model(model, RunFolder(run.folder).last_checkpoint)
-    embedder = UnnormalizedEmbedder(model)
-    trainer = loop.build_trainer(config, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    trainer.test(embedder, images, verbose=False)
-    (embeddings,) = embedder.embedded.embeddings.values()
-    labels = images.table.select_evaluated("test").labels[embedder.embedded.rows.numpy(), 0]
-    rows = choose_queries(len(labels), min(MAX_POINTS, len(labels)))
-    return embeddings.numpy()[rows], labels[rows]
+    """Embed test images of a finished run, at most `MAX_POINTS`, as its loss sees them -> (N, 2), labels (N,)."""
+    table = builders.build_table(compose(run.training)).select_evaluated("test")
+    table = table.take(choose_queries(len(table), min(MAX_POINTS, len(table))))
+    embedder, parts = load(RunFolder(run.folder).last_checkpoint), []
+    with torch.inference_mode():
+        for paths in np.array_split(table.paths, -(-len(table) // QUERIES_PER_BLOCK)):
+            images = torch.stack([embedder.preprocess(path) for path in paths.tolist()])
+            (embeddings,) = embedder.model(images.to(embedder.device)).values()
+            parts.append(embeddings.cpu().numpy())
+    return np.concatenate(parts), table.labels[:, 0]
 
 
 def euclidean_map(embeddings: NDArray[Any], labels: NDArray[np.int64]) -> float:
@@ -167,21 +200,30 @@ def euclidean_map(embeddings: NDArray[Any], labels: NDArray[np.int64]) -> float:
     return float(torch.cat(precisions).nanmean())
 
 
-class UnnormalizedEmbedder(Embedder):
-    """Embeds images as the model's loss sees them; an evaluation L2-normalizes the embeddings instead."""
+def draw_run_figures(figures: Mapping[str, Mapping[str, Any]], folders: Sequence[Path], images: Path) -> None:
+    """Draw figures of runs, and print the path of each picture.
 
-    def __init__(self, model: AnyModel) -> None:
-        super().__init__()
-        self.model = model
+    Args:
+        figures: {name: entry of reference/figures.yaml}.
+        folders: folders of the runs.
+        images: folder of the pictures.
 
-    def embed_images(self, images: Tensor) -> dict[str, Tensor]:
-        """Embed images (B, 3, H, W) -> (B, D) for each head."""
-        embeddings: dict[str, Tensor] = self.model(images)
-        return embeddings
-
-    def finalize(self, split: Embedded) -> Embedded:
-        """Return the embeddings of a whole split without a change."""
-        return split
+    Raises:
+        InputError: if a figure can't be drawn of these runs.
+    """
+    runs = {folder: read_run(folder) for folder in folders}
+    images.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        path = images / f"{name}.png"
+        if figure["draws"] == "sheet":
+            _draw_sheet(name, figure, [*runs.values()], path)
+        elif figure["draws"] == "map":
+            planes = {str(folder): _place_images(run) for folder, run in runs.items()}
+            draw_planes(figure["title"], planes, path, size=(15, 15))
+        else:
+            planes = {str(folder): _place_class_means(run, folder) for folder, run in runs.items()}
+            draw_planes(figure["title"], planes, path, legend_title="coarsest level")
+        print_line(f"{path}: {figure['title']}, {figure['shows']}")
 
 
 def _draw_curves(axes: Axes, plot: Plot, values: Sequence[Value], title: str) -> None:
@@ -205,12 +247,74 @@ def _draw_curves(axes: Axes, plot: Plot, values: Sequence[Value], title: str) ->
         _write_no_run(axes)
 
 
-def _draw_scatter(axes: Axes, plane: PlaneEmbeddings) -> None:
-    axes.set_title(plane.title, fontsize="medium")
+def _draw_scatter(axes: Axes, plane: PlaneEmbeddings, names: Sequence[str]) -> None:
     size = 12 if len(plane.embeddings) < 1000 else 3
-    for label in np.unique(plane.labels).tolist():
-        x, y = plane.embeddings[plane.labels == label].T
-        axes.scatter(x, y, s=size, color=f"C{label % 10}", linewidths=0, label=str(label))
+    for number, name in enumerate(names):
+        x, y = plane.embeddings[plane.classes == name].T
+        marker = MARKERS[number // 10 % len(MARKERS)]  # there are ten colors
+        axes.scatter(x, y, s=size, color=f"C{number % 10}", marker=marker, linewidths=0, label=name)
+
+
+def _draw_pictures(axes: Axes, places: NDArray[Any], read: Callable[[int], Tensor]) -> None:
+    """Draw pictures at their places on a grid; of those in one cell, the first is drawn."""
+    side = float(np.ptp(places, axis=0).max()) / CELLS or 1.0
+    cells, rows = np.unique(np.rint(places / side), axis=0, return_index=True)
+    for (x, y), row in zip((cells * side).tolist(), rows.tolist(), strict=True):
+        picture = Image.fromarray(read(row).permute(1, 2, 0).contiguous().numpy())
+        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        width, height = (0.48 * side * length / max(picture.size) for length in picture.size)
+        axes.imshow(picture, extent=(x - width, x + width, y - height, y + height))
+    (left, bottom), (right, top) = side * (cells.min(axis=0) - 1), side * (cells.max(axis=0) + 1)
+    axes.set(xlim=(left, right), ylim=(bottom, top), aspect=1)
+    axes.title.set_fontsize(20)
+    axes.set_axis_off()
+
+
+def _draw_sheet(name: str, figure: Mapping[str, Any], runs: Sequence[ReportedRun], path: Path) -> None:
+    """Draw random queries, or those for which the better run of two finds most more, at most one of each class."""
+    first, better, neighbors = runs[0].queries, figure.get("better"), figure["neighbors"]
+    levels = slice(None if figure.get("graded") else 1)
+    if better and len(runs) != 2:
+        raise InputError(f"{name}: shows what one of two runs finds and the other doesn't; {len(runs)} given")
+    tables = [(run.name, align_queries(runs[0], run).queries) for run in runs]
+    if better is None:
+        queries = choose_queries(len(first), min(QUERIES_PER_SHEET, len(first))).tolist()
+    else:
+        one, other = (table.find_shared_levels(neighbors, levels).mean(axis=1) for _, table in tables)
+        gains = one - other if better == "second" else other - one
+        queries = choose_lowest(np.where(gains > 0, -gains, np.nan), first.labels[:, 0], QUERIES_PER_SHEET)
+        if not queries:
+            raise InputError(f"{name}: the {better} run finds more for no query among its {neighbors} nearest images")
+    draw_queries(tables, queries, path, runs[0].read_picture, neighbors=neighbors, levels=levels)
+
+
+def _place_images(run: ReportedRun) -> PlaneEmbeddings:
+    """Return the test images at their places on the map of a run's report."""
+    table = run.queries
+    if table.positions is None:
+        raise InputError(f"{run.name}: no map in its report; dml evaluate with evaluation.report.map=true makes one")
+    rows = np.flatnonzero(~np.isnan(table.positions[:, 0]))
+    names = np.array([table.class_name(label) for label in table.labels[rows, 0].tolist()])
+    paths, title = table.paths[rows], f"{run.title}, {run.name}"
+    return PlaneEmbeddings(table.positions[rows], names, title, lambda row: run.read_picture(paths[row]))
+
+
+def _place_class_means(run: ReportedRun, folder: Path) -> PlaneEmbeddings:
+    """Embed the queries of a run with its model, and place the mean embeddings of their classes in the plane."""
+    table = run.queries
+    classes, rows, numbers = np.unique(table.labels[:, 0], return_index=True, return_inverse=True)
+    if len(table.levels) == 1 or len(classes) < FEWEST:
+        raise InputError(
+            f"{run.name}: {len(classes)} classes of {', '.join(table.levels)}; at least {FEWEST} are drawn, colored by "
+            "a coarser level"
+        )
+    embeddings = load(folder).embed([os.path.join(run.start_folder, image) for image in table.paths.tolist()])
+    sums = np.zeros((len(classes), embeddings.shape[1]))
+    np.add.at(sums, numbers, embeddings)
+    places = embedding_map(sums / np.bincount(numbers)[:, None])
+    is_drawn = ~np.isnan(places[:, 0])
+    names = np.array([table.class_name(label, -1) for label in table.labels[rows, -1].tolist()])
+    return PlaneEmbeddings(places[is_drawn], names[is_drawn], f"{run.title}\n{run.name}")
 
 
 def _write_no_run(axes: Axes) -> None:
@@ -224,7 +328,7 @@ def _title(point: str, values: Sequence[Value]) -> str:
     return f"{point}, mAP {percents[0]:.1f} %{mean_line}"
 
 
-def _write(fill: Callable[[Canvas], None], figure: Figure, path: Path, *, size: tuple[float, float]) -> None:
+def _write(fill: Callable[[Canvas], None], title: str, path: Path, *, size: tuple[float, float]) -> None:
     with new_chart(path, size=size, dpi=110) as canvas:
-        canvas.suptitle(f"{figure.title}, on {figure.dataset}")
+        canvas.suptitle(title)
         fill(canvas)

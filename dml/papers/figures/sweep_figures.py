@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dml.ops.errors import InputError, suggest
+from dml.ops.errors import InputError
 from dml.ops.filesystem.plain_text import parse_yaml
-from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import REFERENCE, Training
 from dml.run.config_folders import quote
+
+if TYPE_CHECKING:
+    from dml.papers.plans import Plan, PlannedRun  # its libraries take seconds, which a listing needn't wait for
 
 PLANE_MAP = "plane/ap"
 """The mAP of two-dimensional embeddings that aren't normalized; `dml.papers.figures.drawings` computes it."""
@@ -60,11 +62,11 @@ class Figure:
     dataset: str
     plots: tuple[Plot, ...]
 
-    def list_runs(self, plan: Plan) -> list[PlannedRun]:
+    def list_runs(self, plan: "Plan") -> "list[PlannedRun]":
         """List all runs that the figure takes, each once; the runs of one seed come before those of the next."""
         return plan.list_all_runs(training for plot in self.plots for training in plot.points.values())
 
-    def iterate_finished_runs(self, plan: Plan) -> Iterator[tuple[Plot, str, PlannedRun]]:
+    def iterate_finished_runs(self, plan: "Plan") -> "Iterator[tuple[Plot, str, PlannedRun]]":
         """Yield the finished runs, each with the plot and the point that it belongs to."""
         for plot in self.plots:
             for point, training in plot.points.items():
@@ -72,24 +74,22 @@ class Figure:
 
 
 def find_figures(names: Sequence[str] = (), data: Path | None = None) -> list[Figure]:
-    """Find figures by name, each in the paper's setting if its data is there, else in the small setting.
+    """Find trained figures by name, each in the paper's setting if its data is there, else in the small setting.
 
     Args:
-        names: names in reference/figures.yaml; none of them for all figures.
+        names: names in reference/figures.yaml; none for all trained figures.
         data: folder that holds the folders of the data sets; None for the small settings, which need no data.
 
     Raises:
-        InputError: if no figure has one of the names, or the folder doesn't exist.
+        InputError: if the folder doesn't exist.
     """
-    for name in names:
-        if name not in _read_entries():
-            raise InputError(f"{name}: no figure of this name{suggest(name, _read_entries())}")
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data}: no such folder; without it the figures are drawn on data that is here")
-    return [_read_figure(name, data) for name in names or _read_entries()]
+    names = names or [name for name, entry in read_entries().items() if "parts" in entry]
+    return [_read_figure(name, data) for name in names]
 
 
-def read_values(figure: Figure, plan: Plan) -> list[Value]:
+def read_values(figure: Figure, plan: "Plan") -> list[Value]:
     """Read the numbers that the figure's curves go through, from the metrics.json of the finished runs.
 
     Raises:
@@ -116,13 +116,14 @@ def csv_rows(figure: Figure, values: Sequence[Value]) -> list[list[object]]:
 
 
 @cache
-def _read_entries() -> dict[str, Any]:
+def read_entries() -> dict[str, Any]:
+    """Read reference/figures.yaml -> {name: figure}."""
     entries: dict[str, Any] = parse_yaml((REFERENCE / "figures.yaml").read_text(encoding="utf-8"))
     return entries
 
 
 def _read_figure(name: str, data: Path | None) -> Figure:
-    entry = _read_entries()[name]
+    entry = read_entries()[name]
     setting_name, root_override = _find_setting(entry["paper"].get("folders"), data)
     setting = entry[setting_name]
     plots = []
