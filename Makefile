@@ -88,55 +88,38 @@ build/peers/.set-up: $(wildcard scripts/peers/requirements/*.txt) | setup
 bench-peers: setup build/peers/.set-up
 	$(PEERS) $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)')
 
-TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') \
-	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
+STUDY = $(BIN)/python -m dml study
+STUDY_OPTIONS = $(addprefix seeds=,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
+	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
+PHOTOGRAPHS_OPTION = $(if $(PHOTOGRAPHS),'datasets.photographs.root=$(PHOTOGRAPHS)')
 
 table-%: setup
-	+$(TABLE) $*
+	+$(STUDY) $* run $(STUDY_OPTIONS) $(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET))
 
-tables: setup
-	+$(TABLE)
+tables figures: setup
+	+$(STUDY) $@ run $(STUDY_OPTIONS) $(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET))
 
 tables-list: setup
-	$(BIN)/python -m dml tables --list $(addprefix --seeds ,$(SEEDS))
+	$(STUDY) tables list $(addprefix seeds=,$(SEEDS))
 
 reproducibility: setup
-	$(BIN)/python -m dml reproducibility
-
-CLAIMS = $(BIN)/python -m dml claims $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY)) \
-	$(if $(DATA),--data '$(DATA)')
+	$(STUDY) reproducibility page
 
 claims: setup
-	$(CLAIMS)
+	+$(STUDY) claims run $(STUDY_OPTIONS) $(addprefix claims=,$(ONLY))
 
-claims-quick: setup
-	$(CLAIMS) --quick
-
-leaderboard: setup
-	$(BIN)/python -m dml leaderboard --readme README.md $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') \
-		$(addprefix --kind ,$(KIND)) $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
-
-PROTOCOL_LOSSES = rll,multi_similarity,proxy_anchor,triplet
-PROTOCOL_SET = $(or $(SET),frozen=true trainer.max_steps=600 trainer.val_check_interval=100 data.num_workers=0)
-
-ablation: setup
-	$(BIN)/python -m dml ablation $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') $(addprefix --kind ,$(KIND)) \
-		$(addprefix --only ,$(ONLY)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+leaderboard ablation: setup
+	+$(STUDY) $@ run $(STUDY_OPTIONS) $(PHOTOGRAPHS_OPTION) $(addprefix conditions=,$(KIND)) $(if $(LOSSES)$(ONLY),rows='$(LOSSES)$(ONLY)')
 
 robustness: setup
-	$(BIN)/python -m dml robustness $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+	+$(STUDY) robustness run $(STUDY_OPTIONS) $(addprefix rows=,$(LOSSES))
 
 protocol: setup
-	$(BIN)/python -m dml protocol losses=$(or $(LOSSES),$(PROTOCOL_LOSSES)) \
-		dataset=$(or $(DATASET),emoji) folds=$(or $(FOLDS),4) trials=$(or $(TRIALS),8) $(addprefix --set ,$(PROTOCOL_SET)) \
-		$(addprefix seeds=,$(SEEDS)) $(addprefix jobs=,$(JOBS)) $(if $(DATA),data='$(DATA)') $(addprefix docs=,$(DOCS))
+	+$(STUDY) protocol run $(STUDY_OPTIONS) $(addprefix rows=,$(LOSSES)) $(addprefix datasets=,$(DATASET)) $(addprefix folds=,$(FOLDS)) \
+		$(addprefix trials=,$(TRIALS)) $(if $(SET),overrides='$(SET)') $(addprefix --docs ,$(DOCS))
 
 reliability: setup
 	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))
-
-figures: setup
-	+$(BIN)/python -m dml figures $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
-		$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

@@ -56,25 +56,17 @@ COMMANDS = {
     "serve": Command(
         "dml.commands.parsed_commands.serve_command", "serve_index", "show an index as a page to search in a browser"
     ),
-    "tables": Command("dml.papers.tables.tables_command", "run_tables", "reproduce tables of the papers"),
-    "claims": Command("dml.papers.claims.claims_command", "run_claims", "test the papers' claims in a small setting"),
-    "leaderboard": Command(
-        "dml.papers.leaderboard.leaderboard_command", "run_leaderboard", "compare every loss after the same search"
-    ),
-    "ablation": Command("dml.papers.ablation.ablation_command", "run_ablation", "change parts of the default training"),
-    "robustness": Command(
-        "dml.papers.robustness.robustness_command", "run_robustness", "measure what losses lose by wrong labels"
-    ),
-    "protocol": Command(
-        "dml.papers.protocol.protocol_command", "run_protocol", "compare losses by cross-validation without bias"
-    ),
-    "figures": Command("dml.papers.figures.figures_command", "run_figures", "reproduce figures of the papers"),
-    "reproducibility": Command(
-        "dml.papers.tables.reproducibility_command",
-        "write_reproducibility",
-        "write what differs from the papers' protocols",
-    ),
+    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
 }
+
+SUCCESSORS = {
+    name: f"dml study {name}"
+    for name in (
+        *("tables", "claims", "leaderboard", "ablation"),
+        *("robustness", "protocol", "figures", "reproducibility"),
+    )
+}
+"""What stands in the place of commands of the last version."""
 
 HELP = """\
 usage: dml COMMAND ...
@@ -120,7 +112,8 @@ def dispatch(arguments: Sequence[str]) -> None:
         from dml.ops.errors import suggest
         from dml.ops.escaping import printable
 
-        sys.stderr.write(f"error: {printable(name)}: no such command{suggest(name, COMMANDS)}; dml --help lists all\n")
+        advice = f"; {SUCCESSORS[name]} does it now" if name in SUCCESSORS else suggest(name, COMMANDS)
+        sys.stderr.write(f"error: {printable(name)}: no such command{advice}; dml --help lists all\n")
         sys.exit(2)
 
 
