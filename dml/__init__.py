@@ -1,5 +1,14 @@
 """Deep metric learning: train, test and use networks for image retrieval."""
 
+import os
+import sys
+
 import lazy_loader
+
+try:
+    os.getcwd()
+except OSError:  # torch's libraries would end the process with a message of their own when they are imported
+    sys.stderr.write("error: the working folder was deleted; change to one that exists\n")
+    sys.exit(2)
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

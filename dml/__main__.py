@@ -23,39 +23,27 @@ class Command(NamedTuple):
     summary: str
 
 
+JOB = "dml.commands.hydra_command"
+"""The module of the commands whose arguments Hydra composes."""
+PARSED = "dml.commands.parsed_commands"
+
 COMMANDS = {
-    "train": Command("dml.commands.job_commands", "train", "train a model, test it, and write its report"),
-    "evaluate": Command("dml.commands.job_commands", "evaluate", "test a checkpoint again, also on another data set"),
-    "prepare": Command("dml.commands.job_commands", "prepare", "check a data set, and keep its images decoded"),
-    "inspect": Command("dml.commands.job_commands", "inspect", "show what a data set holds, and what networks find"),
-    "audit": Command("dml.commands.job_commands", "audit", "find copies and doubtful labels in a data set"),
-    "shift": Command("dml.commands.job_commands", "shift", "write class splits of growing distance"),
-    "report": Command(
-        "dml.commands.parsed_commands.report_command", "write_report", "write the report of one run, or of two together"
-    ),
-    "compare": Command(
-        "dml.commands.parsed_commands.compare_command", "compare_runs", "print a table of finished runs"
-    ),
-    "embed": Command(
-        "dml.commands.parsed_commands.embed_command", "embed_images", "write the vectors of images to a file"
-    ),
-    "index": Command(
-        "dml.commands.parsed_commands.index_command", "index_images", "make an index of images, or extend one"
-    ),
-    "search": Command(
-        "dml.commands.parsed_commands.search_command", "search_images", "find the images that are most similar to one"
-    ),
-    "export": Command(
-        "dml.commands.parsed_commands.export_command", "export_model", "write a model as ONNX or as a torch.export file"
-    ),
+    "train": Command(JOB, "run_job", "train a model, test it, and write its report"),
+    "evaluate": Command(JOB, "run_job", "test a checkpoint again, also on another data set"),
+    "prepare": Command(JOB, "run_job", "check a data set, and keep its images decoded"),
+    "inspect": Command(JOB, "run_job", "show what a data set holds, and what networks find"),
+    "audit": Command(JOB, "run_job", "find copies and doubtful labels in a data set"),
+    "shift": Command(JOB, "run_job", "write class splits of growing distance"),
+    "report": Command(f"{PARSED}.report_command", "write_report", "write the report of one run, or of two together"),
+    "compare": Command(f"{PARSED}.compare_command", "compare_runs", "print a table of finished runs"),
+    "embed": Command(f"{PARSED}.embed_command", "embed_images", "write the vectors of images to a file"),
+    "index": Command(f"{PARSED}.index_command", "index_images", "make an index of images, or extend one"),
+    "search": Command(f"{PARSED}.search_command", "search_images", "find the images that are most similar to one"),
+    "export": Command(f"{PARSED}.export_command", "export_model", "write a model as ONNX or as a torch.export file"),
     "compress": Command(
-        "dml.commands.parsed_commands.compress_command",
-        "compress_vectors",
-        "measure what smaller vectors of a model cost",
+        f"{PARSED}.compress_command", "compress_vectors", "measure what smaller vectors of a model cost"
     ),
-    "serve": Command(
-        "dml.commands.parsed_commands.serve_command", "serve_index", "show an index as a page to search in a browser"
-    ),
+    "serve": Command(f"{PARSED}.serve_command", "serve_index", "show an index as a page to search in a browser"),
     "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
 }
 
@@ -100,14 +88,20 @@ def dispatch(arguments: Sequence[str]) -> None:
     """Run the command that the first argument names; an unknown name ends with one line and exit code 2.
 
     Args:
-        arguments: name of the command and its arguments; ``--help`` or nothing lists the commands.
+        arguments: name of the command and its arguments; ``--help`` or nothing lists the commands, and ``--version``
+            prints the version.
     """
     name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
+    if "--version" in arguments[:2]:
+        from dml.ops.libraries.versions import own_version
+
+        sys.stdout.write(f"dml {own_version()}\n")
+    elif name in ("-h", "--help"):
         sys.stdout.write(format_help())
     elif name in COMMANDS:
         command = COMMANDS[name]
-        getattr(import_module(command.module), command.function)(arguments[1:])
+        leading = [name] if command.module == JOB else []  # one function runs all jobs
+        getattr(import_module(command.module), command.function)(*leading, arguments[1:])
     else:
         from dml.ops.errors import suggest
         from dml.ops.escaping import printable

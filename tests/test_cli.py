@@ -22,12 +22,17 @@ from hydra.errors import MissingConfigException
         ("batch_size=8", "is it sampler.classes_per_batch and sampler.images_per_class?"),
         ("dataset.name=my photos (2026]", """quote it twice: 'dataset.name="my photos (2026]"'"""),
         ("photos", "photos: no KEY=VALUE; there are no spaces around the =, and a value with spaces takes quotes"),
-        (str(ROOT / "tests"), f"no KEY=VALUE; dataset=folder dataset.root='{ROOT / 'tests'}' reads it"),
+        (str(ROOT / "tests"), f"no KEY=VALUE; dataset=folder dataset.root={ROOT / 'tests'} reads it"),
+        (str(ROOT / "Makefile"), "no KEY=VALUE; give the folder of your own images, which holds "),
+        ("loss=[rll,nra]", "loss=[rll,nra]: must be one choice; -m loss=rll,nra runs each in turn"),
+        ("loss=rll,nra", "loss=rll,nra: must be one choice; -m loss=rll,nra runs each in turn"),
+        ("model=efficientnet_b0", "no such choice; model=timm model.backbone.name=efficientnet_b0 takes timm's"),
+        (f"dataset.root={ROOT / 'tests'}", "the default; dataset=folder reads a folder of images"),
         ("loss.margin=abc", "loss.margin=abc: must be a number"),
         ("trainer.precision=fp16", "trainer.precision=fp16: must be one of"),
         ("model=resnet5", "model=resnet5: no such choice; nearest: resnet"),
         ("adapter=null", "adapter=null: must be the name of a choice, such as none, bitfit"),
-        ("loss=3", "loss=3: must be the name of a choice, such as angular, arcface"),
+        ("loss=3", "loss=3: must be the name of a choice, such as angular, angular_n_pair, arcface"),
         ("data=null", "data=null: must be "),
         ("stages=null", "stages=null: must be a mapping; leave it in"),
         ("trainer.logger=false", "trainer.logger: dml sets it itself; logger=csv"),
@@ -45,7 +50,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"]])
+@pytest.mark.parametrize("arguments", [["--help", "all"], ["--cfg", "job"]])
 def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
     command = [sys.executable, "-c", LOADED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
@@ -74,7 +79,8 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["evaluation.recall_at=[0]"], "error: evaluation.recall_at=0: must be a whole number, 1 or more"),
         (["evaluation.recall_at=[1,2.5]"], "recall_at=2.5: must be a whole number, 1 or more"),
         (["evaluation.recall_at=[1,null]"], "recall_at=None: must be a whole number, 1 or more"),
-        (["evaluation.threshold.seed=-1"], "evaluation.threshold.seed=-1: must be a whole number, 0 or more"),
+        (["evaluation.threshold.wrong_share=2"], "evaluation.threshold.wrong_share=2: must be above 0 and below 1"),
+        (["evaluation.threshold.wrong_share=null"], "evaluation.threshold.wrong_share=null: must be a number"),
         (["evaluation.sheet.seed=-1"], "evaluation.sheet.seed=-1: must be a whole number, 0 or more"),
         (["evaluation.sheet.queries=0"], "evaluation.sheet.queries=0: must be a whole number, 1 or more"),
         (
@@ -96,10 +102,11 @@ def test_bad_values_are_refused(
     ("overrides", "expected"),
     [
         (["sampler.classes_per_batch=1"], "sampler.classes_per_batch=1: RankedListLoss compares images of different"),
+        (["+callbacks.mine={_target_:nowhere.Mine}"], "callbacks.mine._target_: Error loading 'nowhere.Mine'"),
         (["scheduler.loss={attribute:marge,start:0,end:2}"], "scheduler.loss.attribute=marge: RankedListLoss has none"),
     ],
 )
-def test_what_a_loss_cannot_take_is_told_before_the_raw_test(
+def test_what_cannot_be_built_is_told_before_the_raw_test(
     refused: Refused,
     small_emoji: Path,
     tmp_path: Path,

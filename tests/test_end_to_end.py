@@ -1,5 +1,6 @@
 """The main job on a slice of the embedded data set, as a user runs it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,9 @@ def test_a_run_leaves_its_results(finished: Path) -> None:
     for name in ("level0/recall@1", "level2/nmi", "heads/L/level0/recall@1", "raw/level0/recall@1"):
         assert 0 < found[name] <= 1
     assert (finished / ".hydra" / "config.yaml").exists()
+    printed = (finished / "train.log").read_text()
+    assert re.match(r"train    (.*\n)+data     emoji: (.*\n)+val      step 4: (.*\n)+trained  to step 12 ", printed)
+    assert "training step" not in printed
     history = (finished / "metrics.csv").read_text().splitlines()
     assert len(history) == STEPS + 1
     assert history[0].startswith("step,loss,")

@@ -1,5 +1,5 @@
 """The command line: what happens before, around and after a job."""
 
-from dml.commands.hydra_command import COMMANDS, main
+from dml.commands.hydra_command import main
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["main"]

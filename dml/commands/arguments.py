@@ -5,11 +5,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import expand_home
-from dml.run.config_folders import CONF, GROUPS, quote
+from dml.ops.run_folders.run_folder import newest_runs
+from dml.run.config_folders import CONF, GROUPS, format_value, quote
 
 UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
 """Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
@@ -18,6 +21,8 @@ STORED_PATHS = (
     *("data.cache", "init", "model.backbone.weights"),
 )
 """Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
+MERGED = ("callbacks", "evaluation", "experiment", "logger")
+"""The groups of which a run may have several choices, whose values join."""
 MULTIRUN = ("-m", "--multirun")
 OPTIONS = (
     *("-h", "-c", "-p", "-r", "-cp", "-cn", "-cd", "-i", "-sc", *MULTIRUN),
@@ -25,8 +30,8 @@ OPTIONS = (
     *("--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
 )
 """Hydra's options; it also takes the beginning of a name."""
-PLAIN_TEXT = re.compile(r"null|[\w./-]*/[\w./-]*|")
-"""Text that Hydra takes as it is; without a slash it may look like a number."""
+WORDS = re.compile(r"""'(?:\\.|[^'])*'|"(?:\\.|[^"])*"|[^\s\[\]{},:'"](?:[^\[\]{},:]|:(?=//))*""")
+"""The words in a list or a mapping, with the quotes that some of them have."""
 
 
 def check_encoding(names: Sequence[str]) -> None:
@@ -68,18 +73,45 @@ def put_options_first(arguments: Sequence[str]) -> list[str]:
     return sorted(arguments, key=lambda argument: argument[:1] == "~" or (argument[:1] != "-" and "=" in argument))
 
 
+def split_help(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments with ``--help`` for ``--help all`` or ``--help=all``, and whether that is asked for."""
+    words = [word for argument in arguments for word in (["--help", "all"] if argument == "--help=all" else [argument])]
+    shows_all = "all" in words and not {"-h", "--help"}.isdisjoint(words)
+    return [word for word in words if not shows_all or word != "all"], shows_all
+
+
+def replace_resize_option(arguments: Sequence[str]) -> list[str]:
+    """Replace ``--resize 256`` or ``--resize=256`` among the arguments by Hydra's ``resize=256``."""
+    overrides: list[str] = []
+    for argument in arguments:
+        if overrides and overrides[-1] == "--resize":
+            overrides[-1] = f"resize={argument}"
+        else:
+            overrides.append(argument.removeprefix("--") if argument.startswith("--resize=") else argument)
+    return overrides
+
+
 def check_choices(arguments: Sequence[str]) -> None:
     """Make sure that a group is given the name of a choice: for null and for numbers Hydra raises an exception.
+
+    Of several choices Hydra would merge the files; only those of `MERGED` have values that belong together.
 
     Raises:
         InputError: if it is given something else.
     """
+    is_sweep = asks_for_sweep(arguments)
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key in GROUPS and re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
+        if key not in GROUPS:
+            continue
+        if re.fullmatch(r"null|true|false|[+-]?\d+(\.\d*)?", value, re.IGNORECASE):
             choices = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
             shown = ", ".join(sorted(choices, key=lambda name: name != "none")[:3])
             raise InputError(f"{printable(argument)}: must be the name of a choice, such as {shown or 'a file there'}")
+        names = value.strip("[]").replace(" ", "")
+        is_refused = key not in MERGED if value.startswith("[") else not is_sweep
+        if "," in names and re.fullmatch(r"[\w/,-]+", names) and is_refused:
+            raise InputError(f"{argument}: must be one choice; -m {key}={names} runs each in turn")
 
 
 def check_run_folders(arguments: Iterable[str]) -> None:
@@ -98,22 +130,60 @@ def check_run_folders(arguments: Iterable[str]) -> None:
             )
 
 
-def quote_paths(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with each path quoted that Hydra would take for something else.
+def replace_latest(argument: str) -> str:
+    """Return an argument with the newest run below outputs/, or a checkpoint of it, in the place of ``latest``.
 
-    Quotes and interpolations of the user's own are left alone. So are commas and parentheses in a sweep, where they
-    stand for several values.
+    Raises:
+        InputError: if there is no run.
+    """
+    key, _, value = argument.partition("=")
+    if value != "latest" or key not in ("resume", "checkpoint", "init"):
+        return argument
+    for run in newest_runs(Path("outputs")):
+        checkpoint = run.best_checkpoint if run.best_checkpoint.exists() else run.last_checkpoint
+        return f"{key}={run.path if key == 'resume' else checkpoint}"
+    raise InputError(f"{argument}: no run below outputs")
+
+
+def quote_paths(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with each path in quotes that Hydra would take for something else.
+
+    So are other texts with letters that its grammar lacks, also in a list or a mapping. Quotes, interpolations and
+    sweeps of the user's own are left alone.
     """
     is_sweep = asks_for_sweep(arguments)
-    return [argument if is_sweep and set("(,") & set(argument) else _quote_path(argument) for argument in arguments]
+    return [_quote_value(argument, is_sweep) for argument in arguments]
 
 
-def _quote_path(argument: str) -> str:
-    key, _, value = argument.partition("=")
-    if key.lstrip("+") not in UNSTORED_PATHS + STORED_PATHS or value[:1] in ("'", '"') or "${" in value:
+def _quote_value(argument: str, is_sweep: bool) -> str:
+    key, equals, value = argument.partition("=")
+    if not equals or key[:1] in "-~" or "${" in value or value == "null":
         return argument
-    path = str(expand_home(value)) if key in UNSTORED_PATHS and value.startswith("~") else value
-    return argument if PLAIN_TEXT.fullmatch(value) and path == value else f"{key}={quote(path)}"
+    is_listed = value[:1] in ("[", "{")
+    is_path = key.lstrip("+") in UNSTORED_PATHS + STORED_PATHS or ("." in key and "/" in value and not is_listed)
+    if not (is_path or is_listed) and value.isascii():
+        return argument
+    is_sweep &= not key.startswith("hydra.")  # Hydra's own keys have one value
+    override = _parse(argument)
+    is_users = value[:1] in ("'", '"') or (is_sweep and override is not None and override.is_sweep_override())
+    if override is not None and (is_users or not is_path):
+        return argument
+    if key in UNSTORED_PATHS and value.startswith("~"):
+        value = str(expand_home(value))
+    if is_listed and not is_path:
+        quoted = WORDS.sub(lambda word: word[0] if _parse(f"key={word[0]}") else quote(word[0].rstrip()), value)
+    else:
+        pieces = [piece.strip() for piece in value.split(",")] if is_sweep else [value]
+        quoted = ",".join(piece if not is_path and _parse(f"key={piece}") else format_value(piece) for piece in pieces)
+    return f"{key}={quoted}" if _parse(f"{key}={quoted}") else argument
+
+
+def _parse(argument: str) -> Override | None:
+    """Return an argument as Hydra reads it; None if it can't."""
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return None
 
 
 def find_path(arguments: Sequence[str], key: str) -> Path | None:

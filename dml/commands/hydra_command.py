@@ -1,17 +1,21 @@
 """The command line: Hydra composes, a job runs, what the user got wrong is one line and exit code 2."""
 
+import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.arguments import (
     asks_for_sweep,
@@ -21,25 +25,27 @@ from dml.commands.arguments import (
     find_path,
     put_options_first,
     quote_paths,
+    replace_latest,
+    replace_resize_option,
+    split_help,
 )
 from dml.commands.checks import trust
 from dml.commands.checks.config_types import check_types, select_used_parts
 from dml.commands.checks.required_values import check_parts, check_values
-from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, told_errors
-from dml.commands.group_help import register_group_help
+from dml.commands.command_help import format_help
+from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.start import follower_processes
 from dml.commands.start.log_levels import quiet
-from dml.commands.start.start_line import announce_start
-from dml.commands.start.sweep_signals import run_in_worker, stopping_workers, sweep_hint
 from dml.commands.start.working_folder import import_from_working_folder
 from dml.ops.configuration.nested import is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.ops.escaping import in_markup, printable
 from dml.ops.libraries.lean_imports import import_lean
 from dml.ops.process import child_processes, signals
 from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.text.console import console
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.resuming.stored_configuration import (
@@ -49,10 +55,18 @@ from dml.run.resuming.stored_configuration import (
 )
 from dml.training.distributed import watch
 
-PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz")
+PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""
 
-COMMANDS = ("train", "evaluate", "prepare", "inspect", "audit", "shift")
+JOBS = {
+    "train": "dml.run.jobs.train",
+    "evaluate": "dml.run.evaluate_job.evaluate",
+    "prepare": "dml.run.prepare_job.prepare",
+    "inspect": "dml.commands.data_jobs.inspect_job.inspect",
+    "audit": "dml.commands.data_jobs.audit_job.audit",
+    "shift": "dml.commands.data_jobs.shift_job.shift",
+}
+"""The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
 
@@ -60,8 +74,14 @@ PROCESS_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "tra
 """The keys that the files of conf/trainer differ in: the number of processes, and how they train together."""
 
 
+def run_job(command: str, arguments: Sequence[str]) -> None:
+    """Run one of `JOBS` with the arguments that follow its name, such as ["loss=rll", "--multirun", "seed=1,2"]."""
+    sys.argv[1:] = [command, *arguments]  # Hydra, and the processes that Lightning starts, take them from there
+    main(command, is_named=True)
+
+
 def main(command: str, *, is_named: bool = False) -> None:
-    """Run one of `COMMANDS` with the overrides of the command line.
+    """Run one of `JOBS` with the overrides of the command line.
 
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
@@ -69,7 +89,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.ops.process.signals`.
 
     Args:
-        command: one of `COMMANDS`.
+        command: one of `JOBS`.
         is_named: whether the command line names the command before the overrides, as ``dml train loss=rll`` does.
     """
     prefix = [command] if is_named else []
@@ -89,7 +109,12 @@ def main(command: str, *, is_named: bool = False) -> None:
     ):
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
-        typed = put_options_first(sys.argv[1 + len(prefix) :])
+        words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
+        typed = put_options_first(words)
+        if not {"-h", "--help"}.isdisjoint(typed):
+            program = f"dml {command}" if is_named else f"python {command}.py"
+            print_line(format_help(command, program, quote_paths(typed), shows_all=shows_all).rstrip())
+            return
         check_choices(typed)
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
@@ -99,7 +124,6 @@ def main(command: str, *, is_named: bool = False) -> None:
         task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
-        register_group_help()
         with stopping_workers(arguments), _removing_unused_sweeps():
             hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)(task.run)()
 
@@ -109,7 +133,7 @@ class Task:
     """A command that Hydra runs with each configuration that it composes: a sweep has many.
 
     Args:
-        command: one of `COMMANDS`.
+        command: one of `JOBS`.
         typed: overrides that the user has typed.
         arguments: arguments of a process that does the same: stored overrides stand before those that were typed.
         is_debugged: whether the user asks for the trace of an error.
@@ -126,9 +150,12 @@ class Task:
 
     def run(self, config: DictConfig) -> Any:
         """Do the command's job, be it in this process or in a worker of a sweep."""
-        if os.getpid() != self.process and child_processes.is_started_by_dml():
-            return run_in_worker(partial(self._run, config))
-        return self._run(config)
+        try:
+            if os.getpid() != self.process and child_processes.is_started_by_dml():
+                return run_in_worker(partial(self._run, config))
+            return self._run(config)
+        finally:
+            console.end_log()
 
     def _run(self, config: DictConfig) -> Any:
         quiet()  # before FAISS is imported
@@ -154,16 +181,22 @@ class Task:
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
             with building.trusting(trust.check_targets(self.command, config, self.typed)):
+                self._check(config)
                 return sweeps.finish_run(config, folder, overrides, do_job) if in_sweep else do_job()
 
-    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
-        job = _import_job(self.command)
-        quiet()  # Lightning sets its own level when it is imported
-        check_types(select_used_parts(self.command, config))  # it imports the targets
+    def _check(self, config: DictConfig) -> None:
+        """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
+        check_types(select_used_parts(self.command, config), config)  # it imports the targets
         from dml.commands.checks.training_checks import check_job  # late: it imports torch
+        from dml.run.evaluators import complete_metric_names
 
+        quiet()  # Lightning sets its own level when it is imported
+        if self.command == "train":
+            complete_metric_names(config)
         check_job(self.command, config)
-        result = job(config, folder, overrides)
+
+    def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
+        result = resolve_name(JOBS[self.command])(config, folder, overrides)
         watch.leave()
         return result
 
@@ -198,35 +231,8 @@ def _removing_unused_sweeps() -> Iterator[None]:
 def _hint(command: str, folder: RunFolder) -> str:
     """Return how the work goes on that a signal has stopped."""
     if command == "train" and (folder.has_configuration or folder.last_checkpoint.exists()):
-        return f"{printable(quote_paths([f'resume={folder.path}'])[0])} goes on"
+        return f"{printable(shlex.quote(f'resume={folder.path}'))} goes on"
     return "" if command == "evaluate" else "the same command starts it again"
-
-
-def _import_job(command: str) -> Callable[[DictConfig, RunFolder, list[str]], Any]:
-    """Import the function of a command, late: --help and --cfg need no torch, preparing no Lightning."""
-    if command == "prepare":
-        from dml.run.prepare_job import prepare
-
-        return prepare
-    if command == "inspect":
-        from dml.commands.data_jobs.inspect_job import inspect
-
-        return inspect
-    if command == "audit":
-        from dml.commands.data_jobs.audit_job import audit
-
-        return audit
-    if command == "shift":
-        from dml.commands.data_jobs.shift_job import shift
-
-        return shift
-    if command == "evaluate":
-        from dml.run.evaluate_job import evaluate
-
-        return evaluate
-    from dml.run.jobs import train
-
-    return train
 
 
 @contextmanager
@@ -245,7 +251,7 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 def _with_stored_overrides(arguments: Sequence[str]) -> list[str]:
     """Put the overrides of the run that ``resume=`` or ``checkpoint=`` names before those of the command line."""
-    arguments = quote_paths(arguments)
+    arguments = quote_paths([*map(replace_latest, arguments)])
     if folder := find_path(arguments, "resume"):
         if asks_for_sweep(arguments):
             raise InputError(f"resume={folder}: goes on with one run, without --multirun")
@@ -280,3 +286,65 @@ def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str
     remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), replaced)]
     trust.check_overrides(remaining, arguments)
     return remaining + list(arguments)
+
+
+def announce_start(command: str, config: DictConfig, choices: Mapping[str, Any], folder: Path) -> None:
+    """Print one line about the run that begins: model, loss, data set and folder.
+
+    Args:
+        command: "train" or "evaluate".
+        config: the composed configuration.
+        choices: choice of each configuration group.
+        folder: folder of the results.
+    """
+    root = OmegaConf.select(config, "dataset.root")
+    dataset = _name_choice("dataset", config, choices)
+    data = dataset if root is None else f"{dataset} ({root})"
+    if command == "train":
+        model, loss = (_name_choice(group, config, choices) for group in ("model", "loss"))
+        summary = f"{model} with loss {loss} on {data}"
+    else:
+        summary = f"{config.checkpoint} on {data}"
+    console.print(f"[bold]{command:9}[/]{in_markup(summary)}; results in {in_markup(folder)}")
+
+
+def _name_choice(group: str, config: DictConfig, choices: Mapping[str, Any]) -> str:
+    """Return a group's choice or, where the command line replaced it by a class of the user's, that class's name."""
+    return str(choices.get(group) or OmegaConf.select(config, f"{group}._target_"))
+
+
+def sweep_hint() -> str:
+    """Return how a sweep goes on that a signal has stopped."""
+    return "the same command goes on with the sweep"
+
+
+@contextmanager
+def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
+    """At a signal, wait for the workers that joblib has started for a sweep: each stops its run after a step."""
+    if not asks_for_sweep(arguments):
+        yield
+        return
+    signals.state.hint = sweep_hint
+    if not {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
+        yield
+        return
+    with signals.waiting_for_processes(_stop_workers):
+        yield
+
+
+def _stop_workers(signum: int) -> None:
+    logging.disable()  # Optuna's sweeper would announce that the runs which were stopped have no result
+    child_processes.pass_on(signum)
+
+
+def run_in_worker(run: Callable[[], Any]) -> Any:
+    """Do a run in a worker of joblib, unless the sweep is stopping; the process that waits for it tells the user."""
+    signals.handle_signals()
+    signals.start_raising()
+    if signals.state.signum is not None:
+        return None
+    try:
+        return run()
+    except signals.Stopped:
+        signals.state.finish()
+        return None

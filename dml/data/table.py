@@ -47,6 +47,7 @@ class ImageTable:
         content: (N,) int64, a number that rows share if their image files have the same content, or `UNKNOWN` for a
             row whose content isn't compared. An empty array makes the content of all rows unknown.
         is_tree: whether all images of a class have to share their classes at the coarser levels.
+        val_fraction: probability with which each class was drawn for ``val`` by its name; 0 if none was drawn so.
 
     Raises:
         InputError: if the columns have different lengths, a split or a level is unknown, a label is negative or has no
@@ -62,6 +63,7 @@ class ImageTable:
     source: str = ""
     content: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     is_tree: bool = True
+    val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         if not len(self.content):
@@ -130,11 +132,11 @@ class ImageTable:
         """Return a table of the rows of the splits; the labels stay the same."""
         return self.take(self.rows(*splits))
 
-    def name_class(self, label: int) -> str:
-        """Return the name of a class of the finest level; its number if it has none, "" for `UNKNOWN`."""
+    def name_class(self, label: int, level: int = 0) -> str:
+        """Return the name of a class of a level; its number if it has none, "" for `UNKNOWN`."""
         if label == UNKNOWN:
             return ""
-        return self.names[0][label] if self.names else str(label)
+        return self.names[level][label] if self.names else str(label)
 
     def select_evaluated(self, split: str) -> "ImageTable":
         """Return a table of the rows that an evaluation of a split uses; "test" includes query and gallery."""
@@ -208,7 +210,7 @@ def hold_out_classes(table: ImageTable, *, folds: int = 5, fold: int = 0, seed: 
     is_held_out = np.isin(table.labels[rows, 0], order[fold::folds])
     split = table.split.astype("U7")
     split[rows] = np.where(is_held_out, "val", "train")
-    return replace(table, split=split)
+    return replace(table, split=split, val_fraction=0.0)
 
 
 def load(

@@ -84,11 +84,6 @@ METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
 
 
-def metric_names_of_kind(*kinds: Kind) -> tuple[str, ...]:
-    """Return the names of the packaged metrics of some kinds."""
-    return tuple(metric.name for metric in METRICS if metric.kind in kinds)
-
-
 @dataclass(frozen=True)
 class MetricConfig:
     """Which metrics an evaluation computes, and how.
@@ -159,7 +154,9 @@ class MetricConfig:
                     "_target_: dml.evaluation.Metric"
                 )
             if entry not in METRICS_BY_NAME:
-                raise InputError(f"metrics = {entry!r}: expected some of {', '.join(METRICS_BY_NAME)}")
+                family = entry.rpartition("/")[2].partition("@")[0]
+                meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
+                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}")
 
     def _check_names(self) -> None:
         """Make sure that names tell the metrics apart."""

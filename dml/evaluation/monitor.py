@@ -1,8 +1,11 @@
-"""The metric of a validation that chooses a checkpoint: ``checkpoints.monitor``."""
+"""The metrics of a validation: ``checkpoints.monitor``, which chooses a checkpoint, and those that are shown."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
 
 from dml.data.table import ImageTable
 from dml.evaluation.head_sets import are_heads
@@ -10,6 +13,13 @@ from dml.evaluation.metric import Metric
 from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.printed_metrics.metric_names import HEADS, MetricName, metric_names, split_head_names
 from dml.ops.errors import InputError
+from dml.retrieval.kmeans_clusters import ITERATIONS
+
+AUTO = "auto"
+"""The value of ``evaluation.validation_metrics`` that chooses the metrics by the labels and the time of k-means."""
+
+BATCH_PRODUCTS = 10**8
+"""Multiplications that take about as long as what a batch of a training takes beside them."""
 
 
 def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
@@ -21,6 +31,55 @@ def make_validation_config(test: MetricConfig, *monitored: str) -> MetricConfig:
     )
     recall_at = tuple(dict.fromkeys([*test.recall_at, *(name.k for name in names if name.k)]))
     return replace(test, metrics=tuple(metrics), recall_at=recall_at, clustering=True)
+
+
+def make_further_config(
+    names: Any, test: MetricConfig, monitored: Sequence[str], table: ImageTable, *, with_clusters: bool = True
+) -> MetricConfig:
+    """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
+
+    Args:
+        names: names of metrics; `AUTO` for those of a test that are MAP@R, H-AP if there are several levels, and NMI if
+            there is time for k-means.
+        test: metrics of a test.
+        monitored: names of the metrics that are monitored.
+        table: the rows of a validation.
+        with_clusters: whether there is time for k-means, see `has_time_for_clusters`.
+
+    Raises:
+        InputError: if the names are neither `AUTO` nor a list of names of packaged metrics and of those of a test.
+    """
+    if names == AUTO:
+        is_chosen = {"map@r": True, "h_ap": len(table.levels) > 1, "nmi": with_clusters}
+        names = [metric.name for metric in test.selected if is_chosen.get(metric.name)]
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise InputError(f"evaluation.validation_metrics={names}: {AUTO}, or a list of metrics, such as [recall,nmi]")
+    custom = {metric.name: metric for metric in test.custom}
+    computed = {"recall", *(MetricName.parse(name).family for name in monitored)}
+    metrics = [custom.get(str(name), name) for name in dict.fromkeys(names) if name not in computed]
+    try:
+        return replace(test, metrics=metrics, clustering=True)
+    except InputError as error:
+        raise InputError(f"evaluation.validation_{error}") from error
+
+
+def has_time_for_clusters(table: ImageTable, dimension: int, *, batches: int, images: float, parameters: int) -> bool:
+    """Tell whether k-means takes less than a tenth of the time between two validations, by counts alone.
+
+    No clock decides, so that a run has the same metrics if it is repeated or resumed. k-means multiplies each embedding
+    by each centroid in every round, at each level. A training multiplies each parameter three times for each image, and
+    more often in convolutions and transformers, which makes up for a training on a GPU beside a k-means on the CPU.
+
+    Args:
+        table: the rows of a validation.
+        dimension: size of the embeddings.
+        batches: training batches between two validations.
+        images: images of a batch.
+        parameters: number of parameters of the network that each batch passes through.
+    """
+    clusters = sum(len(np.unique(labels)) for labels in table.labels.T)
+    products = (ITERATIONS + 1) * len(table) * clusters * dimension
+    return 10 * products < batches * (3 * images * parameters + BATCH_PRODUCTS)
 
 
 def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricConfig) -> None:

@@ -1,7 +1,6 @@
 """An index of images, which finds the images that are most similar to others."""
 
 import inspect
-import json
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,7 +22,6 @@ from dml.inference.index_folder import (
     DESCRIPTION,
     FORMAT,
     check_files,
-    describe_files,
     hold_folder,
     read_description,
     remove_unused_versions,
@@ -33,9 +31,11 @@ from dml.inference.loading import load
 from dml.metrics.pair_calibration import Calibration
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.filesystem.files import replacing, write_text
+from dml.ops.filesystem.checksums import file_checksum
+from dml.ops.filesystem.files import replacing
 from dml.ops.filesystem.paths import absolute_path, expand_home
 from dml.ops.poincare import product_distances, ranking_vectors
+from dml.ops.run_folders.run_files import write_values
 from dml.retrieval.vector_index import EXACT, VectorIndex
 
 UNIT_TOLERANCE = 1e-5
@@ -106,6 +106,9 @@ class Index:
         vectors.add(searched, items.ids)
         vectors.search(searched[:1], k=1)  # codes of more than 8 bits weren't tried before
         return cls(model, vectors, items)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} images, factory={self.vectors.factory}, {self.model!r})"
 
     def __len__(self) -> int:
         return len(self.items)
@@ -301,9 +304,10 @@ class Index:
                 "next_id": self._next_id,
                 "factory": self.vectors.factory,
                 "parameters": self.vectors.parameters,
-                **describe_files(path, names),
+                "files": names,
             }
-            write_text(path / DESCRIPTION, json.dumps(description, indent=1) + "\n", on_disk=True)
+            checksums = {names[kind]: file_checksum(path / names[kind]) for kind in ("vectors", "items")}
+            write_values(path / DESCRIPTION, description, checksums, on_disk=True)
         finally:
             remove_unused_versions(path)  # those of this version, if a disk was full
 
@@ -362,7 +366,7 @@ class Index:
             raise InputError(
                 f"{printable(path)}: {len(vectors)} vectors for {len(items)} images; build the index again"
             )
-        return cls(model, vectors, items, description.get("next_id", 0))
+        return cls(model, vectors, items, description["next_id"])
 
 
 def _name_first(paths: Sequence[str]) -> str:

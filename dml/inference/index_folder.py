@@ -14,12 +14,12 @@ from typing import Any
 
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import file_checksum
+from dml.ops.filesystem.checksums import CHECKSUMS, DamageError, file_checksum
 from dml.ops.filesystem.locks import FileLock
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.filesystem.plain_text import parse_json, read_bounded
+from dml.ops.run_folders.run_files import read_values
 
-FORMAT = 1
+FORMAT = 2
 """The version of the files, which changes when older versions of dml can't read them."""
 
 DESCRIPTION, LOCK = "index.json", ".lock"
@@ -77,32 +77,21 @@ def read_description(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{printable(path)}: no index there; dml index, or dml.Index.build and save, makes one")
     try:
-        description = parse_json(read_bounded(file))
-        version = description["format"]
-        names = [description["files"][kind] for kind in ("vectors", "items", "model")]
+        description, checksums = read_values(file, may_nest=True)
+        version, files = description["format"], dict(description["files"])
+        names = [files[kind] for kind in ("vectors", "items", "model")]
         keys = [description[key] for key in ("fingerprint", "factory", "parameters")]
-        numbers = [description["bytes"][kind] for kind in ("vectors", "items")]
-        numbers.append(description.get("next_id", 0))  # older versions wrote none
-        if "sha256" in description:  # nor checksums
-            keys += [description["sha256"][kind] for kind in ("vectors", "items")]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{printable(file)}: damaged ({type(error).__name__}); build the index again") from error
-    if version != FORMAT:
+        next_id = description.setdefault("next_id", 0)  # older versions wrote none
+        older = {files[kind]: checksum for kind, checksum in description.get("sha256", {}).items()}
+        description[CHECKSUMS] = checksums or older
+    except (DamageError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{printable(file)}: damaged ({printable(error)}); build the index again") from error
+    if version not in (1, FORMAT):
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
-    are_kinds_right = all(isinstance(key, str) for key in keys) and all(isinstance(number, int) for number in numbers)
+    are_kinds_right = all(isinstance(key, str) for key in (*keys, *names)) and isinstance(next_id, int)
     if not are_kinds_right or any(os.path.basename(name) != name for name in names):
         raise InputError(f"{printable(file)}: damaged (values that dml doesn't write); build the index again")
-    return dict(description)
-
-
-def describe_files(path: Path, names: dict[str, str]) -> dict[str, Any]:
-    """Return the names, sizes and checksums of the files of a version, with which `check_files` compares them."""
-    files = {kind: path / names[kind] for kind in ("vectors", "items")}
-    return {
-        "files": names,
-        "bytes": {kind: file.stat().st_size for kind, file in files.items()},
-        "sha256": {kind: file_checksum(file) for kind, file in files.items()},
-    }
+    return description
 
 
 def check_files(path: Path, description: dict[str, Any]) -> None:
@@ -111,16 +100,11 @@ def check_files(path: Path, description: dict[str, Any]) -> None:
     Raises:
         InputError: if a file is missing, or isn't as it was written.
     """
-    for kind, size in description["bytes"].items():
+    for kind in ("vectors", "items"):
         file = path / description["files"][kind]
-        if not file.is_file() or file.stat().st_size != size:
-            raise InputError(f"{printable(file)}: missing or cut short, {size:,} bytes are due; build the index again")
-    for kind, checksum in description.get("sha256", {}).items():  # older versions wrote none
-        file = path / description["files"][kind]
-        if file_checksum(file) != checksum:
-            raise InputError(
-                f"{printable(file)}: damaged, its bytes aren't those that were written; build the index again"
-            )
+        checksum = description[CHECKSUMS].get(file.name)
+        if not file.is_file() or checksum not in (None, file_checksum(file)):
+            raise InputError(f"{printable(file)}: missing, or not as it was written; build the index again")
 
 
 def remove_unused_versions(path: Path) -> None:

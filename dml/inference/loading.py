@@ -18,8 +18,9 @@ from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import rows_checksum
+from dml.ops.filesystem.files import clean_up
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import RunFolder, newest_runs
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
@@ -47,7 +48,8 @@ def load(
     (200, 192)
 
     Args:
-        place: folder of a run, whose tested checkpoint is taken; a checkpoint; or a folder of `save_pretrained`.
+        place: folder of a run, whose tested checkpoint is taken; a folder of runs, of which the newest is taken; a
+            checkpoint; or a folder of `save_pretrained`.
         heads: names of the heads whose embeddings are concatenated, such as ["M", "H"]; None takes those that the
             training chose, see ``choose_heads``, or all.
         device: device that embeds, such as "cpu" or "cuda"; "auto" takes a GPU if there is one.
@@ -61,6 +63,8 @@ def load(
             aren't those of the training.
     """
     path = expand_home(place)
+    if not path.exists():
+        clean_up(path)
     if is_saved_folder(path):
         saved = read_folder(path, trust=trust)
         saved.settings.check(place)
@@ -68,7 +72,7 @@ def load(
     if not path.exists():
         raise InputError(f"{printable(path)}: nothing is there; give a run's folder, a saved model or a checkpoint")
     if os.path.isdir(path):
-        path = find_checkpoint(RunFolder(path))
+        path = find_checkpoint(_find_run(path))
     settings = read_settings(path, trust=trust)
     settings.check(place)
     model = _build_trained(settings, path, weights)
@@ -109,6 +113,16 @@ def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) ->
             f"{DESCRIPTION} says {printable(saved.fingerprint)}); save the model again"
         )
     return embedder if heads is None else ImageEmbedder(model, saved.settings, heads, device)
+
+
+def _find_run(folder: Path) -> RunFolder:
+    """Return the run in a folder, or the newest one with a checkpoint anywhere below it, which a warning names."""
+    run = RunFolder(folder)
+    if not run.last_checkpoint.parent.is_dir():
+        run = next((newest for newest in newest_runs(folder) if newest.last_checkpoint.exists()), run)
+    if run.path != folder:
+        logger.warning("%s: the newest run in it is taken, %s", printable(folder), printable(run.path))
+    return run
 
 
 def find_checkpoint(folder: RunFolder) -> Path:

@@ -6,10 +6,7 @@
 - ``README.md`` and, if the run has one, ``retrieval.png``: the model card.
 """
 
-import json
 import os
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,20 @@ from safetensors.torch import save
 
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
-from dml.ops.configuration.nested import check_parts
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.filesystem.files import disk_refusal, wait_for_disk
+from dml.ops.filesystem.checksums import DamageError, file_checksum
+from dml.ops.filesystem.files import replacing_folder
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.filesystem.plain_text import parse_json, parse_yaml, read_bounded
-from dml.ops.run_folders.run_files import check_metrics, replace_nan, restore_nan
+from dml.ops.run_folders.run_files import (
+    check_metrics,
+    read_configuration,
+    read_values,
+    replace_nan,
+    restore_nan,
+    write_sealed_text,
+    write_values,
+)
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""
@@ -69,26 +73,30 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     Raises:
         InputError: if a file is missing, damaged, or of a newer version.
     """
+    file = path / DESCRIPTION
     try:
-        description = parse_json(read_bounded(path / DESCRIPTION))
-        config = parse_yaml(read_bounded(path / CONFIG).decode())
+        description, checksums = read_values(file, may_nest=True)
+        file = path / CONFIG
+        config = read_configuration(file)
+        file = path
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none
         heads, chosen = (tuple(map(str, names)) for names in (description["heads"], chosen_heads))
         training, metrics = dict(description["training"]), restore_nan(dict(description["metrics"]))
         check_metrics(metrics)
-        check_parts(config)
         class_names = tuple(map(str, description["class_names"]))
         parts = {part: dict(config[part]) for part in ("model", "transform", "data")}
         picture = (path / PICTURE).read_bytes() if (path / PICTURE).is_file() else None
         settings = ModelSettings({**config, **parts}, str(name), training, metrics, class_names, picture, trust)
         # what is read of them later: a missing value, or one of another kind, raises an error here
         _ = settings.batch_size, settings.views, settings.limits, settings.decisive
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamageError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
-            f"{printable(path)}: not as save_pretrained wrote it ({line}); save the model again"
+            f"{printable(file)}: not as save_pretrained wrote it ({line}); save the model again"
         ) from error
+    if picture is not None and checksums.get(PICTURE) not in (None, file_checksum(path / PICTURE)):
+        raise InputError(f"{printable(path / PICTURE)}: not as save_pretrained wrote it; save the model again")
     if version != FORMAT:
         raise InputError(f"{printable(path)}: of format {version}, this version of dml reads {FORMAT}; update dml")
     return SavedModel(path, settings, heads, chosen, str(fingerprint))
@@ -106,32 +114,16 @@ def save_folder(embedder: Embedder, folder: str | Path, license_id: str | None) 
         path = path.resolve()  # the folder that it leads to is replaced, not the link
     if path.exists() and not is_saved_folder(path) and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{printable(folder)}: holds something else; give a new folder, or one of a saved model")
-    partial, old = (path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}") for kind in ("partial", "old"))
-    try:
-        partial.mkdir(parents=True)
-        settings = embedder.settings
+    settings, checksums = embedder.settings, {}
+    with replacing_folder(path) as partial:
         state = {name: value.detach().cpu().clone().contiguous() for name, value in embedder.model.state_dict().items()}
         (partial / WEIGHTS).write_bytes(save(state, metadata={"fingerprint": embedder.fingerprint}))
-        (partial / CONFIG).write_text(yaml.safe_dump(dict(settings.config), sort_keys=False), encoding="utf-8")
+        write_sealed_text(partial / CONFIG, yaml.safe_dump(dict(settings.config), sort_keys=False))
         if settings.picture is not None and embedder.has_chosen_heads:
             (partial / PICTURE).write_bytes(settings.picture)
+            checksums[PICTURE] = file_checksum(partial / PICTURE)
         (partial / CARD).write_text(write_card(embedder, license_id), encoding="utf-8")
-        (partial / DESCRIPTION).write_text(json.dumps(describe(embedder), indent=1) + "\n", encoding="utf-8")
-        for file in partial.iterdir():
-            wait_for_disk(file)
-        if path.exists():
-            path.rename(old)
-        partial.rename(path)
-    except OSError as error:
-        refusal = disk_refusal(error)
-        if refusal is not None and str(refusal.filename or partial).startswith(str(partial)):
-            raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
-        raise
-    finally:
-        if old.exists() and not path.exists():  # interrupted between the two renamings
-            old.rename(path)
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        write_values(partial / DESCRIPTION, describe(embedder), checksums)
     return path
 
 

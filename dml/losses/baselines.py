@@ -14,12 +14,13 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.equations import EQUATIONS, Equation
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 
 
-class PairLoss(nn.Module):
+class PairLoss(Loss):
     """A loss of pytorch-metric-learning that compares embeddings with each other.
 
     Departure: a batch without a positive pair gives 0; some of the library's losses push its negatives apart.
@@ -116,7 +117,7 @@ class PairLoss(nn.Module):
         return anchor_indices[differs], positives[differs], *negatives
 
 
-class ProxyLoss(nn.Module):
+class ProxyLoss(Loss):
     """A loss of pytorch-metric-learning that compares embeddings with learned proxies of the classes.
 
     The loss is computed in the precision of the proxies. Otherwise the library would replace the proxies by copies

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.losses.loss_contract import check_module, check_value
+from dml.losses.loss_contract import Loss, check_module, check_value
 from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 
 
-class AtLevel(nn.Module):
+class AtLevel(Loss):
     """Applies a loss to one level of hierarchical labels.
 
     >>> from dml.losses.rll import RankedListLoss
@@ -55,7 +55,7 @@ class AtLevel(nn.Module):
         return loss_value(self.loss, embeddings, levels[:, self.level], indices, queries)
 
 
-class WeightedSum(nn.Module):
+class WeightedSum(Loss):
     """Adds up weighted losses, such as one loss at several levels, or a loss and its regularisers.
 
     >>> from dml.losses.regularizers import EmbeddingNorm

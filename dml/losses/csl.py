@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError, check_number
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp, softplus
 
 
-class CSLLoss(nn.Module):
+class CSLLoss(Loss):
     r"""Cross-Scale Learning (Sun et al., 2021, Dynamic Metric Learning) in the variant that HAPPIER compares with.
 
     Each finest class has a proxy. s_ic is the cosine of embedding i and proxy c, and y_i the class of embedding i::

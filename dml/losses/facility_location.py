@@ -2,14 +2,15 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.distances import unit_distances
 from dml.ops.pairs import finest
 from dml.ops.precision import full_precision
 
 
-class FacilityLocationLoss(nn.Module):
+class FacilityLocationLoss(Loss):
     r"""Structured clustering by facility location (Song et al., 2017), Eq. 4-8 and Algorithms 1-2.
 
     A set S of medoids is as many of the batch's embeddings as the batch has classes. Each embedding belongs to the

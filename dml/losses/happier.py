@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.graded_ranks import GradedLists, graded_average_precision, tie
 from dml.ops.pairs import ALL, finest, own_entries
@@ -14,7 +15,7 @@ from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
 
 
-class SmoothHierarchicalAPLoss(nn.Module):
+class SmoothHierarchicalAPLoss(Loss):
     r"""Smooth upper bound of 1 - H-AP from HAPPIER (Ramzi et al., 2022), Eq. 1-5 and supplement A.3.
 
     Each embedding in turn is the query. s_k is the cosine of the query and item k, and t = s_j - s_k::
@@ -137,7 +138,7 @@ class SmoothHierarchicalAPLoss(nn.Module):
         return torch.where(above, ramp.clamp(max=1.0), self.leak * gaps), slopes
 
 
-class ClusterLoss(nn.Module):
+class ClusterLoss(Loss):
     r"""Cluster loss of HAPPIER (Ramzi et al., 2022), Eq. 6, with one proxy for each class of the finest level.
 
     L = -log(exp(v . p_y / sigma) / sum_z exp(v . p_z / sigma)), averaged over the batch. The embeddings v and the

@@ -3,8 +3,9 @@
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest
 from dml.ops.poincare import check_ball, poincare_distances, to_ball
@@ -13,7 +14,7 @@ from dml.ops.precision import full_precision
 __all__ = ["HyperbolicContrastiveLoss", "poincare_distances", "to_ball"]
 
 
-class HyperbolicContrastiveLoss(nn.Module):
+class HyperbolicContrastiveLoss(Loss):
     r"""Pairwise cross entropy in the Poincare ball (Ermolov et al., "Hyperbolic Vision Transformers", 2022), Eq. 3-6.
 
     x_ca is the a-th of class c's K images in the batch, as a point of the ball (`to_ball`), and d the Poincare

@@ -9,6 +9,31 @@ from torch import Tensor, nn
 from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
+
+class Loss(nn.Module):
+    """A loss whose ``repr`` names its parameters: those of its ``__init__`` that it keeps as attributes."""
+
+    def extra_repr(self) -> str:
+        """Return the parameters, such as "margin=0.4"; losses among them have lines of their own."""
+        return list_parameters(self)
+
+
+def list_parameters(module: nn.Module) -> str:
+    """List the parameters of a module's ``__init__`` that it keeps as attributes, without losses and large tensors."""
+    values = {name: getattr(module, name) for name in signature(type(module)).parameters if hasattr(module, name)}
+    texts = {name: _describe_value(value) for name, value in values.items()}
+    return ", ".join(f"{name}={text}" for name, text in texts.items() if text)
+
+
+def _describe_value(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.item():g}" if value.numel() == 1 else ""
+    if isinstance(value, nn.Module):
+        apart = isinstance(value, Loss | nn.ModuleDict | nn.ModuleList)
+        return "" if apart else f"{type(value).__name__}({list_parameters(value)})"
+    return repr(value)
+
+
 VALUE = "expected a scalar tensor with a gradient"
 
 

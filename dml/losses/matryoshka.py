@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.compose import has_trait, loss_value, takes_queries
-from dml.losses.loss_contract import check_module
+from dml.losses.loss_contract import Loss, check_module
 from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 from dml.ops.training_protocols import UsesEmbeddingBank
@@ -14,7 +14,7 @@ SMALLEST = 8
 """The size of the smallest prefix that is chosen without being named, as in the paper."""
 
 
-class MatryoshkaLoss(nn.Module):
+class MatryoshkaLoss(Loss):
     """Adds up a loss of prefixes of the embedding, so that its first dimensions alone can be compared, too.
 
     L = sum_m c_m L_m(z_1:m), where z_1:m are the first m dimensions of each embedding: Eq. 1 of "Matryoshka

@@ -3,11 +3,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest
 
 
-class CrossBatchMemory(nn.Module):
+class CrossBatchMemory(Loss):
     """Cross-batch memory, XBM (Wang et al., 2020), Algorithm 1: compares a batch with embeddings of earlier batches.
 
     The memory is a queue of the latest ``size`` embeddings, without gradients. During the first ``start`` training
@@ -48,7 +49,7 @@ class CrossBatchMemory(nn.Module):
             inner = type(getattr(loss, "loss", loss)).__name__
             raise InputError(f"loss.loss: {inner} compares a batch with itself alone, not with a memory")
         self.loss = loss
-        self.start = start
+        self.size, self.start = size, start
         self.needs_positives = bool(getattr(loss, "needs_positives", False))
         self.register_buffer("embeddings", torch.zeros(size, embedding_dim))
         self.register_buffer("labels", torch.zeros(size, dtype=torch.long))

@@ -2,8 +2,9 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
@@ -12,7 +13,7 @@ from dml.ops.reductions import masked_logsumexp, softplus
 Form = Literal["symmetric", "published"]
 
 
-class NPairLoss(nn.Module):
+class NPairLoss(Loss):
     r"""Multi-class N-pair loss (Sohn, 2016), Eq. 5 and its L2 regularisation.
 
     s_ij = f_i . f_j is a dot product, and N_i are the negatives that anchor i is compared with. Each of the P positive

@@ -1,15 +1,16 @@
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 
 
-class NonlinearRankApproximationLoss(nn.Module):
+class NonlinearRankApproximationLoss(Loss):
     r"""Nonlinear Rank Approximation (Schall et al., 2019), Eq. 6-13.
 
     Each of the m embeddings in turn is the anchor i. D_ij is the Euclidean distance to embedding j; D_i,max and

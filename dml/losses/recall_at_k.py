@@ -5,8 +5,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.block_size import block_size
 from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
@@ -17,7 +18,7 @@ BLOCK = 2**22
 """Number of gaps that a CPU computes at a time, 16 MiB in float32; in smaller blocks threads wait for each other."""
 
 
-class RecallAtKLoss(nn.Module):
+class RecallAtKLoss(Loss):
     r"""Recall@k surrogate RS@k, with similarity mixup SiMix as an option (Patel et al., 2022), Eq. 4-9.
 
     Each of the N items in turn is the query q. P are the other items of its class, and s_i is the cosine of the query

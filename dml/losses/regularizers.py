@@ -1,8 +1,9 @@
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.training_protocols import EmbeddingBank
 
@@ -40,7 +41,7 @@ def embedding_drift(embeddings: Tensor, stored: Tensor) -> Tensor:
     return embedding_norm(embeddings.to(wide) - stored.detach().to(wide))
 
 
-class EmbeddingNorm(nn.Module):
+class EmbeddingNorm(Loss):
     """The loss `embedding_norm`, to be a term of a `WeightedSum`; the thesis sets its weight to 0.02 (3.6.3).
 
     >>> EmbeddingNorm()(torch.tensor([[3.0, 4.0]]), labels=torch.tensor([0])).item()
@@ -55,7 +56,7 @@ class EmbeddingNorm(nn.Module):
         return embedding_norm(embeddings)
 
 
-class EmbeddingDrift(nn.Module):
+class EmbeddingDrift(Loss):
     """The loss `embedding_drift`, to be a term of a `WeightedSum`; the thesis sets its weight to 0.3 (3.6.3).
 
     The stored embeddings (N, D) are those of the embedding bank, which the local neighborhood sampler uses too: one row

@@ -2,8 +2,9 @@ import math
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.distances import unit_distances
 from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest, pair_masks
@@ -11,7 +12,7 @@ from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_softmax
 
 
-class RankedListLoss(nn.Module):
+class RankedListLoss(Loss):
     r"""Ranked List Loss (Wang et al., 2019 and 2021), Eq. 8-14.
 
     Each embedding in turn is the query i, and the others are its gallery. Those that violate the margin count::

@@ -1,13 +1,14 @@
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 
 
-class CalibrationLoss(nn.Module):
+class CalibrationLoss(Loss):
     r"""Calibration loss of ROADMAP (Ramzi et al., 2021): bounds the cosines of positive and of negative pairs.
 
     L = mean over violating positive pairs of (b+ - s_ij) + mean over violating negative pairs of (s_ij - b-)

@@ -2,14 +2,15 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
 
 
-class SmoothAPLoss(nn.Module):
+class SmoothAPLoss(Loss):
     r"""Smooth-AP (Brown et al., 2020), Eq. 4-6.
 
     Each embedding in turn is the query. P are the items of the query's class, with the query itself as in the

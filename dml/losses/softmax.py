@@ -3,11 +3,12 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest
 from dml.ops.precision import full_precision
 
 
-class SoftmaxLoss(nn.Module):
+class SoftmaxLoss(Loss):
     r"""Softmax cross entropy of a linear classifier of the embeddings, the simplest baseline.
 
     L = -log(exp(w_y . v + b_y) / sum_z exp(w_z . v + b_z)), averaged over the batch. Neither the embeddings v nor the

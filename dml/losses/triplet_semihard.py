@@ -2,13 +2,14 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 
 
-class TripletSemihardLoss(nn.Module):
+class TripletSemihardLoss(Loss):
     r"""Triplet loss with semi-hard negatives: TensorFlow contrib's ``triplet_semihard_loss``.
 
     NRA (Schall et al., 2019) compares with this loss in Table I. D_ij are squared Euclidean distances. Each ordered

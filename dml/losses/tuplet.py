@@ -1,8 +1,9 @@
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
@@ -12,7 +13,7 @@ from dml.ops.training_protocols import EmbeddingBank
 Form = Literal["centralized", "pairwise", "cross_entropy", "k_nearest"]
 
 
-class TupletLoss(nn.Module):
+class TupletLoss(Loss):
     r"""(N+P+1)-tuplet loss (the thesis on local neighborhood sampling, chapter 3): Eq. 3.1, 3.4, 3.5, soft labels.
 
     Each embedding in turn is the center i. D_ij = f_i . f_j is a dot product, and P_i and N_i are the positives and

@@ -29,6 +29,13 @@ logger = logging.getLogger(__name__)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
+def describe_timm_model(name: str) -> str:
+    """Return the end of an error line about a name that is no choice of conf/model: what chooses timm's model of it."""
+    import timm  # late, as below
+
+    return f"; model=timm model.backbone.name={name} takes timm's" if timm.is_model(name) else ""
+
+
 def timm_backbone(
     name: str,
     weights: str | None = None,

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours and k-means, by FAISS on CPU or by torch on a CUDA device."""
+"""Exact nearest neighbours, by FAISS or by torch on a CUDA device, and FAISS's k-means and indexes."""
 
 import lazy_loader
 

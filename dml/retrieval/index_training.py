@@ -5,6 +5,9 @@ import re
 import tempfile
 from typing import Any
 
+import faiss
+
+from dml.retrieval.faiss_gpus import copy_to_gpus
 from dml.retrieval.index_kinds import find_codes
 from dml.retrieval.tied_neighbors import Floats
 
@@ -31,12 +34,18 @@ def train_index(index: Any, vectors: Floats, parameters: str) -> int:
     if hasattr(codes, "do_polysemous_training"):
         # an order of the codes that only a search with this parameter uses; finding it takes a second for each byte
         codes.do_polysemous_training = "ht=" in parameters
+    cells: Any = faiss.try_extract_index_ivf(index)
+    on_gpus = None if cells is None else copy_to_gpus(faiss.IndexFlat(cells.d, cells.metric_type))
+    if on_gpus is not None:
+        cells.clustering_index = on_gpus
     stderr = os.dup(STDERR)
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), STDERR)
         try:
             index.train(vectors)
         finally:
+            if on_gpus is not None:
+                cells.clustering_index, on_gpus.thisown = None, True  # or nobody would free it
             os.dup2(stderr, STDERR)
             os.close(stderr)
             printed.seek(0)

@@ -5,24 +5,26 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
-from dml.retrieval.lloyd import lloyd_clusters
-from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
+from dml.retrieval.rows import Embeddings, float32_rows
+
+ITERATIONS = 20
+"""The default of the rounds of k-means."""
 
 
-def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = 20) -> Tensor:
-    """Cluster embeddings with Lloyd's algorithm, by FAISS on CPU or by torch on a CUDA device.
+def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int = ITERATIONS) -> Tensor:
+    """Cluster embeddings with FAISS's k-means (Lloyd's algorithm), on its GPUs if the installed FAISS has some.
 
     The algorithm runs once, from random rows as centroids. A cluster that becomes empty is refilled by splitting a
     large one, but the last round may leave clusters empty. All rows are used: FAISS's default of at most 256 rows a
     cluster is switched off, and so is its warning below 39 rows. The same seed gives the same clusters on the same
-    machine. CPU and CUDA give the same clusters except where rounding decides.
+    machine. CPU and GPU give the same clusters except where rounding decides.
 
     >>> assignment = kmeans(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), clusters=2)
     >>> bool(assignment[0] == assignment[1]), bool(assignment[1] == assignment[2])
     (True, False)
 
     Args:
-        embeddings: (N, D) embeddings; on a CUDA device they are clustered there.
+        embeddings: (N, D) embeddings on any device.
         clusters: number of clusters, 1 to N.
         seed: seed of the initial centroids, 0 to 2^31 - 1.
         iterations: number of rounds, at least 1.
@@ -40,8 +42,6 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
         raise InputError(f"iterations = {iterations}: expected at least 1")
     if not 0 <= seed < 2**31:  # FAISS stores the seed as a C int
         raise InputError(f"seed = {seed}: expected 0 to 2^31 - 1")
-    if is_on_cuda(rows):
-        return lloyd_clusters(rows, clusters, seed, iterations).cpu()
     algorithm: Any = faiss.Kmeans(
         rows.shape[1],
         clusters,
@@ -49,8 +49,9 @@ def kmeans(embeddings: Embeddings, clusters: int, seed: int = 0, iterations: int
         seed=seed,
         min_points_per_centroid=1,
         max_points_per_centroid=len(rows),
+        gpu=faiss.get_num_gpus(),
     )
-    rows_on_cpu = rows.numpy()
+    rows_on_cpu = rows.cpu().numpy()
     algorithm.train(rows_on_cpu)
     _, assignment = algorithm.assign(rows_on_cpu)
     return torch.from_numpy(assignment)

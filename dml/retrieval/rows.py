@@ -42,11 +42,6 @@ def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
     return rows.contiguous()
 
 
-def is_on_cuda(rows: Tensor) -> bool:
-    """Tell whether rows are on a CUDA device, where torch searches and clusters them; on CPU, FAISS does."""
-    return rows.is_cuda
-
-
 def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
     """Check embeddings and L2-normalise them to float32; rows of zeros stay zero. (N, D) -> (N, D)
 

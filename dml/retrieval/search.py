@@ -8,10 +8,11 @@ from torch import Tensor
 
 from dml.ops.errors import InputError, check_whole
 from dml.retrieval.block_search import BlockSearch
+from dml.retrieval.faiss_gpus import LARGEST_K, copy_to_gpus
 from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.ranks import nearest
-from dml.retrieval.rows import Embeddings, float32_rows, is_on_cuda
+from dml.retrieval.rows import Embeddings, float32_rows
 from dml.retrieval.tied_neighbors import sort_ties
 
 Floats = npt.NDArray[np.float32]
@@ -29,9 +30,9 @@ def nearest_neighbors(
 ) -> tuple[Tensor, Tensor]:
     """Find each query's k nearest neighbours by dot product, exactly, in float32.
 
-    For cosines, give L2-normalised embeddings. FAISS searches on CPU; embeddings on a CUDA device are searched there
-    by torch. Neighbours with equal scores are in the order of the gallery, and equal embeddings always have equal
-    scores. Scores that differ by less than the rounding of float32 may be swapped.
+    For cosines, give L2-normalised embeddings. FAISS searches, on GPUs if the installed FAISS has some; embeddings on a
+    CUDA device are searched there by torch. Neighbours with equal scores are in the order of the gallery, and equal
+    embeddings always have equal scores. Scores that differ by less than the rounding of float32 may be swapped.
 
     >>> scores, indices = nearest_neighbors(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), k=1)
     >>> indices.tolist()
@@ -52,7 +53,6 @@ def nearest_neighbors(
             gallery.
     """
     queries = float32_rows(query, "query")
-    uses_cuda = is_on_cuda(queries)
     items = queries if gallery is None else float32_rows(gallery, "gallery").to(queries.device)
     if queries.shape[1] != items.shape[1]:
         raise InputError(
@@ -62,7 +62,7 @@ def nearest_neighbors(
     if gallery is None and len(queries) < 2:
         raise InputError("query: 1 embedding and no gallery, at least 2 are needed")
     query_indices = np.arange(len(queries), dtype=np.int64)[:, None]
-    search = (BlockSearch if uses_cuda else Search)(items, int(k), query_indices if gallery is None else None)
+    search = (BlockSearch if queries.is_cuda else Search)(items, int(k), query_indices if gallery is None else None)
     scores = np.empty((len(queries), search.k), dtype=np.float32)
     indices = np.empty((len(queries), search.k), dtype=np.int64)
     for start in range(0, len(queries), batch):
@@ -72,7 +72,7 @@ def nearest_neighbors(
 
 
 class Search:
-    """Finds nearest neighbours with FAISS, on CPU.
+    """Finds nearest neighbours of embeddings on CPU with FAISS.
 
     FAISS chooses arbitrarily among items with equal scores. Queries for which that could change the result are ranked
     without FAISS, so that items with equal scores are in the order of the gallery.
@@ -96,6 +96,11 @@ class Search:
         self._repeated = self.gallery.repeated
         # One neighbour more tells whether the last one of the result is tied with the next.
         self._faiss_k = min(self.k + max_excluded + 1, len(rows))
+        self._gpu_copy: Any = None
+        if faiss.get_num_gpus() and self._faiss_k <= LARGEST_K:
+            index: Any = faiss.IndexFlatIP(rows.shape[1])
+            index.add(rows.numpy())
+            self._gpu_copy = copy_to_gpus(index)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
         """Search the neighbours of some of the queries.
@@ -113,7 +118,10 @@ class Search:
         knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
         arrays = queries.numpy(), self.gallery.rows.numpy()
         with multiplying_few_queries(queries.shape[1]):
-            scores, indices = knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT)
+            if self._gpu_copy is None:
+                scores, indices = knn(*arrays, k=self._faiss_k, metric=faiss.METRIC_INNER_PRODUCT)
+            else:
+                scores, indices = self._gpu_copy.search(arrays[0], self._faiss_k)
         check_products(scores, indices)
         scores, indices = sort_ties(scores, indices)
         is_unsure = self._repeated[indices].any(axis=1)

@@ -2,13 +2,16 @@
 
 import logging
 import re
+from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import faiss
 import numpy as np
 
 from dml.ops.errors import InputError
+from dml.retrieval.faiss_gpus import LARGEST_K, copy_to_gpus
 from dml.retrieval.few_queries import multiplying_few_queries
 from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products
 from dml.retrieval.index_training import train_index
@@ -25,9 +28,15 @@ QUERIES_PER_BLOCK = 4096
 TRIAL_VECTORS = 300
 """The largest number of vectors on which a kind of index is tried: codes of 8 bits need 256."""
 
+DEFAULT_LIMIT = 1 << 40
+"""FAISS's own limit of the bytes of a vector in a file."""
+_reading = Lock()  # the limit is that of the process
+_gpu_search = Lock()
+"""Held by the one thread that may search on FAISS's GPUs."""
+
 
 class VectorIndex:
-    """Vectors with ids, searched by inner product.
+    """Vectors with ids, searched by inner product, on FAISS's GPUs if it has some and they search such an index.
 
     >>> index = VectorIndex(2)
     >>> index.add(np.eye(2, dtype=np.float32), np.array([7, 9]))
@@ -137,6 +146,7 @@ class VectorIndex:
                     f"parameters={parameters}: an index {self.factory} has no such search parameter"
                 ) from error
         self.parameters = parameters
+        self._forget_copy()
 
     def train(self, vectors: Floats) -> None:
         """Find the cells or codes of an approximate index from vectors (N, D); an exact index needs none.
@@ -173,6 +183,7 @@ class VectorIndex:
             raise InputError(
                 f"factory={self.factory}: FAISS can't add vectors to such an index ({_reason(error)}); {EXACT} would do"
             ) from error
+        self._forget_copy()
 
     def check_removal(self) -> None:
         """Make sure that vectors can be removed.
@@ -199,9 +210,11 @@ class VectorIndex:
         if isinstance(find_core(self._index), faiss.IndexFastScan | faiss.IndexIVFFastScan):
             raise refusal  # after a removal and an addition, FAISS finds wrong vectors
         try:
-            return int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
+            removed = int(self._index.remove_ids(np.ascontiguousarray(ids, np.int64)))
         except RuntimeError as error:
             raise refusal from error
+        self._forget_copy()
+        return removed
 
     def search(self, queries: Floats, k: int) -> tuple[Floats, Integers]:
         """Find the k vectors with the largest inner products -> scores (Q, k) and ids (Q, k), best first.
@@ -224,7 +237,7 @@ class VectorIndex:
         try:
             with multiplying_few_queries(self.dimension):
                 blocks = [
-                    self._index.search(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
+                    self._search_block(_contiguous(queries[start : start + QUERIES_PER_BLOCK]), k)
                     for start in range(0, len(queries), QUERIES_PER_BLOCK)
                 ]
         except RuntimeError as error:
@@ -236,6 +249,21 @@ class VectorIndex:
         if not blocks:
             return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
         return np.concatenate([scores for scores, _ in blocks]), np.concatenate([ids for _, ids in blocks])
+
+    def _search_block(self, queries: Floats, k: int) -> Any:
+        with _gpu_search:
+            if k <= LARGEST_K and self._gpu_copy is not None:
+                return self._gpu_copy.search(queries, k)
+        return self._index.search(queries, k)
+
+    @cached_property
+    def _gpu_copy(self) -> Any:
+        """The copy of the index on FAISS's GPUs; None if there are none for it, see `copy_to_gpus`."""
+        return copy_to_gpus(self._index)
+
+    def _forget_copy(self) -> None:
+        """Let the next search copy the changed index to FAISS's GPUs."""
+        vars(self).pop("_gpu_copy", None)
 
     def write(self, path: Path) -> None:
         """Write the index to a file; an error of the disk is an OSError."""
@@ -254,10 +282,16 @@ class VectorIndex:
         Raises:
             InputError: if the file can't be read, or its index doesn't search by inner product.
         """
-        try:
-            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
-        except RuntimeError as error:
-            raise InputError(f"{path}: no index that can be read; build it again") from error
+        # A vector that claims more bytes than the file has is refused before FAISS takes the memory for it.
+        set_limit = getattr(faiss, "set_deserialization_vector_byte_limit", lambda _: None)  # older versions have none
+        with _reading:
+            try:
+                set_limit(path.stat().st_size)
+                index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
+            except (RuntimeError, MemoryError) as error:
+                raise InputError(f"{path}: no index that can be read; build it again") from error
+            finally:
+                set_limit(DEFAULT_LIMIT)
         _check_metric(index, factory)
         opened = cls.__new__(cls)
         opened.factory, opened.parameters, opened._index, opened._is_mapped = factory, "", index, True

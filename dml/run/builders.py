@@ -14,7 +14,7 @@ from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.head_sets import list_evaluated_heads, select_joint
-from dml.evaluation.monitor import make_validation_config
+from dml.evaluation.monitor import AUTO, has_time_for_clusters, make_further_config, make_validation_config
 from dml.evaluation.printed_metrics.metric_names import MetricName
 from dml.losses.positive_pairs import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
@@ -171,9 +171,18 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     names = list_evaluated_heads(config.model.heads, config.evaluation)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
-    validation = make_validation_config(
-        build_metric_config(config, validated), *(name for name in (monitor, tie_breaker) if name)
+    monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(config, validated)
+    trained: Any = embedding_model.heads if config.get("frozen") else embedding_model
+    steps = config.trainer.val_check_interval or config.trainer.max_steps
+    has_time = has_time_for_clusters(
+        validated,
+        sum(embed_dims.values()),
+        batches=steps * config.trainer.accumulate_grad_batches,
+        images=len(images.train_table) / len(sampler),
+        parameters=sum(parameter.numel() for parameter in trained.parameters()),
     )
+    shown = config.evaluation.get("validation_metrics", AUTO)  # configurations of older versions have none
+    further = make_further_config(shown, metrics, monitored, validated, with_clusters=has_time)
     pace = build_pace(config, len(images.sampler))
     plain_kind: Any = FrozenLearner if config.get("frozen") else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
@@ -182,7 +191,8 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
         head_losses,
         optimizer=build(config.optimizer),
         schedule=build(fill_in_schedule(config, pace)),
-        evaluate=Evaluator(validated, validation),
+        evaluate=Evaluator(validated, make_validation_config(metrics, *monitored)),
+        evaluate_further=Evaluator(validated, further) if further.selected else None,
         validated_on=images.validated_on,
         monitor=monitor,
         head_sets=select_joint([*names, MetricName.parse(monitor).heads]),

@@ -66,8 +66,8 @@ def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dic
     check_tested_data(config, split, table, stored)
     tested = table.select_evaluated(split)
     share = ", all that there are" if len(tested) == len(table) else ""
-    described = in_markup(f"{config.dataset.name}: {describe_splits(tested)}{share}")
-    rank_zero_only(console.print)(f"[bold]data[/]     {described}")
+    line = f"{config.dataset.name}: {describe_splits(tested)}{share}"
+    rank_zero_only(console.print)(f"[bold]data[/]     {in_markup(line)}")
     images = builders.build_evaluation_data(stage_config, table)
     model = builders.build_model(stage_config)
     load_model(model, path)

@@ -10,8 +10,10 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.evaluation.further_rankings.rerankings import Reranking, make_rerankings
 from dml.evaluation.geometry import choose_ball
 from dml.evaluation.head_sets import list_evaluated_heads
+from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.monitor import check_monitor, check_tie_breaker
+from dml.evaluation.monitor import AUTO, check_monitor, check_tie_breaker, make_further_config
+from dml.evaluation.printed_metrics.metric_names import full_metric_name
 from dml.evaluation.query_check import check_queries, check_validation_classes
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings
 from dml.ops.errors import InputError, check_whole
@@ -47,6 +49,21 @@ def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
     except InputError as error:
         name = re.split(r"\W", str(error), maxsplit=1)[0]
         raise InputError(f"evaluation.{error}" if name in values else str(error)) from error
+
+
+def complete_metric_names(config: DictConfig) -> None:
+    """Add the finest level to the metrics that choose a checkpoint where they name none: recall@1 is level0/recall@1.
+
+    Args:
+        config: configuration of a run, with its stages.
+    """
+    metrics: Any = OmegaConf.select(config, "evaluation.metrics", default=[])
+    entries = [entry for entry in metrics if OmegaConf.is_dict(entry)]
+    custom = [entry.get("name") for entry in entries if entry.get("kind") != Kind.HIERARCHY]
+    for part in (config, *(changes for changes in config.get("stages", {}).values() if changes)):
+        for key in ("checkpoints.monitor", "checkpoints.tie_breaker"):
+            if isinstance(name := OmegaConf.select(part, key), str):
+                OmegaConf.update(part, key, full_metric_name(name, custom))
 
 
 def build_threshold_settings(config: DictConfig) -> ThresholdSettings | None:
@@ -225,3 +242,4 @@ def check_evaluation(config: DictConfig, table: ImageTable) -> None:
             check_share("limit_val_batches", config, validated)
         check_monitor(monitor, mode, validated, metrics, heads, evaluated_heads)
         check_tie_breaker(config.checkpoints.tie_breaker, validated, metrics)
+        make_further_config(config.evaluation.get("validation_metrics", AUTO), metrics, (), validated)

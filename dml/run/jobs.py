@@ -1,5 +1,6 @@
 """The job of ``train.py``: the stages of a run, and the test of the checkpoint that they chose."""
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     _check_data(config, folder, stages, table, splits)
     _try_stages(stages[1:], table)
     parts = _build_parts(stages[0], table)
+    loop.build_callbacks(parts.stage.config)  # a mistake in one is told before anything is computed
     progress = _read_progress(stages[-1].config, folder, table)
     if config.resume and progress is not None:
         stored = read_stored_configuration(folder).config
@@ -118,6 +120,8 @@ def train(config: DictConfig, folder: RunFolder, overrides: list[str]) -> Metric
     load_model(parts.model, checkpoint)
     description = raw | tested.describe(parts.epoch_length) | {"selection": selection}
     description |= {CONFIGURATION: configuration_id(run["config"])} | ({"pruned": True} if is_pruned else {})
+    if trainer.global_step < trainer.max_steps:
+        description["ended_early"] = f"at step {trainer.global_step:,} of {trainer.max_steps:,}"
     return run_test(
         parts.stage.config,
         trainer,
@@ -144,12 +148,13 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
         if config.frozen != stored.config.get("frozen", False):
             raise InputError(
                 f"frozen={config.frozen}: the run has trained otherwise so far; "
-                f"init={folder.last_checkpoint} begins a new run with its weights"
+                f"{shlex.quote(f'init={folder.last_checkpoint}')} begins a new run with its weights"
             )
         rank_zero_only(check_unchanged)(config, overrides, stored)
         folder.check_resumed()
     elif folder.last_checkpoint.exists():
-        raise InputError(f"hydra.run.dir={folder.path}: holds a run already; resume={folder.path} goes on with it")
+        resuming = shlex.quote(f"resume={folder.path}")
+        raise InputError(f"hydra.run.dir={folder.path}: holds a run already; {resuming} goes on with it")
     elif folder.is_finished:
         raise InputError(f"hydra.run.dir={folder.path}: holds a finished run; choose another folder, or delete it")
 

@@ -1,9 +1,11 @@
 """The builders of what runs the training loop: Lightning's Trainer and its loggers."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
@@ -12,6 +14,7 @@ from dml.ops.errors import InputError
 from dml.ops.freed_memory import keep_freed_memory
 from dml.ops.run_folders.run_folder import without_run_keys
 from dml.run.building import build
+from dml.run.config_folders import CONF
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
 from dml.training.float32 import Float32Precision
@@ -83,8 +86,9 @@ def build_callbacks(config: DictConfig) -> list[Callback]:
         if isinstance(built, Callback):
             callbacks.append(built)
         elif built is not None:
+            shown = f"{type(built).__name__}()" if OmegaConf.is_dict(entry) else repr(built)
             raise InputError(
-                f"callbacks.{name}: {built!r} is not a callback; a mapping is due whose _target_ is a subclass of "
+                f"callbacks.{name}: {shown} is not a callback; a mapping is due whose _target_ is a subclass of "
                 "pytorch_lightning.Callback, or null"
             )
     if not any(isinstance(callback, LastCheckpoint) for callback in callbacks):
@@ -103,20 +107,29 @@ def build_testing_trainer(config: DictConfig, **settings: Any) -> Trainer:
     return built
 
 
-def build_loggers(config: DictConfig) -> list[Any]:
-    """Build the loggers beside ``metrics.csv``, and log the configuration.
+def make_loggers(config: DictConfig) -> list[Any]:
+    """Make the loggers beside ``metrics.csv``, which begin to log when they are given something.
 
     Raises:
-        InputError: if a logger isn't installed.
+        InputError: if a logger isn't installed, or may not send anything.
     """
-    try:
-        built = [build(logger) for logger in config.logger.loggers.values()]
-    except Exception as error:
-        if isinstance(error.__cause__, ImportError):
-            names = ", ".join(config.logger.loggers)
-            raise InputError(f"logger={names}: not installed; pip install 'dml[{names}]'") from error
-        raise
+    loggers = []
+    for name, logger in config.logger.loggers.items():
+        if (CONF / "logger" / f"{name}.yaml").exists() and find_spec(name) is None:
+            raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
+        try:
+            loggers.append(build(logger))
+        except InstantiationException as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            raise InputError(f"logger={name}: {' '.join(str(error.__cause__).split())}") from error
+    return loggers
+
+
+def build_loggers(config: DictConfig) -> list[Any]:
+    """Make the loggers beside ``metrics.csv``, and log the configuration."""
+    loggers = make_loggers(config)
     values: Any = OmegaConf.to_container(config, resolve=True)
-    for logger in built:
+    for logger in loggers:
         logger.log_hyperparams(without_run_keys(values))
-    return built
+    return loggers

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.new_folders import make_folder
@@ -73,7 +74,7 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
     """
     sweep = Path(str(_root_.hydra.sweep.dir))
     config = {name: value for name, value in plain_config(_root_).items() if name != "hydra"}
-    identity = configuration_id(config)
+    identity = _identify(config)
     for folder in folders_below(sweep):
         if _read_identity(folder.path, folder.config_file.stat().st_mtime_ns) == identity:
             return str(folder.path.relative_to(sweep))
@@ -92,7 +93,18 @@ def sweep_subfolder(number: int, *, _root_: DictConfig) -> str:
 
 @cache
 def _read_identity(folder: Path, modified: int) -> str:  # noqa: ARG001 (a file that has changed is read again)
-    return configuration_id(RunFolder(folder).config)
+    return _identify(RunFolder(folder).config)
+
+
+def _identify(config: dict[str, Any]) -> str:
+    """Return the identity of a configuration that may be as composed or as a run has stored it, with 1000 for 1e3."""
+    from dml.run.evaluators import complete_metric_names  # late: it imports torch
+
+    completed = OmegaConf.create(config)
+    complete_metric_names(completed)
+    values: Any = flat(OmegaConf.to_container(completed, resolve=False))
+    whole = {key: int(value) for key, value in values.items() if isinstance(value, float) and value.is_integer()}
+    return configuration_id(values | whole)
 
 
 def resize_for(size: int) -> int:

@@ -10,11 +10,12 @@ from typing import Any
 
 from dml.evaluation.comparisons.intervals import Interval, mean_interval
 from dml.evaluation.metric_config import METRICS_BY_NAME
+from dml.evaluation.printed_metrics.metric_names import full_metric_name
 from dml.run.stages import list_stages
 from dml.studies.charts import add_difference_axes, new_chart
 from dml.studies.experiments import compose, count_steps
 from dml.studies.pages import render_page
-from dml.studies.paper_tables import HIERARCHICAL_METRICS, full_metric_name, read_numbers
+from dml.studies.paper_tables import read_numbers
 from dml.studies.results import Result, Results
 from dml.studies.study import Cell, Study, as_list, list_compared_rows
 
@@ -172,7 +173,7 @@ def find_closest(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def label(metric: str) -> str:
     """Return the label of a metric on the page."""
-    return METRICS_BY_NAME[metric].label if metric in HIERARCHICAL_METRICS else metric
+    return METRICS_BY_NAME[metric].label if full_metric_name(metric) == metric else metric
 
 
 def list_comparisons(claim: Mapping[str, Any]) -> list[Comparison]:

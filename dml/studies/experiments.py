@@ -66,7 +66,7 @@ def compose(training: Training) -> DictConfig:
     for override in OverridesParser.create().parse_overrides(values):
         if override.is_sweep_override():
             raise InputError(f"{override.input_line}: several values, and one is needed")
-        OmegaConf.update(config, override.key_or_group, override.value())
+        OmegaConf.update(config, override.key_or_group, _as_integer(override.value()))
     return config
 
 
@@ -84,6 +84,10 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     values = {key: value for key, value in values.items() if not is_below(key, IGNORED_KEYS)}
     if root is not None:
         values["dataset.root"] = str(root)
+    if values.get("evaluation.threshold.wrong_share") == 0.05:
+        # finished runs keep the identity that they had when a false match rate was the default
+        del values["evaluation.threshold.wrong_share"]
+        values = {"evaluation.threshold.fmr": 0.001, "evaluation.threshold.seed": 0} | values
     values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

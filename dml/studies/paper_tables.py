@@ -24,8 +24,6 @@ NUMBERS = ("paper_tables.csv", "published_recalls.csv")
 
 TAXA = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
 LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, "coarse": 1}
-HIERARCHICAL_METRICS = ("h_ap", "ndcg", "asi", "sum_wap")
-"""Metrics of all levels together."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,8 @@ class PrintedNumber:
     @property
     def metric_name(self) -> str:
         """The metric's name in metrics.json, without the prefix of the row's part."""
+        from dml.evaluation.printed_metrics.metric_names import full_metric_name  # late: a list needs no torch
+
         name, _, level = self.metric.partition("/")
         if self.dataset.startswith("dyml"):  # its numbers are means over the benchmarks of the levels
             return f"mean/{'ap' if name == 'map' else name}"
@@ -165,15 +165,10 @@ class Table:
             kind="table",
             cells=tuple(cells.values()),
             content={"table": self},
-            metrics=tuple({number.metric_name for number in self.numbers}),
+            metrics=("",),
             keeps_checkpoints=True,
             outputs=Path("outputs/tables"),
         )
-
-
-def full_metric_name(metric: str) -> str:
-    """Return the name of a metric in metrics.json: "recall@1" -> "level0/recall@1", "h_ap" -> "h_ap"."""
-    return metric if metric in HIERARCHICAL_METRICS else f"level0/{metric}"
 
 
 def find_tables(name: str | None = None) -> list[Table]:

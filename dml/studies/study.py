@@ -106,7 +106,7 @@ class Study:
         kind: "file" for a study of a YAML file, "table", "figure" or "reproducibility".
         cells: all cells.
         content: further values, which the page needs.
-        metrics: ends of the names of the metrics that are kept of each run.
+        metrics: ends of the names of the metrics that are kept of each run; "" for all.
         sums_classes: whether the metrics of the queries are kept, summed by class.
         keeps_checkpoints: whether the runs keep their checkpoints, which take gigabytes.
         seeds: number of runs of each training; their seeds count from 0.

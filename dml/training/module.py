@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
 from dml.evaluation.printed_metrics.metric_descriptions import metric_label
-from dml.evaluation.printed_metrics.metric_names import MetricName
+from dml.evaluation.printed_metrics.metric_names import MetricName, choose_shown_metrics, join_head_names
 from dml.models.recurrent import AnyModel
 from dml.training.checkpointing.checkpoints import take_chosen_heads
 from dml.training.checkpointing.resumed_state import check_resumed_state
@@ -31,8 +31,9 @@ class MetricLearner(ModelEmbedder):
         optimizer: function that makes the optimizer from the parameter groups.
         schedule: function that makes the schedule of the learning rates from the optimizer; None for constant rates.
         evaluate: function that computes the metrics of a validation from the embeddings and their rows of the table.
+        evaluate_further: function that computes more metrics, of the chosen heads alone; None for no others.
         validated_on: name of the split that is validated.
-        monitor: metric that the progress bar shows; a validation evaluates all heads, and also the heads in its name.
+        monitor: metric that chooses a checkpoint; a validation evaluates all heads, and also the heads in its name.
         head_sets: names of sets of heads, such as "L+M", whose concatenated embeddings are evaluated.
         head_choice: choice of the heads whose concatenation is the embedding, in each validation; None keeps all heads.
         pace: counter of the intervals of the schedule; the backbone isn't trained during its warm-up.
@@ -54,6 +55,7 @@ class MetricLearner(ModelEmbedder):
         optimizer: Callable[[ParameterGroups], Optimizer],
         schedule: Callable[[Optimizer], LRScheduler] | None,
         evaluate: Evaluate,
+        evaluate_further: Evaluate | None = None,
         validated_on: str = "val",
         monitor: str = "level0/recall@1",
         head_sets: Sequence[str] = (),
@@ -67,7 +69,8 @@ class MetricLearner(ModelEmbedder):
         self.head_choice = head_choice
         self.losses = nn.ModuleDict(losses)
         self.optimizer, self.schedule, self.pace = optimizer, schedule, pace or SchedulePace()
-        self.evaluate, self.validated_on, self.monitor = evaluate, validated_on, monitor
+        self.evaluate, self.evaluate_further = evaluate, evaluate_further
+        self.validated_on, self.monitor = validated_on, monitor
         self.gradient_cache = gradient_cache
         self.shard_loss = shard_loss
         # In a list the compiled network is no submodule: a checkpoint would hold the model's parameters twice.
@@ -200,6 +203,10 @@ class MetricLearner(ModelEmbedder):
         else:
             self.model.chosen_heads, metrics = self.head_choice.choose(embedded, self.evaluate, self.device)
             metrics = metrics | evaluate_heads(embedded, names, self.evaluate, self.device)
+            embedded.embeddings[CHOSEN_HEADS] = embedded.embeddings[join_head_names(self.model.chosen_heads)]
+        if self.evaluate_further is not None:
+            metrics |= evaluate_heads(embedded, [CHOSEN_HEADS], self.evaluate_further, self.device)
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
-        self.log(metric_label(self.monitor), metrics[self.monitor], prog_bar=True, logger=False)
+        shown = [*choose_shown_metrics(metrics), self.monitor]
+        self.log_dict({metric_label(name): metrics[name] for name in shown}, prog_bar=True, logger=False)

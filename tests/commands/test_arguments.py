@@ -1,11 +1,27 @@
+import shlex
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dml.commands.arguments import find_path, put_options_first, quote_paths
+from dml.commands import hydra_command
+from dml.commands.arguments import (
+    STORED_PATHS,
+    UNSTORED_PATHS,
+    find_path,
+    put_options_first,
+    quote_paths,
+    replace_latest,
+)
+from dml.commands.failures.remedies import explain_grammar
 from dml.ops.errors import InputError
+from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 
 PATHS = [
@@ -25,7 +41,12 @@ PATHS = [
     "#1",
     "a$b&*",
     "été",
+    "Überblick/e\u0301",
+    "/fotos/a (1)",
+    "/😀/~x#&=,y",
+    "'s-Gravenhage",
 ]
+PATH_KEYS = [*UNSTORED_PATHS, *STORED_PATHS, "+dataset.reader.file"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -60,16 +81,96 @@ def test_quotes_are_taken_off() -> None:
         find_path(["resume='a"], "resume")
 
 
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
+    lambda text: text[0] not in "~'\"" and text != "null" and "${" not in text
+)
+
+
+@given(st.sampled_from(PATH_KEYS), TEXTS.map(lambda text: f"/{text}"))
+def test_any_path_passes_the_shell_and_hydra(key: str, path: str) -> None:
+    (argument,) = quote_paths(shlex.split(shlex.quote(f"{key}={path}")))
+    assert OverridesParser.create().parse_override(argument).value() == path
+
+
+@given(st.sampled_from(["dataset.root", "resume"]), st.lists(TEXTS.filter(lambda text: "," not in text), min_size=2))
+def test_a_sweep_over_paths_has_a_value_for_each(key: str, texts: list[str]) -> None:
+    paths = [f"/{text.strip()}" for text in texts]
+    _, argument = quote_paths(["-m", f"{key}={','.join(paths)}"])
+    parse = OverridesParser.create().parse_override
+    assert [parse(f"key={value}").value() for value in parse(argument).sweep_string_iterator()] == paths
+
+
+def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="resume=latest: no run below outputs"):
+        replace_latest("resume=latest")
+    run = RunFolder("outputs/sop/rll/now")
+    run.write_configuration("seed: 1\n", "{}\n", "[]\n")
+    run.last_checkpoint.parent.mkdir()
+    assert replace_latest("resume=latest") == "resume=outputs/sop/rll/now"
+    assert replace_latest("loss=latest") == "loss=latest"
+    assert replace_latest("checkpoint=latest") == f"checkpoint={run.last_checkpoint}"
+    run.best_checkpoint.touch()
+    assert replace_latest("init=latest") == f"init={run.best_checkpoint}"
+
+
+def test_a_path_without_a_key_is_told_what_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder("my runs/a").write_configuration("seed: 1\n", "{}\n", "[]\n")
+    Path("best.ckpt").touch()
+    Path("list.csv").touch()
+    Path("images").mkdir()
+    both = "'checkpoint=my runs/a/checkpoints/best.ckpt' tests it, 'resume=my runs/a' goes on with the run"
+    assert explain_grammar("my runs/a", "").endswith(both)
+    assert explain_grammar("my runs", "").endswith(both)
+    line = explain_grammar("best.ckpt", "")
+    assert line.endswith("checkpoint=best.ckpt tests it, init=best.ckpt begins a new run with its weights")
+    assert explain_grammar("images", "").endswith("dataset=folder dataset.root=images reads it")
+    assert explain_grammar("list.csv", "").endswith("dataset=csv reads a list of images: dataset.root=list.csv")
+
+
 def test_a_sweep_over_paths_stays_one() -> None:
-    sweep = ["-m", "init=a.ckpt,b.ckpt", "dataset.root=glob(*)"]
+    sweep = ["-m", "init=a.ckpt,b.ckpt", "dataset.root=glob(*)", "resume=choice(a, 'b c')"]
     assert quote_paths(sweep) == sweep
-    assert quote_paths(["-m", "dataset.root=~/images", "seed=1,2"]) == ["-m", "dataset.root='~/images'", "seed=1,2"]
+    assert quote_paths(["-m", "dataset.root=~/images", "init=/a (1)", "seed=1,2"]) == [
+        *("-m", "dataset.root='~/images'", "init='/a (1)'", "seed=1,2"),
+    ]
+    assert quote_paths(["-m", "hydra.sweep.dir=a,b"]) == ["-m", "hydra.sweep.dir='a,b'"]  # no sweep has two
+
+
+@given(TEXTS.filter(lambda text: text.isprintable()))
+def test_the_line_about_a_signal_names_an_argument_that_resumes_the_run(name: str) -> None:
+    run = RunFolder(f"/{name}")
+    with patch.object(RunFolder, "has_configuration", True):
+        argument, goes, on = shlex.split(hydra_command._hint("train", run))
+    assert (goes, on) == ("goes", "on")
+    assert find_path(quote_paths([argument]), "resume") == run.path
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("dataset.name=Größe", "Größe"),
+        ("dataset.reader.columns={path: Bild, label: Straße (neu)}", {"path": "Bild", "label": "Straße (neu)"}),
+        ("hydra.searchpath=[/Überblick,file:///ü,'a, b']", ["/Überblick", "file:///ü", "a, b"]),
+        ("hydra.searchpath=[/photos (1)]", ["/photos (1)"]),
+        ("model.heads=[L,H]", ["L", "H"]),
+    ],
+)
+def test_what_hydra_cannot_read_is_a_text(argument: str, value: Any) -> None:
+    (quoted,) = quote_paths([argument])
+    assert OverridesParser.create().parse_override(quoted).value() == value
+
+
+@pytest.mark.parametrize("argument", ["x.y=[1,2", "a b=1", "x={a:1", "loss.margin=0.1)", "x.name=my photos (2026]"])
+def test_what_no_quotes_would_mend_is_left_to_hydra(argument: str) -> None:
+    assert quote_paths([argument]) == [argument]
 
 
 def test_the_home_folder_is_filled_in_where_it_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert quote_paths(["resume=~/run", "hydra.run.dir=~/a b", "dataset.root=~/images"]) == [
-        "resume='/home/me/run'",
+        "resume=/home/me/run",
         "hydra.run.dir='/home/me/a b'",
         "dataset.root='~/images'",
     ]

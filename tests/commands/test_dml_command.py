@@ -1,8 +1,10 @@
 """The command ``dml``: its list of commands, their help, and what is wrong with a command line in one line."""
 
+import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from dml.__main__ import COMMANDS, dispatch, format_help
 from dml.commands.parsed_commands.report_command import find_common_folder
 
+ROOT = Path(__file__).parents[2]
 HYDRA = {"train", "evaluate", "prepare", "inspect", "audit", "shift"}
 """The commands whose help is Hydra's."""
 
@@ -24,6 +27,12 @@ def test_the_list_has_a_line_for_each_command_and_fits_a_terminal(capsys: pytest
     for name, command in COMMANDS.items():
         (line,) = (line for line in lines if line.startswith(f"  {name} "))
         assert line.endswith(command.summary)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"], ["report", "--version"]])
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    dispatch(arguments)
+    assert capsys.readouterr().out == f"dml {version('dml')}\n"
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +166,31 @@ def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: sign
     assert done.returncode == 128 + signum, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"stopped by {signum.name}")
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["-m", "dml", "--help"],
+        ["-m", "dml", "train"],
+        ["-m", "dml", "search", "index", "a.jpg"],
+        [str(ROOT / "train.py")],
+        ["-c", "import dml; dml.load('model')"],
+        ["-c", "from dml.losses import RankedListLoss"],
+    ],
+)
+def test_a_deleted_working_folder_is_one_line(program: list[str], tmp_path: Path) -> None:
+    """Where there is none, a library of torch's ends the process."""
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    command = ["sh", "-c", 'rmdir ../deleted && exec "$@"', "sh", sys.executable, *program]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
+    )
+    line = "error: the working folder was deleted; change to one that exists\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 @pytest.mark.pipeline

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from dml.evaluation import evaluate
 from dml.evaluation.metric_config import DEFAULT_METRICS
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.search import nearest_neighbors
+from dml.retrieval.vector_index import VectorIndex
 
 COUNT, SIZE = 700, 16
 LABELS = np.stack([np.arange(COUNT) % 90, np.arange(COUNT) % 30, np.arange(COUNT) % 6], axis=1)
@@ -83,3 +85,19 @@ def test_clusters_are_those_of_the_cpu(device: str) -> None:
     assert clusters.device.type == "cpu"
     assert torch.equal(clusters, kmeans(rows, clusters=30))
     assert torch.equal(clusters, kmeans(rows.to(device), clusters=30))
+
+
+@pytest.mark.skipif(not faiss.get_num_gpus(), reason="the installed FAISS has no GPU")
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8"])
+def test_an_index_finds_there_what_it_finds_on_the_cpu(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.nn.functional.normalize(torch.randn(600, SIZE, generator=torch.Generator().manual_seed(0))).numpy()
+    found = []
+    for gpus in (faiss.get_num_gpus(), 0):
+        monkeypatch.setattr(faiss, "get_num_gpus", lambda gpus=gpus: gpus)
+        index = VectorIndex(SIZE, factory)
+        if index.needs_training:
+            index.train(rows)
+        index.add(rows, np.arange(600))
+        found.append(index.search(rows[:50], k=5))
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-5)

@@ -28,8 +28,9 @@ from dml.inference.index_folder import hold_folder
 from dml.inference.index_items import IndexItems, list_source
 from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
+from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.poincare import poincare_distances
-from dml.retrieval.vector_index import VectorIndex
+from dml.retrieval.vector_index import EXACT, VectorIndex
 
 pytest_plugins = ("small_embedders",)
 
@@ -171,6 +172,7 @@ def test_the_pictures_of_saved_models_are_no_images(model: ImageEmbedder, photos
     pictured.save_pretrained(tmp_path / "photos" / "my_model")
     assert index.upsert(tmp_path / "photos") == 12
     assert len(index) == 12
+    assert repr(index) == f"Index(12 images, factory={EXACT}, {pictured!r})"
 
 
 def test_a_path_through_a_link_leads_where_the_system_leads_it(
@@ -212,7 +214,7 @@ def test_a_saved_index_opens_anywhere_and_can_be_changed(index: dml.Index, photo
     np.testing.assert_array_equal(again.search(paths, k=5)[1], expected[1])
 
 
-@pytest.mark.parametrize("step", ["write", "save_pretrained", "write_text"])
+@pytest.mark.parametrize("step", ["write", "save_pretrained", "write_values"])
 def test_an_interrupted_save_leaves_the_old_version(
     index: dml.Index, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -222,7 +224,7 @@ def test_an_interrupted_save_leaves_the_old_version(
     name = owner.get(step) or (
         "dml.inference.image_embedder.ImageEmbedder.save_pretrained"
         if step == "save_pretrained"
-        else "dml.inference.image_index.write_text"
+        else "dml.inference.image_index.write_values"
     )
 
     def kill(*_: Any, **__: Any) -> None:
@@ -269,7 +271,7 @@ def test_a_write_that_fails_leaves_nothing_of_its_own(
     folder = tmp_path / "index"
     before = [] if is_first else sorted(index.save(folder).iterdir())
     with monkeypatch.context() as patched:
-        patched.setattr(image_index, "write_text", _find_no_room)
+        patched.setattr(image_index, "write_values", _find_no_room)
         with pytest.raises(OSError, match="No space left"):
             index.save(folder)
     assert sorted(folder.glob("*")) == before
@@ -277,7 +279,7 @@ def test_a_write_that_fails_leaves_nothing_of_its_own(
     assert len(dml.Index.load(folder)) == 12
 
 
-def _find_no_room(path: Path, text: str, *, on_disk: bool) -> None:
+def _find_no_room(path: Path, *_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
@@ -381,14 +383,14 @@ def test_a_changed_bit_is_refused(index: dml.Index, tmp_path: Path, kind: str) -
     content = file.read_bytes()
     for place in range(4, len(content), 97):
         file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        with pytest.raises(InputError, match=f"{file.name}: damaged"):
+        with pytest.raises(InputError, match=f"{file.name}: missing, or not as it was written"):
             dml.Index.load(folder, model=index.model)
 
 
 def forget_checksums(folder: Path) -> None:
     """Make a saved index one of a version that stored no checksums."""
-    description = json.loads((folder / "index.json").read_text())
-    del description["sha256"]
+    description = json.loads((folder / "index.json").read_text()) | {"format": 1}
+    del description[CHECKSUMS]
     (folder / "index.json").write_text(json.dumps(description))
 
 
@@ -405,9 +407,6 @@ def test_vectors_without_checksums_are_compared_with_the_model_and_the_items(ind
         vectors = VectorIndex(dimension)
         vectors.add(np.eye(12, dimension, dtype=np.float32), ids)
         vectors.write(file)
-        description = json.loads((folder / "index.json").read_text())
-        description["bytes"]["vectors"] = file.stat().st_size
-        (folder / "index.json").write_text(json.dumps(description))
         with pytest.raises(InputError, match=line):
             dml.Index.load(folder).search(image, k=12)
 
@@ -450,15 +449,15 @@ def test_damage_is_named(index: dml.Index, tmp_path: Path) -> None:
     for name in (files["vectors"], files["items"]):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-10])
-        with pytest.raises(InputError, match=f"{name}: missing or cut short"):
+        with pytest.raises(InputError, match=f"{name}: missing, or not as it was written"):
             dml.Index.load(folder)
         (folder / name).write_bytes(content)
     (folder / files["items"]).write_bytes(b"x" * (folder / files["items"]).stat().st_size)
-    text = description.read_text()
     forget_checksums(folder)
+    text = description.read_text()
     with pytest.raises(InputError, match=r"items-\w+.parquet is damaged"):
         dml.Index.load(folder)
-    for written, other in [('"model": "model', '"model": "../model'), (r'"vectors": (\d+)', r'"vectors": "\1"')]:
+    for written, other in [('"model": "model', '"model": "../model'), (r'"next_id": (\d+)', r'"next_id": "\1"')]:
         description.write_text(re.sub(written, other, text))
         with pytest.raises(InputError, match="values that dml doesn't write"):
             dml.Index.load(folder)

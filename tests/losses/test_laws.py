@@ -1,13 +1,16 @@
 """Laws that hold for every loss, found by its YAML."""
 
 from copy import deepcopy
+from inspect import signature
 
 import pytest
 import torch
 from every_loss import LABELS, LOSSES, batch, build, value_and_gradient
 from torch import nn
 
+from dml.losses.baselines import OpenCosineSimilarity
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss
+from dml.losses.loss_contract import Loss
 from dml.ops.errors import InputError
 
 DOUBLE = batch().double()
@@ -105,3 +108,20 @@ def test_half_precision_is_widened(loss: nn.Module, dtype: torch.dtype) -> None:
     exact, _ = value_and_gradient(loss, half.float(), LABELS)
     torch.testing.assert_close(value.float(), exact)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_says_its_parameters(name: str) -> None:
+    for module in build(name).modules():
+        if not type(module).__module__.startswith("dml.losses") or type(module) is OpenCosineSimilarity:
+            continue
+        assert isinstance(module, Loss)
+        for parameter in signature(type(module)).parameters.keys() - {"num_classes", "embedding_dim"}:
+            has_own_line = isinstance(getattr(module, parameter), Loss | nn.ModuleDict | nn.ModuleList)
+            assert has_own_line or f"{parameter}=" in module.extra_repr()
+
+
+def test_parameters_are_said_with_their_values() -> None:
+    assert repr(build("rll")).startswith("RankedListLoss(alpha=1.2, margin=0.4, negative_temperature=10.0, ")
+    assert "loss=ContrastiveLoss(pos_margin=1, neg_margin=0.5), miner=None, normalize=True" in repr(build("xbm"))
+    assert "weights={'h_ap': 0.9, 'cluster': 0.1}" in repr(build("happier"))

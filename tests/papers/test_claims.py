@@ -11,6 +11,7 @@ from conftest import ROOT
 from omegaconf import OmegaConf
 from PIL import Image
 
+from dml.evaluation.printed_metrics.metric_names import full_metric_name
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.papers.claims import claim_runs
@@ -19,7 +20,7 @@ from dml.papers.claims.claims_command import run_claims
 from dml.papers.claims.claims_figure import draw_outcomes
 from dml.papers.claims.claims_on_dataset import ClaimsOnDataset, select_datasets
 from dml.papers.claims.claims_page import insert_summary
-from dml.papers.claims.definitions import Arm, full_metric_name, read_claims
+from dml.papers.claims.definitions import Arm, read_claims
 from dml.papers.claims.tuning import Tuning, group_by_seed, validation_command
 from dml.papers.claims.verdicts import Outcome, Verdict, combine_verdicts, compute_outcomes, decide
 from dml.papers.experiments import compose

@@ -11,6 +11,7 @@ from conftest import PLAIN, ROOT, Here
 
 from dml.evaluation.comparisons.class_sums import ClassSums, sum_by_class, sum_runs_by_class
 from dml.ops.errors import InputError
+from dml.ops.run_folders.run_files import write_values
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.protocol.cross_validation import SEARCHED, TESTED, CrossValidation, Method
@@ -25,7 +26,7 @@ from dml.papers.protocol.cross_validation_results import (
     write_results,
 )
 from dml.papers.protocol.cross_validation_runs import Searches, TrainingLauncher, train_searches, train_tested_runs
-from dml.papers.protocol.fold_ensembles import join_embeddings, rank_ensemble
+from dml.papers.protocol.fold_ensembles import ensemble_file, join_embeddings, rank_ensemble
 from dml.papers.protocol.protocol_command import parse_options, run_protocol
 from dml.papers.protocol.search_spaces import RATE, RATES, ParameterSearch, SearchedRange, read_ranges
 from dml.papers.tables.paper_tables import Training
@@ -154,6 +155,19 @@ def test_joined_embeddings_have_the_mean_cosine() -> None:
         cosines = [m[i] @ m[j] / np.sqrt((m[i] @ m[i]) * (m[j] @ m[j])) for m in members]
         assert joined[i] @ joined[j] == pytest.approx(sum(cosines) / 3, abs=1e-6)
     assert np.linalg.norm(joined, axis=1) == pytest.approx(np.ones(6), abs=1e-6)
+
+
+def test_a_damaged_ensemble_is_named(tmp_path: Path) -> None:
+    run = PlannedRun(Training("emoji/rll"), 0, tmp_path / "runs" / "rll" / "0")
+    file, stored = ensemble_file([run]), {"counts": [1, 2], "sums": {"recall@1": [[0.5, 1.25]]}}
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(stored))  # as older versions wrote it
+    assert rank_ensemble([run]) == ClassSums(**stored)  # type: ignore[arg-type]
+    write_values(file, stored, {})
+    assert rank_ensemble([run]) == ClassSums(**stored)  # type: ignore[arg-type]
+    file.write_text(file.read_text().replace("1.25", "1.75"))
+    with pytest.raises(InputError, match=rf"{file.name}: damaged \(.*; delete it to test the ensemble again"):
+        rank_ensemble([run])
 
 
 def test_sums_by_class_skip_queries_without_a_value() -> None:

@@ -7,25 +7,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
+from report_runs import MakeRun
 
 from dml.commands.start.log_levels import quiet
+from dml.evaluation.per_query import write_queries
+from dml.evaluation.sheets.pictures import COARSER, COLORS, OTHER, SAME
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.experiments import compose
+from dml.papers.figures import drawings
 from dml.papers.figures.drawings import (
     PlaneEmbeddings,
     draw_figure,
-    draw_scatter_plots,
+    draw_planes,
+    draw_run_figures,
     embed_test_images,
     euclidean_map,
 )
 from dml.papers.figures.figures_command import run_figures
-from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, csv_rows, find_figures, read_values
+from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, csv_rows, find_figures, read_entries, read_values
 from dml.papers.plans import Plan, check_data
 from dml.papers.tables.paper_tables import Training
 from dml.run import jobs
 
+pytest_plugins = ("report_runs",)
 pytestmark = pytest.mark.pipeline
 
 NAMES = ("nra_3", "happier_4", "nra_4")
@@ -143,8 +149,6 @@ def test_a_folder_of_data_may_have_signs_of_hydras_grammar(tmp_path: Path) -> No
 
 
 def test_what_is_missing_is_one_line(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(InputError, match=r"^nra_5: no figure of this name; nearest: nra_"):
-        find_figures(["nra_5"])
     with pytest.raises(InputError, match=r"^--data .*/nowhere: no such folder"):
         find_figures([], tmp_path / "nowhere")
     (data / "cars196").rmdir()
@@ -203,11 +207,10 @@ def test_a_run_without_the_metric_is_named(tmp_path: Path) -> None:
 
 def test_pictures_show_those_that_are_there(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    places, labels = rng.normal(size=(60, 2)), np.arange(60) % 10
-    own = figure("nra_4")
-    draw_scatter_plots(own, {"NRA": PlaneEmbeddings(places, labels, "NRA, mAP 12.3 %")}, tmp_path / "one.png")
-    draw_scatter_plots(own, {"NRA": PlaneEmbeddings(places, labels, "NRA, mAP 12.3 %")}, tmp_path / "two.png")
-    draw_scatter_plots(own, {"NRA": PlaneEmbeddings(places + 1, labels, "NRA, mAP 12.3 %")}, tmp_path / "three.png")
+    places, classes = rng.normal(size=(60, 2)), (np.arange(60) % 10).astype(str)
+    for name, move in (("one.png", 0), ("two.png", 0), ("three.png", 1)):
+        planes = {"NRA": PlaneEmbeddings(places + move, classes, "NRA, mAP 12.3 %"), "Triplet": None, "Lifted": None}
+        draw_planes("NRA, Fig. 4", planes, tmp_path / name, legend_title="digit")
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.png").read_bytes() != (tmp_path / "three.png").read_bytes()
 
@@ -304,3 +307,157 @@ def test_without_a_run_a_picture_stays_as_it_is(printed: Printed, tmp_path: Path
     said = printed("nra_3", "--show", "--seeds", "1", *folders)
     assert said == "nra_3: none of its runs is done; no picture is drawn\n"
     assert picture.read_bytes() == b"drawn before"
+
+
+# figures of runs
+
+
+def test_all_figures_are_listed_with_what_they_show(printed: Printed) -> None:
+    lines = printed("--list").splitlines()
+    names = [
+        *NAMES,
+        "rll_5",
+        "rll_6",
+        "lns_3.4",
+        "lns_3.5",
+        "lns_3.6",
+        "lns_3.7",
+        "lns_3.8",
+        "lns_4.2",
+        "lns_4.3",
+        "lns_4.4",
+    ]
+    assert {line.split()[0] for line in lines} == {*names, "happier_5", "happier_6"}
+    assert all(": " in line and "Fig. " in line for line in lines)
+
+
+def count_pixels(path: Path, relation: str) -> int:
+    with Image.open(path) as image:
+        return int((np.asarray(image) == ImageColor.getrgb(COLORS[relation])).all(axis=2).sum())
+
+
+def test_sheets_are_drawn_of_any_number_of_runs(make_run: MakeRun, printed: Printed, tmp_path: Path) -> None:
+    folders = [str(make_run(name, seed=seed)) for seed, name in enumerate(("a", "b", "c"))]
+    heights = []
+    for number in (1, 2, 3):
+        images = tmp_path / str(number)
+        said = printed("rll-5", *folders[:number], "--output", str(images))
+        assert said.startswith(f"{images / 'rll_5.png'}: RLL, Fig. 5, ")
+        with Image.open(images / "rll_5.png") as image:
+            heights.append(image.height)
+        assert count_pixels(images / "rll_5.png", SAME)
+        assert not count_pixels(images / "rll_5.png", COARSER)  # the paper's marks are of the class alone
+    assert heights[2] - heights[1] == heights[1] - heights[0] > 500  # eight rows for each run
+
+
+@pytest.fixture
+def compared(make_run: MakeRun) -> tuple[Path, Path]:
+    """Two runs: of query 0, the first finds images of its class, the second none; of query 4, the second does."""
+    first, second = make_run("first"), make_run("second")
+    for run, better in ((first, 0), (second, 4)):
+        table = drawings.read_run(run).queries
+        rows = np.stack([np.r_[8:13]] * 24)  # images of the classes 2 and 3
+        rows[better, :3] = [better + 1, better + 2, better + 3]
+        write_queries(
+            run / "per_query.parquet",
+            replace(table, neighbors=table.paths[rows], neighbor_labels=table.labels[rows]),
+        )
+    return first, second
+
+
+@pytest.mark.parametrize(
+    ("name", "query"), [("lns_3.7", 0), ("lns_4.3", 0), ("lns_3.8", 4), ("lns_4.4", 4), ("happier_6", 4)]
+)
+def test_a_sheet_of_two_runs_shows_where_one_beats_the_other(
+    compared: tuple[Path, Path], name: str, query: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(
+        drawings, "draw_queries", lambda tables, queries, *_, **options: drawn.append((queries, options))
+    )
+    draw_run_figures({name: read_entries()[name]}, compared, tmp_path)
+    ((queries, options),) = drawn
+    assert queries == [query]
+    assert options["neighbors"] == (8 if name == "happier_6" else 7)
+
+
+def test_errors_are_shown_by_severity(compared: tuple[Path, Path], printed: Printed, tmp_path: Path) -> None:
+    first, second = compared
+    table = drawings.read_run(second).queries
+    rows = np.stack([np.r_[8:13]] * 24)
+    rows[0] = [4, 5, 6, 7, 8]  # of the other class in the family of query 0
+    better = replace(table, neighbors=table.paths[rows], neighbor_labels=table.labels[rows])
+    write_queries(second / "per_query.parquet", better)
+    far = np.stack([rows[1]] * 24)
+    write_queries(
+        first / "per_query.parquet", replace(table, neighbors=table.paths[far], neighbor_labels=table.labels[far])
+    )
+    printed("happier_6", str(first), str(second), "--output", str(tmp_path))
+    assert all(count_pixels(tmp_path / "happier_6.png", relation) for relation in (COARSER, OTHER))
+    assert count_pixels(tmp_path / "happier_6.png", SAME) < 500  # in the legend alone
+    with pytest.raises(InputError, match=r"^lns_3\.8: the second run finds more for no query among its 7 nearest"):
+        draw_run_figures({"lns_3.8": read_entries()["lns_3.8"]}, [first, second], tmp_path)
+
+
+def test_maps_show_the_pictures_at_their_places(make_run: MakeRun, printed: Printed, tmp_path: Path) -> None:
+    folders = [str(make_run(name, seed=seed)) for seed, name in enumerate(("a", "b", "c"))]
+    for number in (1, 3):
+        printed("rll_6", "lns_3.4", *folders[:number], "--output", str(tmp_path))
+        with Image.open(tmp_path / "rll_6.png") as image:
+            assert image.size == (1650 * min(2, number), 1650 * (1 + number // 3))
+            assert len(image.convert("RGB").getcolors(2**24)) > 24
+    assert (tmp_path / "lns_3.4.png").exists()
+    run = drawings.read_run(Path(folders[0]))
+    write_queries(Path(folders[0]) / "per_query.parquet", replace(run.queries, positions=None))
+    with pytest.raises(InputError, match=r"a: no map in its report; .*evaluation\.report\.map=true"):
+        draw_run_figures({"rll_6": read_entries()["rll_6"]}, [Path(folders[0])], tmp_path)
+
+
+class FakeEmbedder:
+    """Embeds the picture NN.png as NN in the first of three dimensions, beside a one."""
+
+    def embed(self, paths: list[str]) -> np.ndarray:
+        return np.array([[int(Path(path).stem), 1.0, 0.0] for path in paths])
+
+
+def test_class_means_are_embedded_and_colored_by_the_coarsest_level(
+    make_run: MakeRun, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, placed, drawn = make_run("a"), [], []
+    monkeypatch.setattr(drawings, "load", lambda _: FakeEmbedder())
+    monkeypatch.setattr(drawings, "embedding_map", lambda means: placed.append(means) or means[:, :2])
+    printed("happier_5", str(folder), "--output", str(tmp_path))
+    assert (tmp_path / "happier_5.png").exists()
+    np.testing.assert_allclose(placed[0][:, 0], [4 * number + 1.5 for number in range(6)])  # four pictures a class
+    monkeypatch.setattr(drawings, "draw_planes", lambda _, planes, *__, **___: drawn.extend(planes.values()))
+    printed("happier_5", str(folder), "--output", str(tmp_path))
+    assert drawn[0].classes.tolist() == ["x", "x", "y", "y", "z", "z"]
+    table = drawings.read_run(folder).queries
+    flat = replace(
+        table, levels=("shape",), labels=table.labels[:, :1], neighbor_labels=table.neighbor_labels[:, :, :1], names=()
+    )
+    write_queries(folder / "per_query.parquet", flat)
+    with pytest.raises(InputError, match=r"a: 6 classes of shape; at least 5 are drawn, colored by a coarser level"):
+        draw_run_figures({"happier_5": read_entries()["happier_5"]}, [folder], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nra_5"], "nra_5: no figure of this name, and no folder of a run; nearest: nra_"),
+        (["rll_7", "{run}"], "rll_7: no figure of this name, and no folder of a run; nearest: rll_"),
+        (["rll_5"], "rll_5: figures of runs take folders, as in dml figures rll_5 outputs/RUN"),
+        (["nra_3", "{run}"], "nra_3 {run}: figures of runs take folders"),
+        (["{run}"], "{run}: figures of runs take folders"),
+        (["lns-3.7", "{run}"], "lns_3.7: shows what one of two runs finds and the other doesn't; 1 given"),
+        (["rll_5", "{empty}"], "{empty}: metrics.json, per_query.parquet, .hydra/config.yaml missing"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], line: str, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    names = {"run": str(make_run("run")), "empty": str(tmp_path / "empty")}
+    with pytest.raises(SystemExit, match="2"):
+        run_figures([argument.format(**names) for argument in arguments])
+    assert capsys.readouterr().err.startswith(f"error: {line.format(**names)}")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
-from dml.retrieval import kmeans_clusters
 from dml.retrieval.kmeans_clusters import kmeans
 
 
@@ -57,13 +56,16 @@ def test_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert output.out + output.err == ""
 
 
-def test_embeddings_on_cuda_are_clustered_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU here: torch plays it on CPU, without FAISS's k-means."""
-    rows = np.random.default_rng(0).normal(size=(200, 4))
-    expected = kmeans(rows, 5)
-    monkeypatch.setattr(kmeans_clusters, "is_on_cuda", lambda rows: True)
-    monkeypatch.setattr(faiss, "Kmeans", None)
-    assert torch.equal(kmeans(rows, 5), expected)
+@pytest.mark.parametrize(("count", "clusters"), [(614, 115), (2000, 8)])
+def test_the_number_of_threads_changes_nothing(count: int, clusters: int) -> None:
+    rows, threads = np.random.default_rng(0).normal(size=(count, 64)), faiss.omp_get_max_threads()
+    expected = kmeans(rows, clusters)
+    try:
+        for number in (1, 2, 3):
+            faiss.omp_set_num_threads(number)
+            assert torch.equal(kmeans(rows, clusters), expected)
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

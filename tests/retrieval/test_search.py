@@ -42,8 +42,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
     """FAISS, and what searches on a CUDA device: there is none here, so torch plays it on CPU, a few rows at a time."""
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "on CUDA":
-            patched.setattr(search, "is_on_cuda", lambda rows: True)
-            patched.setattr(search, "Search", None)
+            patched.setattr(search, "Search", block_search.BlockSearch)
             patched.setattr(block_search, "MEMORY", 300)
         with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
             yield

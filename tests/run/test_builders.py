@@ -333,12 +333,15 @@ def test_level_weights_are_of_the_tables_levels() -> None:
         build_metric_config(composed("evaluation.level_weights=[1.0]"), table)
 
 
+@pytest.mark.usefixtures("own_code")
 def test_a_logger_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False, raising=True)
     config = composed("logger=wandb", "logger.loggers.wandb.save_dir=/tmp")
     with pytest.raises(InputError, match=r"logger=wandb: not installed; pip install 'dml\[wandb\]'"):
-        loop.build_loggers(config)
+        loop.make_loggers(config)
+    config.logger.loggers = {"mine": {"_target_": "pytorch_lightning.loggers.MLFlowLogger"}}
+    with pytest.raises(InputError, match=r"logger=mine: .*pip install"):
+        loop.make_loggers(config)
 
 
 @pytest.mark.parametrize(("override", "is_shown"), [("null", True), ("true", True), ("false", False)])

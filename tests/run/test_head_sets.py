@@ -19,7 +19,7 @@ from dml.evaluation.metric_config import METRICS, METRICS_BY_NAME
 from dml.evaluation.monitor import make_validation_config
 from dml.evaluation.printed_metrics.metric_names import MetricName, metric_names
 from dml.ops.errors import InputError
-from dml.run.evaluators import build_metric_config, check_evaluation
+from dml.run.evaluators import build_metric_config, check_evaluation, complete_metric_names
 
 
 def table(*, a_list_a_level: bool = False, val: bool = True) -> ImageTable:
@@ -211,3 +211,26 @@ def test_any_metrics_make_a_run_and_its_report(
     assert f"before   {first} " in shown
     assert re.search(rf"% +{column} *\n", shown)
     assert re.search(r"L, M, H +\d+\.\d *\n", shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("recall@1", "level0/recall@1"),
+        ("heads/L+H/map@r", "heads/L+H/level0/map@r"),
+        ("fnmr@1e-3", "level0/fnmr@1e-3"),
+        ("level1/recall@1", "level1/recall@1"),
+        ("mean/recall@1", "mean/recall@1"),
+        ("h_ap", "h_ap"),
+        ("heads/H/h_ap", "heads/H/h_ap"),
+        ("mine@5", "level0/mine@5"),
+        ("yours", "yours"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_a_metric_without_a_level_is_that_of_the_finest(name: str, full: str) -> None:
+    config = composed(f"checkpoints.monitor={name}", f"+stages.a.checkpoints.tie_breaker={name}")
+    config.evaluation.metrics = ["recall", {"name": "mine", "kind": "at_k"}, {"name": "yours", "kind": "hierarchy"}]
+    complete_metric_names(config)
+    assert config.checkpoints.monitor == config.stages.a.checkpoints.tie_breaker == full
+    assert config.checkpoints.tie_breaker == "level0/recall@1"

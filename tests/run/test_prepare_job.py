@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 from rich.console import Console
 
-from dml.commands.job_commands import replace_resize_option
+from dml.commands.arguments import replace_resize_option
 from dml.data.dataset import ImageDataset
 from dml.data.overview.count_table import make_count_table
 from dml.data.prepared.cache import CacheFolder

@@ -182,6 +182,15 @@ def test_a_configuration_keeps_its_folder_whatever_its_number(tmp_path: Path) ->
     assert placed(tmp_path, 8, seed=4, lr=1e-5) == "8"
 
 
+def test_a_run_keeps_its_folder_whether_its_values_are_as_typed_or_as_stored(tmp_path: Path) -> None:
+    typed = {"steps": 1e3, "checkpoints": {"monitor": "recall@1", "tie_breaker": None}, "stages": {}}
+    assert placed(tmp_path, 0, **typed) == "0"
+    RunFolder(tmp_path / "0").write_configuration(
+        "steps: 1000\ncheckpoints: {monitor: level0/recall@1, tie_breaker: null}\nstages: {}\n", "{}\n", "[]\n"
+    )
+    assert placed(tmp_path, 5, **typed) == "0"
+
+
 def test_another_value_in_the_environment_gets_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LR", "1e-3")
     assert placed(tmp_path, 0, lr="${oc.decode:${oc.env:LR}}") == "0"

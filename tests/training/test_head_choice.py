@@ -74,7 +74,8 @@ def test_the_test_and_the_model_use_the_chosen_heads(
 
 def test_a_validation_has_the_metrics_of_the_set_that_it_chooses(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     """With weights that stay as they are, the best set of heads is that of three tests of the validation classes."""
-    arguments = [*CHOOSING, "optimizer=sgd", "optimizer.lr=0", "trainer.max_steps=3", "evaluation.metrics=[map@r]"]
+    computed = ["evaluation.metrics=[map@r,h_ap,nmi]", "evaluation.clustering=true"]
+    arguments = [*CHOOSING, "optimizer=sgd", "optimizer.lr=0", "trainer.max_steps=3", *computed]
     here("train", *arguments, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path / 'run'}")
     checkpoint = tmp_path / "run" / "checkpoints" / "best.ckpt"
     tested = [f"checkpoint={checkpoint}", "split=val", "evaluation.head_sets=[[M,H],[L,M,H]]"]
@@ -83,11 +84,13 @@ def test_a_validation_has_the_metrics_of_the_set_that_it_chooses(here: Here, sma
     values = {name: found[f"heads/{name}/level0/map@r"] for name in SETS}
     chosen = "+".join(last(tmp_path / "run")["chosen_heads"])
     assert values[chosen] == max(values.values()) == found["level0/map@r"]
-    assert RunFolder(tmp_path / "run").values("val/level0/map@r")[3] == pytest.approx(values[chosen])
+    for name in ("level0/map@r", "h_ap", "level0/nmi", "level2/nmi"):
+        assert RunFolder(tmp_path / "run").values(f"val/{name}")[3] == pytest.approx(found[name])
 
 
 def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [*CHOOSING, f"dataset.root={small_emoji}", "checkpoints.mode=min", "trainer.val_check_interval=2"]
+    checkpoints = ["checkpoints.mode=min", "trainer.val_check_interval=2", "evaluation.clustering=true"]
+    arguments = [*CHOOSING, f"dataset.root={small_emoji}", *checkpoints]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     here("train", *arguments, f"hydra.run.dir={whole}")
     here("train", *arguments, "trainer.max_steps=3", f"hydra.run.dir={parts}")
@@ -96,6 +99,10 @@ def test_a_resumed_run_keeps_its_heads(here: Here, small_emoji: Path, tmp_path: 
     assert resumed["chosen_heads"] == expected["chosen_heads"]
     assert all(torch.equal(resumed["state_dict"][name], value) for name, value in expected["state_dict"].items())
     assert metrics(parts)["level0/recall@1"] == metrics(whole)["level0/recall@1"]
+    for name in ("val/h_ap", "val/level0/nmi"):
+        validated, again = RunFolder(whole).values(name), RunFolder(parts).values(name)
+        assert [*validated] == [2, 4, 6]
+        assert {step: again[step] for step in validated} == validated
 
 
 def test_a_run_that_is_resumed_without_a_choice_has_all_heads(here: Here, small_emoji: Path, tmp_path: Path) -> None:

@@ -409,13 +409,20 @@ def test_a_validation_evaluates_the_monitored_heads_too() -> None:
         seen.append(embeddings)
         return {"h_ap": embeddings.abs().sum().item()}
 
-    module = learner(evaluate=evaluate, monitor="heads/H+L/h_ap", head_sets=["H+L"])
+    def evaluate_further(embeddings: Tensor, rows: Tensor) -> dict[str, float]:
+        assert torch.equal(embeddings, seen[0])
+        return {"level0/nmi": 0.25, "level1/nmi": 0.5}
+
+    further: Any = {"evaluate_further": evaluate_further}
+    module = learner(evaluate=evaluate, monitor="heads/H+L/h_ap", head_sets=["H+L"], **further)
     plain = {"num_sanity_val_steps": 0, "val_check_interval": 1, "check_val_every_n_epoch": None}
     trainer = small_trainer(1, limit_val_batches=1, **plain)
     trainer.fit(module, Batches(), DataLoader([next(iter(Batches()))], batch_size=None))
     assert [tuple(own.shape) for own in seen] == [(6, 8), (6, 8)]
     logged = trainer.callback_metrics
     assert logged["val/heads/H+L/h_ap"] == logged["H-AP"] == pytest.approx(seen[1].abs().sum().item())
+    assert (logged["val/level0/nmi"], logged["val/level1/nmi"], logged["NMI"]) == (0.25, 0.5, 0.25)
+    assert trainer.progress_bar_metrics.keys() >= {"loss", "H-AP", "NMI"}
 
 
 @pytest.mark.first_cases(1)

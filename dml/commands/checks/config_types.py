@@ -60,8 +60,11 @@ OWN_KEYS: dict[str, Any] = {
     "evaluation.raw": bool,
     "evaluation.fixed_neighbors": int | None,
     "evaluation.report.map": bool,
+    **dict.fromkeys(("evaluation.report.neighbors", "evaluation.sheet.queries", "evaluation.sheet.neighbors"), int),
+    **dict.fromkeys(("evaluation.reranking_steps.alpha_qe.n", "evaluation.reranking_steps.dba.n"), int),
+    **dict.fromkeys(("evaluation.reranking_steps.k_reciprocal.k1", "evaluation.reranking_steps.k_reciprocal.k2"), int),
+    "evaluation.threshold.wrong_share": float,
     "evaluation.threshold.fmr": float | None,
-    "evaluation.threshold.seed": int,
     "scheduler.warmup_steps": int,
     "scheduler.warmup_epochs": float | None,
     "scheduler.interval": Literal["step", "epoch"],
@@ -118,24 +121,22 @@ def select_used_parts(command: str, config: DictConfig) -> DictConfig:
     return used
 
 
-def check_types(config: DictConfig) -> None:
-    """Refuse the first value whose type doesn't suit the parameter that it is for.
+def check_types(config: DictConfig, *also: DictConfig) -> None:
+    """Refuse the first value whose type doesn't suit the parameter that it is for; 1e3 becomes a whole number for one.
 
     A ``_target_``'s parameters state their types by annotations; where there is none, by their default value. Numbers,
     texts, true, false and null are looked at, and lists and mappings where a parameter takes none. What is in a list
     is for the function to check.
 
     Args:
-        config: a composed configuration.
+        config: a composed configuration, or a part of one.
+        also: configurations that have the same values, in which they become whole numbers too.
 
     Raises:
         InputError: naming the key, the value and what would be right.
     """
     plain: Any = OmegaConf.to_container(config, resolve=False)
     values = flat(plain)
-    for key, annotation in OWN_KEYS.items():
-        if key in values and not _is_reference(values[key]):
-            _check(key, values[key], _kinds(annotation))
     for key, may_be_null in LISTS.items():
         if key in values and not _is_container(values[key], may_be_null):
             shown = _show(values[key])
@@ -143,8 +144,14 @@ def check_types(config: DictConfig) -> None:
     for key, may_be_null in MAPPINGS.items():
         if key in values and not _is_container(values[key], may_be_null):
             raise InputError(f"{key}={_show(values[key])}: must be a mapping{' or null' if may_be_null else ''}")
-    for path, node in _nodes_with_target(plain):
-        _check_node(path, node)
+    own_values = ((key, values[key], _kinds(annotation)) for key, annotation in OWN_KEYS.items() if key in values)
+    for key, value, kinds in (*own_values, *_list_parameters(plain)):
+        if _is_whole(value, kinds):
+            for part in (config, *also):
+                if OmegaConf.select(part, key) == value:
+                    OmegaConf.update(part, key, int(value))
+        elif not _is_reference(value):
+            _check(key, value, kinds)
 
 
 def _is_container(value: Any, may_be_null: bool) -> bool:
@@ -173,15 +180,19 @@ def _nodes_with_target(node: Any, path: str = "") -> Iterator[tuple[str, dict[st
             yield from _nodes_with_target(value, f"{path}[{index}]")
 
 
-def _check_node(path: str, node: dict[str, Any]) -> None:
-    parameters = _parameters(node["_target_"])
-    for name, value in node.items():
-        is_default = path == "trainer" and value is None  # null is Lightning's default there
-        is_counted = path == "trainer" and name in COUNTED and value == AUTO
-        is_object = isinstance(value, dict) and "_target_" in value  # which may become whatever is needed
-        is_checked = name in parameters and not (_is_reference(value) or is_default or is_counted or is_object)
-        if is_checked and not (isinstance(value, dict | list) and _may_be_container(path, parameters[name])):
-            _check(f"{path}.{name}", value, parameters[name])
+def _list_parameters(plain: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """Yield the key, the value and the kinds of each value below a ``_target_`` whose type is known."""
+    for path, node in _nodes_with_target(plain):
+        parameters = _parameters(node["_target_"])
+        for name, value in node.items():
+            is_default = path == "trainer" and value is None  # null is Lightning's default there
+            is_counted = path == "trainer" and name in COUNTED and value == AUTO
+            is_object = isinstance(value, dict) and "_target_" in value  # which may become whatever is needed
+            is_typed = name in parameters and not (is_default or is_counted or is_object)
+            if is_typed and isinstance(value, dict) and int in parameters[name]:  # a whole number for each head
+                yield from ((f"{path}.{name}.{key}", inner, (int,)) for key, inner in value.items())
+            elif is_typed and not (isinstance(value, dict | list) and _may_be_container(path, parameters[name])):
+                yield f"{path}.{name}", value, parameters[name]
 
 
 def _may_be_container(path: str, kinds: tuple[Any, ...]) -> bool:
@@ -254,6 +265,11 @@ def _check(key: str, value: Any, kinds: tuple[Any, ...]) -> None:
     nearest = [meant] if meant in choices else get_close_matches(shown, choices, n=1, cutoff=0.6)
     hint = f"; is it {nearest[0]}?" if nearest else ""
     raise InputError(f"{key}={shown}: must be one of {', '.join([*dict.fromkeys(choices), *expected_types])}{hint}")
+
+
+def _is_whole(value: Any, kinds: tuple[Any, ...]) -> bool:
+    """Return whether a number such as 1e3, which is read as a float, is meant as a whole one; 1.0 may be a share."""
+    return isinstance(value, float) and value.is_integer() and int in kinds and (float not in kinds or abs(value) > 1)
 
 
 def _is_of(value: Scalar, kind: Any) -> bool:

@@ -1,8 +1,10 @@
 """The checks of strategy, optimizer, schedule, adapter, folds and loggers, before data is read or a model is built."""
 
+import logging
+import math
 import warnings
+from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,13 +13,15 @@ from pytorch_lightning.strategies import StrategyRegistry
 from torch import nn
 
 from dml.commands.checks.config_types import check_types
-from dml.commands.checks.crop_sizes import check_crops
-from dml.commands.checks.finite_numbers import check_finite
 from dml.models.backbone import LayeredParameters
 from dml.ops.errors import InputError, check_number, check_whole, suggest
+from dml.run import builders
 from dml.run.building import build
+from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
+from dml.run.loop import make_loggers
 from dml.run.model_tests.feature_source import check_frozen
 from dml.run.stages import check_stages, list_stages
+from dml.run.sweeps import build_pruner, monitored_metric
 from dml.training.callbacks.last_checkpoint import check_intervals
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.optimizers import optimizer_by_role
@@ -25,10 +29,6 @@ from dml.training.trainer_arguments import check_arguments
 
 INTERVALS = 1000
 """The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
-
-
-LOGGER_PACKAGES = ("tensorboard", "wandb")
-"""The loggers of ``conf/logger`` that need a package of the same name, an extra of dml."""
 
 
 def check_job(command: str, config: DictConfig) -> None:
@@ -43,12 +43,12 @@ def check_job(command: str, config: DictConfig) -> None:
     """
     check_numbers(config)
     if command == "train":
-        check_loggers(config)
+        make_loggers(config)
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
-    for stage in stages:
+    for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
         if config.stages:
-            check_types(stage.config)
+            check_types(stage.config, changes or OmegaConf.create())
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
             check_arguments(stage.config.trainer)
@@ -64,17 +64,6 @@ def check_job(command: str, config: DictConfig) -> None:
         check_finite(stage.config)
     if command == "train":
         check_stages(config, stages[0])
-
-
-def check_loggers(config: DictConfig) -> None:
-    """Make sure, before anything is read, that the packages of the loggers are installed.
-
-    Raises:
-        InputError: if one is missing.
-    """
-    for name in config.logger.loggers:
-        if name in LOGGER_PACKAGES and find_spec(name) is None:
-            raise InputError(f"logger={name}: not installed; pip install 'dml[{name}]'")
 
 
 def check_numbers(config: DictConfig) -> None:
@@ -192,3 +181,123 @@ def _describe(schedule_config: DictConfig) -> str:
     plain: Any = OmegaConf.to_container(schedule_config, resolve=True)
     values = ", ".join(f"{key}={value}" for key, value in plain.items() if not key.startswith("_"))
     return f"{str(plain['_target_']).rpartition('.')[2]}({values})"
+
+
+logger = logging.getLogger(__name__)
+
+CROPS = ("torchvision.transforms.v2.CenterCrop", "torchvision.transforms.v2.RandomCrop")
+"""Transforms that cut out a part of the resized image and don't scale it."""
+
+RESIZES = ("dml.data.transforms.Resize", "torchvision.transforms.v2.Resize")
+PAD = "dml.data.transforms.Pad"
+CROP_REMEDY = "transform=imagenet resizes in proportion to transform.size"
+
+
+def check_crops(transform: DictConfig, *, is_trained: bool = False) -> None:
+    """Refuse a crop that is larger than the image is resized to before, and log a warning if it is less than half.
+
+    Such a crop comes from a ``transform.size`` that the file's Resize doesn't follow: transform=rll resizes to 256, as
+    the paper does. With transform.size=64 the test would see a sixteenth of each image, and with transform.size=336 a
+    black frame around it.
+
+    Args:
+        transform: configuration of the transforms, with the keys ``train`` and ``test``.
+        is_trained: whether a model was trained with it; then a crop that is too large is warned of, too.
+
+    Raises:
+        InputError: if a crop is larger than the resized image.
+    """
+    for split, size, resized in _find_crops(transform):
+        line = f"transform.{split} crops {size} of {resized} pixels"
+        if size > resized:
+            line += ", and frames each image in black"
+            if not is_trained:
+                raise InputError(f"{line}: transform.size must be {resized} at most; {CROP_REMEDY}")
+            logger.warning("%s; %s", line, CROP_REMEDY)
+        elif 2 * size < resized:
+            logger.warning("%s: most of each image is cut off; %s", line, CROP_REMEDY)
+
+
+def _find_crops(transform: DictConfig) -> Iterator[tuple[str, int, int]]:
+    """Yield the split of each crop behind a Resize, its side, and the side of the image that it is cut out of."""
+    for split in ("train", "test"):
+        steps = OmegaConf.to_container(transform[split], resolve=True) if split in transform else {}
+        side: int | None = None
+        for step in steps.get("steps") or () if isinstance(steps, Mapping) else ():
+            target, size = (step.get("_target_"), step.get("size")) if isinstance(step, Mapping) else (None, None)
+            if not isinstance(size, int):
+                continue
+            if target in RESIZES:
+                side = size
+            elif side is not None and target == PAD:
+                side = max(side, size)
+            elif side is not None and target in CROPS:
+                yield split, size, side
+
+
+FINITE = ("loss", "proxies", "sampler", "model", "adapter", "recurrent", "optimizer", "scheduler", "transform")
+"""The parts of a configuration whose numbers are finite. Elsewhere an infinite number may stand for no limit."""
+
+PACKAGES = ("dml", "pytorch_metric_learning", "timm", "torch", "torchvision")
+"""The packages whose parts take no infinite number; a part of the user's own may."""
+
+
+def check_finite(config: DictConfig) -> None:
+    """Refuse the first number that is NaN, or that is infinite below one of `FINITE`.
+
+    Training would begin with it, and end with a line that blames the learning rate.
+
+    Args:
+        config: configuration of a run, or of one of its stages.
+
+    Raises:
+        InputError: naming the key and the value.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    for part, content in plain.items():
+        for path, value, package in _list_floats(content, str(part), "dml"):
+            is_finite = part in FINITE and package in PACKAGES
+            if math.isnan(value) or (is_finite and math.isinf(value)):
+                raise InputError(f"{path}={value}: must be a finite number")
+
+
+def _list_floats(node: Any, path: str, package: str) -> Iterator[tuple[str, float, str]]:
+    """Yield each float with its dotted path, and the package of the ``_target_`` that it is for."""
+    if isinstance(node, float):
+        yield path, node, package
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _list_floats(value, f"{path}[{index}]", package)
+    elif isinstance(node, dict):
+        target = node.get("_target_")
+        package = target.partition(".")[0] if isinstance(target, str) else package
+        for key, value in node.items():
+            yield from _list_floats(value, f"{path}.{key}", package)
+
+
+def check_search(config: DictConfig) -> None:
+    """Make sure that the runs of a search validate, that a validation has the metric, and that there is the pruner.
+
+    Args:
+        config: configuration of one of the runs.
+
+    Raises:
+        InputError: if no run could give the search a value.
+    """
+    build_pruner(config)
+    complete_metric_names(config)
+    table = builders.build_table(config)
+    choose_tested_split(config, table)
+    stages = list_stages(config)
+    for stage in stages:
+        check_evaluation(stage.config, table)
+    trainer, metric = stages[-1].config.trainer, monitored_metric(config)
+    if metric.startswith("val/") and not len(table.rows("val")):
+        raise InputError(
+            f"sweep=optuna: {table.source} has no validation split for {metric}; dataset.folds=5 holds classes out"
+        )
+    if trainer.val_check_interval is None and trainer.get("check_val_every_n_epoch") is None:
+        raise InputError(
+            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimises {metric}; "
+            "give a number of steps"
+        )

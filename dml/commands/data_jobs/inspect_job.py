@@ -29,6 +29,7 @@ from dml.evaluation.further_rankings.raw_comparison import Metrics, describe_bes
 from dml.evaluation.printed_metrics.metric_table import metric_table
 from dml.evaluation.query_check import check_queries, is_of_one_class
 from dml.evaluation.sheets.table_pictures import check_sheet, write_contact_sheets
+from dml.models.networks import describe_timm_model
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import in_markup
@@ -92,7 +93,8 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
         try:
             composed = config if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         except MissingConfigException as error:
-            raise InputError(f"backbones={name}: no such model{suggest(name, error.options or ())}") from error
+            remedy = describe_timm_model(name) or suggest(name, error.options or ())
+            raise InputError(f"backbones={name}: no such model{remedy}") from error
         model_configs[name] = composed.model
     return model_configs
 

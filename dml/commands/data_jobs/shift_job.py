@@ -1,6 +1,7 @@
 """The job of ``dml shift``: write class splits of growing distance between training and test."""
 
 import json
+import shlex
 from itertools import count
 from pathlib import Path
 
@@ -130,6 +131,6 @@ def _print_levels(levels: list[ShiftLevel], output: Path) -> None:
         moved = level.count_moved(levels[0])
         shown.add_row(str(place), f"{level.distance:.4f}", f"{level.swaps:,}", f"{moved:,}")
     console.print(shown)
-    last = output / _name_file(len(levels) - 1)
+    argument = shlex.quote(f"dataset.class_splits={output / _name_file(len(levels) - 1)}")
     console.print(f"[bold]written[/]  {in_markup(output)}: shift-*.csv, shift.json")
-    console.print(f"[bold]use[/]      {in_markup(f'dataset.class_splits={last}')} trains on the last one")
+    console.print(f"[bold]use[/]      {in_markup(argument)} trains on the last one")

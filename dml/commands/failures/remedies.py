@@ -1,5 +1,6 @@
 """What to type instead: the key that may be meant, a path in quotes, a value for a key that has none."""
 
+import shlex
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import suggest
+from dml.ops.run_folders.run_folder import newest_runs
 from dml.run.config_folders import quote
 
 OTHER_NAMES = {
@@ -52,13 +54,12 @@ def suggest_keys(key: str, beside: Collection[str], root: Any) -> str:
 def explain_grammar(override: str, message: str) -> str:
     """Return the line about an argument that Hydra can't read; a value that may be a text is shown in quotes."""
     key, equals, value = override.partition("=")
-    if not equals and Path(override).exists():
-        dataset = "folder" if Path(override).is_dir() else "csv"
-        return f"{override}: no KEY=VALUE; dataset={dataset} dataset.root={quote(override)} reads it"
+    if Path(override).exists():
+        return f"{override}: no KEY=VALUE; {_explain_path(Path(override))}"
     if not equals:
         return (
             f"{override}: no KEY=VALUE; there are no spaces around the =, and a value with spaces takes quotes, such "
-            "as 'dataset.root=\"my photos\"'"
+            "as 'dataset.root=my photos'"
         )
     if value[:1] in "[{'\"":
         return f"{override}: {' '.join(message.split())}"
@@ -66,6 +67,19 @@ def explain_grammar(override: str, message: str) -> str:
         return f"{override}: quotes around the whole argument; without them it is {override.strip(key[0])}"
     text = quote(value).replace("'", '"') if "'" not in value and '"' not in value else quote(value)
     return f"{override}: Hydra can't read this value; if it is a text or a path, quote it twice: '{key}={text}'"
+
+
+def _explain_path(path: Path) -> str:
+    """Return what takes a path that was given without a key: a run, a folder of runs, a checkpoint, or images."""
+    run = next(newest_runs(path), None) if path.is_dir() else None
+    if run is None and path.suffix != ".ckpt":
+        from dml.data.readers.folder import name_reader  # late: it imports NumPy
+
+        root = shlex.quote(f"dataset.root={path}")
+        return f"dataset=folder {root} reads it" if path.is_dir() else f"{name_reader(path)}: {root}"
+    tested, other = (path, f"init={path}") if run is None else (run.best_checkpoint, f"resume={run.path}")
+    action = "begins a new run with its weights" if run is None else "goes on with the run"
+    return f"{shlex.quote(f'checkpoint={tested}')} tests it, {shlex.quote(other)} {action}"
 
 
 def explain_missing(key: str, message: str) -> str:

@@ -1,1 +1,1 @@
-"""The commands whose arguments `argparse` parses; Hydra composes those of `dml.commands.job_commands`."""
+"""The commands whose arguments `argparse` parses; Hydra composes those of `dml.commands.hydra_command`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dml.commands.arguments import quote_paths
 from dml.commands.start.working_folder import import_from_working_folder
 from dml.ops.errors import suggest
 from dml.ops.escaping import printable
@@ -57,6 +58,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(
             "--set",
             action="append",
+            type=lambda text: quote_paths([text])[0],
             default=[],
             metavar="KEY=VALUE",
             help=f"override of all trainings, such as {example}; may be repeated",

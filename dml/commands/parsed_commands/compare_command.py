@@ -25,7 +25,7 @@ best row with intervals over the test classes."""
 
 EXAMPLES = {
     "dml compare outputs/emoji/rll/* outputs/emoji/nra/*": "the recall@1 of two losses",
-    "dml compare multirun --metrics level0/recall@1 level0/nmi": "two metrics of all sweeps",
+    "dml compare multirun --metrics recall@1 nmi": "two metrics of all sweeps",
     "dml compare multirun --csv table.csv": "also writes every metric to table.csv",
 }
 
@@ -42,12 +42,15 @@ def compare_runs(arguments: Sequence[str]) -> None:
         find_unfinished,
         markdown,
     )
+    from dml.evaluation.printed_metrics.metric_names import full_metric_name
     from dml.run.resuming.resolved_values import resolve_values
 
     with one_line_errors():
         rows = compare(find_runs(options.runs, resolve=partial(resolve_values, unresolved=SEED)))
-        notes = (describe_facts(rows), describe_differences(rows, options.metrics[0]))
-        table = "\n".join(part for part in (markdown(rows, options.metrics), *notes) if part)
+        custom = {name.removeprefix("level0/") for row in rows for name in row.metrics if name.startswith("level0/")}
+        metrics = [full_metric_name(name, custom) for name in options.metrics]
+        notes = (describe_facts(rows), describe_differences(rows, metrics[0]))
+        table = "\n".join(part for part in (markdown(rows, metrics), *notes) if part)
         sys.stdout.write(table)
         for folder in find_unfinished(options.runs):
             sys.stderr.write(f"unfinished: {printable(folder)}\n")

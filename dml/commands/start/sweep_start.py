@@ -11,9 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.failures.error_lines import one_line_errors
 from dml.ops.errors import InputError
+from dml.ops.libraries.extras import check_installed
 from dml.ops.run_folders.new_folders import note_new_folder
 from dml.run.building import trusting
 from dml.run.config_folders import search_path_overrides
+
+LIBRARIES = ("joblib", "optuna", "ray", "submitit")
+"""The libraries of sweepers and launchers, each an extra of dml; a plugin of Hydra may be there without its library."""
 
 LARGEST_FACTOR = 10
 """How many times the rate of pretrained weights the smallest rate of a search may be."""
@@ -29,9 +33,14 @@ class SweepStart(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Note the folder of the sweep, and check the search; Hydra would turn an exception into a warning."""
         note_new_folder(Path(config.hydra.sweep.dir))
+        with one_line_errors(bool(config.debug)):
+            for group in ("sweeper", "launcher"):
+                library = config.hydra.runtime.choices[f"hydra/{group}"].partition("_")[0]
+                if library in LIBRARIES:
+                    check_installed(library, extra=library)
         if "optuna" in str(config.hydra.sweeper._target_) and config.hydra.job.config_name == "train":
             with one_line_errors(bool(config.debug)):
-                from dml.commands.checks.search_check import check_search  # it imports torch
+                from dml.commands.checks.training_checks import check_search  # it imports torch
 
                 overrides = [*search_path_overrides(config.hydra), *list_first_values(config.hydra)]
                 first = compose("train", overrides=overrides)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.archives import read_zip_member
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes
+from dml.data.readers.folder import name_reader
 from dml.data.table import ImageTable, hold_out_classes
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
@@ -34,7 +35,8 @@ def read(root: str | Path | None = None) -> ImageTable:
     """
     path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
     if path.suffix != ".zip":  # `read_image` recognises an archive by this ending
-        raise InputError(f"dataset.root={path}: give the .zip file that scripts/build_emoji.py writes")
+        meant = "give the .zip file that scripts/build_emoji.py writes to dataset=emoji, the default"
+        raise InputError(f"dataset.root={path}: {meant}; {name_reader(path)}")
     try:
         check_regular(path)
         with zipfile.ZipFile(path) as archive:
@@ -47,7 +49,8 @@ def read(root: str | Path | None = None) -> ImageTable:
         raise InputError(f"dataset.root={path}: not an archive that can be read: {error}") from error
     except (OSError, KeyError, UnicodeDecodeError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"dataset.root={path}: not an archive that scripts/build_emoji.py writes (table.csv and images/)"
+            f"dataset.root={path}: not an archive that scripts/build_emoji.py writes (table.csv and images/); "
+            f"{name_reader(path)}"
         ) from error
 
     labels = np.stack([level_labels for _, level_labels in classes], axis=1).astype(np.int64)

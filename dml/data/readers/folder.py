@@ -52,7 +52,7 @@ def read(
             splits are incomplete.
     """
     if root is not None and os.path.isfile(expand_home(root)):
-        raise InputError(f"dataset.root={root}: a file, not a folder; {_name_reader(str(root))}")
+        raise InputError(f"dataset.root={root}: a file, not a folder; {name_reader(expand_home(root))}")
     folder = LAYOUT.root(root)
     images, repeated = _list_images(folder)
     in_folders = [parts for parts in images if len(parts) > 1]  # beside splits there may be an image
@@ -82,9 +82,11 @@ def read(
     return complete_splits(table, test_fraction=test_fraction, val_fraction=val_fraction, seed=seed)
 
 
-def _name_reader(file: str) -> str:
-    """Return what reads a file that was given as a folder, by the end of its name."""
-    match os.path.splitext(file.lower())[1]:
+def name_reader(path: Path) -> str:
+    """Return what reads a folder, or a file by the end of its name, that was given to another reader."""
+    if os.path.isdir(path):
+        return "dataset=folder reads a folder of images"
+    match path.suffix.lower():
         case ".csv" | ".tsv" | ".txt":
             return "dataset=csv reads a list of images"
         case ".tar":

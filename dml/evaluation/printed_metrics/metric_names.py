@@ -1,7 +1,7 @@
 """The names of metrics, such as ``heads/L+M/level0/recall@1``."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,15 @@ def is_joint_metric(name: str, value: Any) -> bool:
     scope, _, metric = name.rpartition("/")
     in_scope = scope in ("", "mean") or re.fullmatch(r"level\d+", scope) is not None
     return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
+
+
+def choose_shown_metrics(names: Iterable[str]) -> list[str]:
+    """Return the metrics of the finest level, or of all levels together, that fit a line: recall at one k alone."""
+    by_family: dict[str, str] = {}
+    for name in names:
+        if name.rpartition("/")[0] in ("", "level0") and not name.endswith(QUERIES_WITHOUT_POSITIVES):
+            by_family.setdefault(MetricName.parse(name).family, name)
+    return [*by_family.values()]
 
 
 def join_head_names(heads: Iterable[str]) -> str:
@@ -102,6 +111,24 @@ class MetricName:
     @property
     def _at_k(self) -> re.Match[str] | None:
         return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+
+
+def full_metric_name(name: str, custom: Container[str] = ()) -> str:
+    """Return a metric's name with its level, the finest if it names none.
+
+    >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
+    ('level0/recall@1', 'heads/H/level0/nmi', 'h_ap')
+
+    Args:
+        name: name of a metric; one that is unknown is returned as it is.
+        custom: names of the user's metrics that have a value for each level.
+    """
+    prefix, slash, metric = name.rpartition("/")
+    families = {metric, metric.partition("@")[0]}
+    described = [METRICS_BY_NAME[family] for family in families if family in METRICS_BY_NAME]
+    is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
+    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
+    return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
 
 
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:

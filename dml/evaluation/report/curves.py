@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_metric
+from dml.evaluation.printed_metrics.metric_names import MetricName
+
 HEIGHT, NAME_HEIGHT = 220, 18
 """CSS pixels: the height of the box, and the smallest distance between the names of two curves."""
 MOST_POINTS = 300
@@ -69,21 +73,37 @@ class Chart:
     height: int = HEIGHT
 
 
-def make_charts(history: Sequence[Mapping[str, float]], levels: Sequence[str], tested: int | None) -> list[Chart]:
-    """Make a chart of the loss, and of recall@1 and MAP@R of the validations; charts without a point are left out.
+def make_charts(
+    history: Sequence[Mapping[str, float]],
+    levels: Sequence[str],
+    tested: int | None,
+    custom: Sequence[MetricDescription] = (),
+) -> list[Chart]:
+    """Make a chart of the loss, and of each metric of the validations; charts without a point are left out.
+
+    Of recall at several k the first is drawn, and no metric of a single head.
 
     Args:
         history: rows of metrics.csv with the keys "step", "loss", "loss/HEAD", "val/METRIC", and "test/METRIC" of a
             run that is validated on the test split.
         levels: names of the levels, the finest first.
         tested: step of the checkpoint that was tested.
+        custom: custom metrics of the run.
     """
-    losses = dict.fromkeys(name for row in history for name in row if name == "loss" or name.startswith("loss/"))
+    columns = dict.fromkeys(name for row in history for name in row)
+    losses = [name for name in columns if name == "loss" or name.startswith("loss/")]
     series_by_title = {"Training loss": {name: name.removeprefix("loss/") if "/" in name else "sum" for name in losses}}
     for split, words in (("val", "Validation"), ("test", "Test")):
-        for metric, title in (("recall@1", "recall@1"), ("map@r", "MAP@R")):
-            names = {f"{split}/level{i}/{metric}": level for i, level in enumerate(levels)}
-            series_by_title[f"{words} {title}, %"] = names
+        scopes = {f"{split}/level{i}": level for i, level in enumerate(levels)}
+        scopes |= {split: "all levels", f"{split}/mean": "mean"}
+        drawn = {QUERIES_WITHOUT_POSITIVES: ""}
+        for name in columns:
+            scope, _, metric = name.rpartition("/")
+            if scope in scopes and drawn.setdefault(MetricName.parse(metric).family, metric) == metric:
+                described = describe_metric(metric, custom)
+                title = f"{words} {metric if described.name == 'recall' else described.label}"
+                unit = ", %" if described.shown_in_percent else ""
+                series_by_title.setdefault(title + unit, {})[name] = scopes[scope]
     charts = (_make_chart(history, title, series, tested) for title, series in series_by_title.items())
     return [chart for chart in charts if chart]
 

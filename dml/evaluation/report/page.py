@@ -28,7 +28,8 @@ from dml.evaluation.report.side_by_side import (
     count_outcomes,
 )
 from dml.evaluation.report.threshold_section import make_threshold_section
-from dml.evaluation.report.tiles import COLUMNS, ReadPicture, Tiles
+from dml.evaluation.report.tiles import COLUMNS, Tiles
+from dml.evaluation.sheets.pictures import ReadPicture
 from dml.ops.escaping import printable
 
 ASSETS = "assets"
@@ -53,7 +54,7 @@ def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
         "headlines": choose_headlines(run),
         "tables": make_metric_tables(run),
         "not_in_percent": list_labels_not_in_percent(run),
-        "charts": make_charts(run.history, table.levels, run.metrics.get("step")),
+        "charts": make_charts(run.history, table.levels, run.metrics.get("step"), run.custom_metrics),
         "threshold": make_threshold_section(run),
         "vectors": make_compression_section(run),
         "score": score_queries(table).name,

@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dml.data.image_files.contents import read_sizes, read_stamps
+from dml.data.prepared.prepared_files import UnfitFileError, read_parquet, write_parquet
 from dml.inference.bulk.embedding_files import check_output, make_table, write_embeddings
 from dml.inference.bulk.shards import WHOLE, Shard
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
-from dml.ops.filesystem.files import remove_partial_files, replacing, write_text
+from dml.ops.filesystem.checksums import DamageError
 from dml.ops.filesystem.locks import FileLock
-from dml.ops.filesystem.plain_text import parse_json, read_bounded
+from dml.ops.run_folders.run_files import read_values, write_values
 from dml.ops.text.counts import format_count
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class EmbeddingParts:
         self.facts = dict(facts)
         self.part_size = -(-PART_SIZE // batch_size) * batch_size
         self._plan = {
-            "format": 2,
+            "format": 3,
             **self.facts,
             "images": len(paths),
             "listing": _hash_listing(paths, labels),
@@ -126,8 +127,7 @@ class EmbeddingParts:
         names = [self.paths[row] for row in rows], [self.labels[row] for row in rows]
         facts = {**self.facts, "plan": self._plan_hash, "part": str(part), "sizes": self._hash_sizes(part)}
         table = make_table(*names, vectors, facts)
-        with replacing(self._file(part)) as partial:
-            pq.write_table(table, partial, write_page_checksum=True)
+        write_parquet(self._file(part), table)
 
     def join(self, *, may_lack_images: bool) -> None:
         """Write the output out of all parts, and delete their folder.
@@ -160,10 +160,9 @@ class EmbeddingParts:
     def _read(self, part: int) -> pa.Table:
         file = self._file(part)
         try:
-            table = pq.ParquetFile(file, page_checksum_verification=True).read()
-        except (pa.ArrowException, OSError) as error:
-            line = " ".join(str(error).split())
-            raise InputError(f"{printable(file)}: damaged ({line}); delete it, and the same command goes on") from error
+            table = read_parquet(file)
+        except UnfitFileError as error:
+            raise InputError(f"{error}; delete it, and the same command goes on") from error
         metadata = table.schema.metadata or {}
         if (metadata.get(b"plan"), metadata.get(b"part")) != (self._plan_hash.encode(), str(part).encode()):
             raise InputError(f"{printable(file)}: of other images; delete it, and the same command goes on")
@@ -201,18 +200,17 @@ class EmbeddingParts:
         """Write the plan, or compare it with that of the parts that are there."""
         file = self.folder / PLAN
         if not file.is_file():
-            remove_partial_files(self.folder)
-            if stray := next((path.name for path in self.folder.iterdir() if not path.name.startswith(".lock")), None):
+            if stray := next((path.name for path in self.folder.iterdir() if not path.name.startswith(".")), None):
                 raise InputError(f"{printable(self.folder)}: holds something else ({printable(stray)}); delete it")
         elif self._read_plan(file) == self._plan:
             return
-        write_text(file, json.dumps(self._plan, indent=1) + "\n")
+        write_values(file, self._plan, {})
 
     def _read_plan(self, file: Path) -> dict[str, Any]:
         """Read the plan with which the folder was begun; one that differs is an error if there are parts."""
         try:
-            begun = dict(parse_json(read_bounded(file)))
-        except ValueError as error:
+            begun, _ = read_values(file)
+        except DamageError as error:
             raise InputError(f"{printable(file)}: damaged; delete the folder to begin again") from error
         if begun != self._plan and any(self.folder.glob("*.parquet")):
             key = next((key for key in MEANINGS if begun.get(key) != self._plan[key]), "format")

@@ -66,7 +66,8 @@ class Neighbor(Item):
 
     Args:
         score: similarity to the query, as `dml.Index.search` returns it.
-        same: whether the score is at least `dml.Index.threshold`; None if the index has none.
+        same: whether both are surely of one class: the score is at least `dml.Index.threshold`; None if the index has
+            none.
         probability: probability that both are of one class, see `dml.Index.calibration`; None if the index has none.
     """
 

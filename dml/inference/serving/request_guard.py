@@ -20,7 +20,10 @@ HEADERS = {
 """The headers of all answers: the page loads nothing from elsewhere, and no other page may load what it shows."""
 
 OTHER_SITES = ("cross-site", "same-site")
-"""The values of ``Sec-Fetch-Site`` with which browsers mark the requests of other pages."""
+"""The values of ``Sec-Fetch-Site`` with which browsers mark the requests of other pages.
+
+Where the server has a name of its own, and no TLS, they send none.
+"""
 
 
 class RequestGuard:
@@ -28,6 +31,9 @@ class RequestGuard:
 
     A page on the internet can make its visitor's browser send requests to the visitor's own machine. The browser
     wouldn't show that page the answers, but the network would compute them.
+
+    A request that states the length of its body in two ways is refused, and its connection closed: a proxy in between
+    may read the other one, and take the end of the body for the next request.
 
     A request that takes longer than the server waits for at its end is told so: that is no error of the application.
 
@@ -49,9 +55,7 @@ class RequestGuard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        is_foreign = scope["type"] == "http" and Headers(scope=scope).get("sec-fetch-site") in OTHER_SITES
-        if is_foreign and scope["path"].startswith("/api/"):
-            refusal = JSONResponse({"error": "requests of other web pages are refused"}, status_code=403)
+        if scope["type"] == "http" and (refusal := _refuse(scope["path"], Headers(scope=scope))):
             await refusal(scope, receive, send_with_headers)
             return
         try:
@@ -61,3 +65,21 @@ class RequestGuard:
                 raise
             refusal = JSONResponse({"error": "the server was stopped meanwhile"}, status_code=503)
             await refusal(scope, receive, send_with_headers)
+
+
+def _refuse(path: str, headers: Headers) -> JSONResponse | None:
+    """Return the answer to a request that is refused; None for any other."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        line = "a request with both Content-Length and Transfer-Encoding; send one of them"
+        return JSONResponse({"error": line}, status_code=400, headers={"Connection": "close"})
+    if path.startswith("/api/") and _is_of_another_page(headers):
+        return JSONResponse({"error": "requests of other web pages are refused"}, status_code=403)
+    return None
+
+
+def _is_of_another_page(headers: Headers) -> bool:
+    """Return whether a browser marked a request as that of another page; programs mark none."""
+    if site := headers.get("sec-fetch-site"):
+        return site in OTHER_SITES
+    page = headers.get("origin") or headers.get("referer")  # an address such as http://nas:8000/, or null
+    return page is not None and page.lower().split("/")[2:3] != [headers.get("host", "").lower()]

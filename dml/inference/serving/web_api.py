@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import resources
+from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
+from dml.evaluation.threshold.stored_calibration import describe_choice
 from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError
 from dml.inference.serving.request_guard import RequestGuard
 
@@ -48,6 +50,7 @@ class IndexFacts(BaseModel):
     geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
     threshold: float | None = Field(description="score from which on two images are judged to be of one class")
+    threshold_choice: str = Field(description="which threshold was chosen, as the end of a sentence")
     threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
     prior: float | None = Field(description="share of pairs of one class for which probabilities are")
     prior_is_of_labels: bool = Field(description="whether it is that of the labels, and not of the validation classes")
@@ -112,6 +115,7 @@ def describe_index(search: Search) -> IndexFacts:
         geometry=index.model.geometry,
         kind=index.vectors.factory,
         threshold=index.threshold,
+        threshold_choice=describe_choice(index.model.threshold_errors),
         threshold_errors={} if index.threshold is None else index.model.threshold_errors,
         prior=calibration.prior if (calibration := index.calibration) else None,
         prior_is_of_labels=index.items.same_share is not None,
@@ -185,16 +189,16 @@ async def search_by_upload(
     """Find the images that are most similar to the image in the body of the request."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise RefusedRequestError(415, "upload: a form; send the bytes of the image file as the body of the request")
-    content = bytearray()
+    content = BytesIO()  # its bytes are taken out without a copy of them
     try:
         await _read_body(request, content)
-        neighbors = await _compute(limiter, partial(search.find_similar, bytes(content), k, label))
+        neighbors = await _compute(limiter, partial(search.find_similar, content.getvalue(), k, label))
     finally:
-        request.app.state.upload_bytes -= len(content)
+        request.app.state.upload_bytes -= content.tell()
     return Neighbors(neighbors=neighbors)
 
 
-async def _read_body(request: Request, content: bytearray) -> None:
+async def _read_body(request: Request, content: BytesIO) -> None:
     """Append the body of a request to ``content``, and count its bytes among those of all uploads under way.
 
     Raises:
@@ -207,9 +211,8 @@ async def _read_body(request: Request, content: bytearray) -> None:
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
         raise refusal
     async for part in request.stream():
-        content += part
-        state.upload_bytes += len(part)
-        if len(content) > most:
+        state.upload_bytes += content.write(part)
+        if content.tell() > most:
             raise refusal
         if state.upload_bytes > LARGEST_UPLOADS * most:
             raise RefusedRequestError(503, "upload: others fill the server's memory; send it again in some seconds")

@@ -64,7 +64,7 @@ def seal_values(values: Mapping[str, Any], name: str, file_checksums: Mapping[st
     values expect numbers and strings.
 
     Args:
-        values: numbers, strings and booleans by name.
+        values: plain values by name.
         name: name of the file to which the values will be written.
         file_checksums: SHA-256 of other files, by file name.
     """
@@ -87,8 +87,6 @@ def unseal_values(sealed: Mapping[str, Any], name: str) -> tuple[dict[str, Any],
     """
     values = dict(sealed)
     text = values.pop(CHECKSUMS, "")
-    if nested := [key for key, value in values.items() if isinstance(value, dict | list)]:
-        raise DamageError(f"{nested[0]!r} is no number and no word")
     if CHECKSUMS not in sealed:
         if lost := [key for key, value in values.items() if isinstance(value, str) and f"{name}:" in value]:
             raise DamageError(f"its {CHECKSUMS} are named {lost[0]!r}")

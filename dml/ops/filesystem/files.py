@@ -1,17 +1,20 @@
-"""Functions that write files so that a file is either complete or missing, whatever interrupts the writing."""
+"""Functions that write files and folders so that each is complete or missing, whatever interrupts the writing."""
 
 import errno
 import os
 import re
 import secrets
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-PARTIAL = ".partial"
-"""The end of the name of a file that is being written."""
+PARTIAL, OLD = ".partial", ".old"
+"""The ends of the names of a file or folder that is being written, and of a folder that is being replaced."""
 _partial_files: set[Path] = set()
-"""The files that this process is writing."""
+"""The files and folders that this process is writing."""
 
 DISK_ERRORS = {
     errno.ENOSPC: "make room there",
@@ -45,25 +48,84 @@ def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
     """
     if path.is_dir():  # also "." and "/", which have no name to derive one from
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
-    try:  # a signal may raise an exception at any line from here on
-        _partial_files.add(partial)
+    with _writing(path) as partial:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield partial
         if on_disk:
             wait_for_disk(partial)
         partial.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # on a disk that has become read-only the file can't be deleted
-            partial.unlink(missing_ok=True)
-        refusal = disk_refusal(error) if isinstance(error, OSError | RuntimeError) else None
-        if refusal is not None and refusal.filename in (None, str(partial)):
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield the path of an empty folder to fill with files, which replaces ``path`` after the ``with`` body.
+
+    Where the system can exchange two folders, as Linux can on most disks, the old or the new one is at ``path`` at any
+    time. Elsewhere a process may be killed between two renamings; `clean_up` then puts the old one back.
+
+    Raises:
+        OSError: if the disk refuses the folder. The error names ``path``.
+    """
+    with _writing(path) as partial:
+        partial.mkdir(parents=True)
+        yield partial
+        for file in partial.iterdir():
+            wait_for_disk(file)
+        if not _exchange(partial, path):
+            if path.exists():
+                path.rename(partial.with_suffix(OLD))
+            partial.rename(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Yield a path beside ``path`` for what shall replace it, and clean up after the ``with`` body.
+
+    An error of the disk about a file there, or about none, names ``path`` instead.
+    """
+    beginning = str(path.with_name(f".{path.name}."))
+    partial = Path(f"{beginning}{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
+    try:  # a signal may raise an exception at any line from here on
+        _partial_files.add(partial)
+        yield partial
+    except (OSError, RuntimeError) as error:
+        refusal = error if isinstance(error, FileNotFoundError) else disk_refusal(error)
+        if refusal is not None and str(refusal.filename or beginning).startswith(beginning):
             raise OSError(refusal.errno, os.strerror(refusal.errno or 0), str(path)) from error
-        if isinstance(error, FileNotFoundError) and error.filename == str(partial):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
         raise
     finally:
         _partial_files.discard(partial)
+        clean_up(path)
+
+
+def clean_up(path: Path) -> None:
+    """Delete what processes left that ended while they replaced ``path``; put the old folder back if none is there."""
+    name = re.escape(path.name)  # older versions wrote names of the second kind
+    pattern = re.compile(rf"\.{name}\.(\d+-[0-9a-f]{{8}}\.(partial|old)|(partial|old)-[0-9a-f]{{8}})")
+    for left in sorted(path.parent.glob(".*")):  # the old folder before the partial one
+        if pattern.fullmatch(left.name) and not _may_be_in_use(left):
+            with suppress(OSError):  # on a disk that has become read-only nothing can be deleted
+                if left.suffix.startswith(OLD) and not path.exists():
+                    left.rename(path)
+                _delete(left)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two paths in one step; return False if one is missing, or the system can't."""
+    if sys.platform != "linux":
+        return False
+    import ctypes  # here, because only commands that save a model need it
+
+    rename: Any = getattr(ctypes.CDLL(None), "renameat2", lambda *_: -1)  # glibc has it from 2.28 on
+    working_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(working_folder, os.fsencode(first), working_folder, os.fsencode(second), exchange) == 0)
 
 
 def wait_for_disk(path: Path) -> None:
@@ -105,16 +167,18 @@ def remove_partial_files(folder: Path, left_alone: Path | None = None, *, is_sha
     """
     for partial in folder.rglob(f".*{PARTIAL}"):
         if left_alone not in partial.parents and not (is_shared and _may_be_in_use(partial)):
-            partial.unlink(missing_ok=True)
+            _delete(partial)
 
 
 def _may_be_in_use(partial: Path) -> bool:
-    """Return whether the process lives whose number `replacing` has written into a partial file's name."""
-    number = re.search(rf"\.(\d+)-[0-9a-f]+{PARTIAL}$", partial.name)
-    if number is None or not hasattr(os, "fork"):  # on Windows os.kill would end the process
+    """Return whether the process is at work whose number `_writing` has written into the name of a file or folder."""
+    number = re.search(r"\.(\d+)-[0-9a-f]+\.\w+$", partial.name)
+    if number is None:
         return False
     if int(number[1]) == os.getpid():
-        return partial in _partial_files
+        return partial.with_suffix(PARTIAL) in _partial_files
+    if not hasattr(os, "fork"):  # on Windows os.kill would end the process
+        return True
     try:
         with suppress(PermissionError):  # it lives, and is another user's
             os.kill(int(number[1]), 0)
@@ -126,7 +190,7 @@ def _may_be_in_use(partial: Path) -> bool:
 def remove_partial_files_of_this_process() -> None:
     """Delete the files that this process is writing; it is called before a process ends without other clean-up."""
     for partial in list(_partial_files):
-        partial.unlink(missing_ok=True)
+        _delete(partial)
 
 
 if hasattr(os, "register_at_fork"):

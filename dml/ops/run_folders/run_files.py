@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,34 +90,38 @@ def check_metrics(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {value!r}, not a number")
 
 
-def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str]) -> None:
+def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, str], *, on_disk: bool = False) -> None:
     """Write values by name to a JSON file, together with checksums.
 
     Args:
         path: path of the file.
-        values: numbers, strings and booleans by name. NaN becomes null, because JSON has no NaN.
+        values: plain values by name. NaN becomes null, because JSON has no NaN.
         checksums: checksums of other files, by file name; the checksum of the values is added to them.
+        on_disk: see `replacing`.
     """
-    with replacing(path) as partial:
+    with replacing(path, on_disk=on_disk) as partial:
         text = json.dumps(seal_values(replace_nan(values), path.name, checksums), indent=2)
         partial.write_text(f"{text}\n", encoding="utf-8")
 
 
-def read_values(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_values(path: Path, *, may_nest: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
     """Read the values and the checksums of other files that `write_values` wrote; older versions wrote no checksums.
 
     A null is NaN.
 
     Raises:
-        DamageError: if the values aren't as they were written.
+        DamageError: if the values aren't as they were written, or one is a list or dictionary without ``may_nest``.
     """
     try:
         content = parse_json(read_bounded(path))
     except ValueError as error:
         raise DamageError(f"no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise DamageError(f"it holds {type(content).__name__}, not metrics by name")
+        raise DamageError(f"it holds {type(content).__name__}, not values by name")
     values, checksums = unseal_values(content, path.name)
+    nested = [key for key, value in values.items() if isinstance(value, dict | list)]
+    if nested and not may_nest:
+        raise DamageError(f"{nested[0]!r} is no number and no word")
     return restore_nan(values), checksums
 
 
@@ -224,18 +229,19 @@ def remedy_for(path: Path, run: Path, *, is_resumable: bool) -> str:
         run: path of the run folder.
         is_resumable: whether the run has a checkpoint from which it can be resumed.
     """
+    resuming = shlex.quote(f"resume={run}")
     if path.parent.name == ".hydra":
         if is_resumable:
-            return f"delete {path.parent}, and resume={run} takes the overrides from checkpoints/last.ckpt"
+            return f"delete {path.parent}, and {resuming} takes the overrides from checkpoints/last.ckpt"
         return f"delete {run} and start the run again"
     if path.name == "metrics.csv":
         return "delete it to do without the history; nothing else is lost"
     if path.name == "raw_metrics.json":
-        return f"delete it, and resume={run} computes it again"
+        return f"delete it, and {resuming} computes it again"
     if path.name == "compression.json":
         return f"delete it, and dml compress {run} writes it anew"
     if path.name == "splits.json":
         return "delete it to go on without a comparison of the data with what it was"
     if is_resumable:
-        return f"resume={run} tests the run again and writes it anew"
+        return f"{resuming} tests the run again and writes it anew"
     return "test the checkpoint again"

@@ -1,6 +1,7 @@
 """The folder of a run: its files, its state, and the lock of the process that works in it."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -78,8 +79,9 @@ class RunFolder(RunPaths):
                 remove_partial_files(self.path, self.evaluations_folder)
                 yield
         except BlockingIOError as error:
+            resuming = shlex.quote(f"resume={self.path}")
             raise InputError(
-                f"{self.path}: {error.strerror} is training this run; resume={self.path} goes on with it after its end"
+                f"{self.path}: {error.strerror} is training this run; {resuming} goes on with it after its end"
             ) from error
 
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
@@ -315,6 +317,12 @@ def without_run_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def folders_below(folder: Path) -> list[RunFolder]:
     """Find the folders of runs and of evaluations in a folder, at any depth and in any state."""
     return [RunFolder(config.parents[1]) for config in sorted(folder.rglob(".hydra/config.yaml"))]
+
+
+def newest_runs(folder: Path) -> Iterator[RunFolder]:
+    """Find the runs in a folder, at any depth, the one that was started or resumed last before others."""
+    folders = sorted(folders_below(folder), key=lambda run: run.config_file.stat().st_mtime, reverse=True)
+    return (run for run in folders if not run.is_evaluation)
 
 
 def runs_below(folder: Path) -> list[RunFolder]:

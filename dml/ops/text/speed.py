@@ -18,11 +18,14 @@ class ProgressMeter:
 
     Args:
         interval: seconds between two lines.
+        first: seconds before the first line, if they are less; None for those between two.
         clock: function that returns the time in seconds.
     """
 
-    def __init__(self, interval: float = LINE_EVERY, clock: Callable[[], float] = monotonic) -> None:
-        self.interval, self.clock = interval, clock
+    def __init__(
+        self, interval: float = LINE_EVERY, first: float | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.interval, self.due_after, self.clock = interval, min(interval, first or interval), clock
         self.began = self.last_line = clock()
         self.done = self.images = 0
 
@@ -30,7 +33,7 @@ class ProgressMeter:
         """Count finished units of work and the images in them; return whether a line is due."""
         self.done += units
         self.images += images
-        return self.clock() - self.last_line >= self.interval
+        return self.clock() - self.last_line >= self.due_after
 
     def pause(self, seconds: float) -> None:
         """Exclude the seconds of other work from the images a second; the estimate of the time left includes them."""
@@ -45,5 +48,5 @@ class ProgressMeter:
         now = self.clock()
         speed = self.images / max(now - self.last_line, 1e-9)
         seconds = left * (now - self.began) / max(1, self.done)
-        self.last_line, self.images = now, 0
+        self.last_line, self.images, self.due_after = now, 0, self.interval
         return f"{speed:,.0f} images/s, {timedelta(seconds=round(seconds))} left"

@@ -1,5 +1,6 @@
 """The settings that a resumed run may not change, because what it has done so far depends on them."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -50,7 +51,7 @@ def check_resumed_settings(
         InputError: if it changes one of them.
     """
     before = open_stored(stored)
-    remedy = f"init={folder.last_checkpoint} begins a new run with its weights"
+    remedy = f"{shlex.quote(f'init={folder.last_checkpoint}')} begins a new run with its weights"
     stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)

@@ -7,6 +7,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
+from dml.evaluation.printed_metrics.metric_names import full_metric_name
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
@@ -40,7 +41,8 @@ class BestCheckpoint(ModelCheckpoint):
         if patience is not None and patience < 1:
             raise InputError(f"checkpoints.patience={patience}: a number of validations, 1 or more, or null")
         super().__init__(monitor=monitor, mode=mode, save_on_train_epoch_end=False, enable_version_counter=False)
-        self.metric, self.tie_breaker, self.patience = monitor, tie_breaker, patience
+        self.metric, self.tie_breaker = full_metric_name(monitor), tie_breaker and full_metric_name(tie_breaker)
+        self.patience = patience
         self._best_tie: float | None = None
         self._validations_since_best = 0
         self._last_global_step_saved = -1  # Lightning would skip the validation before the first step

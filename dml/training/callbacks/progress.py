@@ -6,43 +6,41 @@ from pytorch_lightning.callbacks import ProgressBar, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn, RichProgressBarTheme
 from rich.console import Console
 
+from dml.evaluation.printed_metrics.metric_descriptions import describe_metric, format_value
+from dml.evaluation.printed_metrics.metric_names import choose_shown_metrics
 from dml.ops.escaping import printable
+from dml.ops.text.console import console
 from dml.ops.text.speed import LINE_EVERY, ProgressMeter
-
-SHOWN = 4
-"""Metrics of a validation that are shown."""
-
 
 FIRST_ESTIMATE = 10
 """Batches after which the first line about the time left is printed into a file or a pipe."""
+TEST_ESTIMATE = 5.0
+"""Seconds of a test after which that line is printed; the first test is the first that a user waits for."""
 
 
 def make_progress() -> ProgressBar:
     """Make what shows how far a run is: a bar in a terminal; lines where output goes into a file or a pipe."""
-    console = Console()
     return Progress() if console.is_terminal and not console.is_dumb_terminal else ProgressLines()
 
 
 def validation_line(trainer: Trainer, split: str) -> str:
-    """Return the step and the first metrics of the validation that has just ended, level 0 before others.
-
-    Of recall at several K only the first is shown, so that the metric that chooses the checkpoint fits beside it.
-    """
+    """Return the step and the metrics of the validation that has just ended, see `choose_shown_metrics`."""
     values = {
-        name: value.item()
+        name.removeprefix(f"{split}/"): value.item()
         for name, value in trainer.callback_metrics.items()
-        if name.startswith(f"{split}/") and "/queries_" not in name  # which is a number of queries
+        if name.startswith(f"{split}/")
     }
-    finest = [name for name in values if name.startswith(f"{split}/level0/")]
-    by_metric: dict[str, str] = {}
-    for name in finest or values:
-        by_metric.setdefault(name.partition("@")[0], f"{name.rpartition('/')[2]} {values[name]:.1%}")
-    shown = ", ".join([*by_metric.values()][:SHOWN])
-    return printable(f"{split:8} step {trainer.global_step:,}: {shown}")
+    shown = [f"{name.rpartition('/')[2]} {_format(name, values[name])}" for name in choose_shown_metrics(values)]
+    return printable(f"{split:8} step {trainer.global_step:,}: {', '.join(shown)}")
+
+
+def _format(name: str, value: float) -> str:
+    metric = describe_metric(name)
+    return f"{format_value(value, metric)}{'%' if metric.shown_in_percent else ''}"
 
 
 class Progress(RichProgressBar):
-    """Lightning's Rich progress bar over the whole run, with the loss and the last validation's recall@1."""
+    """Lightning's Rich progress bar over the whole run, with the loss and the metrics of the last validation."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=4, theme=RichProgressBarTheme(metrics_format=".3f"))
@@ -63,6 +61,7 @@ class Progress(RichProgressBar):
         if self.is_enabled and self.progress is not None:
             line = validation_line(trainer, str(pl_module.validated_on))
             self.progress.console.print(line, highlight=False, soft_wrap=True, markup=False, emoji=False)
+            console.write_log(line, markup=False)
 
     def _get_train_description(self, current_epoch: int) -> str:  # noqa: ARG002
         return "Training"
@@ -133,7 +132,7 @@ class ProgressLines(ProgressBar):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the test's clock."""
-        self._evaluation = ProgressMeter(self.seconds_between_lines)
+        self._evaluation = ProgressMeter(self.seconds_between_lines, first=TEST_ESTIMATE)
 
     def on_validation_batch_end(
         self,
@@ -167,4 +166,7 @@ class ProgressLines(ProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the validation's metrics."""
         self._training.pause(monotonic() - self._validation_began)
-        self.print(validation_line(trainer, str(pl_module.validated_on)))
+        line = validation_line(trainer, str(pl_module.validated_on))
+        self.print(line)
+        if self._is_enabled:
+            console.write_log(line, markup=False)

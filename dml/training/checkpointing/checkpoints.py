@@ -1,5 +1,6 @@
 """The reading of checkpoints; `checkpoint_io` writes them. Models in use read them without Lightning."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +32,8 @@ def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]
     path = Path(path)
     if path.is_dir():
         file = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
-        remedy = f"checkpoint={file} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
+        argument = shlex.quote(f"checkpoint={file}")
+        remedy = f"{argument} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
         raise InputError(f"checkpoint={path}: a folder, not a file; {remedy}")
     if not path.is_file():
         raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
@@ -78,9 +80,10 @@ def _remedy(path: Path) -> str:
     other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
     if path == other or not other.is_file() or _describe_damage(other):
         return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
-    line = f"{other} is whole: checkpoint={other} tests it, init={other} begins a new run with its weights"
+    test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "init"))
+    line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
     if other.name == "last.ckpt":
-        line += f", resume={path.parents[1]} evaluation.selection=last goes on with its run"
+        line += f", {shlex.quote(f'resume={path.parents[1]}')} evaluation.selection=last goes on with its run"
     return line
 
 

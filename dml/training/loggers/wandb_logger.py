@@ -1,5 +1,6 @@
 """A run in Weights & Biases: its configuration, its metrics, and pictures of what it retrieves."""
 
+import os
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -14,6 +15,7 @@ from dml.data.image_files.images import LIMITS, read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report.sheets import choose_lowest, compare_classes, describe_first_match, score_queries
+from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
 
 ID_FILE = "wandb_id.txt"
@@ -30,6 +32,9 @@ class RunFolderWandbLogger(WandbLogger):
         worst_queries: number of rows in the table of worst queries.
         neighbors: number of nearest images in each row of that table.
         **settings: arguments of Lightning's WandbLogger and of ``wandb.init``.
+
+    Raises:
+        InputError: if runs are to be sent at once, and W&B doesn't let this machine in.
     """
 
     def __init__(
@@ -42,8 +47,8 @@ class RunFolderWandbLogger(WandbLogger):
         **settings: Any,
     ) -> None:
         super().__init__(save_dir=save_dir, id=id, **settings)
-        if id is None:
-            self._id = self._wandb_init["id"] = _read_or_create_id(Path(save_dir))
+        if not self._offline:
+            _log_in()
         if self._wandb_init.get("anonymous") is None:
             self._wandb_init.pop("anonymous", None)  # W&B warns of this argument, even if it is None.
         self.worst_queries, self.neighbors = worst_queries, neighbors
@@ -54,6 +59,8 @@ class RunFolderWandbLogger(WandbLogger):
         """The W&B run, which begins when this is first read; an earlier one of this process that is open has failed."""
         import wandb
 
+        if self._id is None:
+            self._id = self._wandb_init["id"] = _read_or_create_id(Path(str(self._save_dir)))
         if self._experiment is None and wandb.run is not None:
             if wandb.run.id == self._id:  # An earlier stage of this run has begun it.
                 self._experiment = wandb.run
@@ -113,6 +120,20 @@ class RunFolderWandbLogger(WandbLogger):
             values = (name, float(score.values[row]), describe_first_match(queries, row))
             table.add_data(_picture(queries.paths[row], name, limits), *values, *pictures)
         return table
+
+
+@rank_zero_only
+def _log_in() -> None:
+    """Make sure that W&B knows this machine's key; a person at a terminal is asked for a missing one."""
+    import wandb
+
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return
+    try:
+        wandb.login(verify=True)
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"logger=wandb: {reason} logger.loggers.wandb.offline=true sends the run later") from error
 
 
 def _picture(path: str, caption: str, limits: ImageLimits) -> Any:

@@ -3,6 +3,7 @@ from configurations import compose
 from omegaconf import OmegaConf
 
 from dml.commands.checks.config_types import OWN_KEYS, check_types, select_used_parts
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 
@@ -37,6 +38,29 @@ WRONG = {
 def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: str):
     with pytest.raises(InputError, match=WRONG[override]):
         check_types(compose("dataset=folder", override))
+
+
+def test_a_whole_number_may_be_written_as_1e3():
+    config = compose("dataset=folder", "trainer.max_steps=1e3", "seed=1e1")
+    config.trainer.limit_val_batches, config.loss.margin, changes = 1.0, 1.0, OmegaConf.create({"seed": 10.0})
+    check_types(config, changes)
+    assert [repr(value) for value in (config.trainer.max_steps, config.seed, changes.seed)] == ["1000", "10", "10"]
+    assert isinstance(config.trainer.limit_val_batches, float)  # a share
+    assert isinstance(config.loss.margin, float)
+    with pytest.raises(InputError, match=r"^seed=0\.5: must be a whole number"):
+        check_types(compose("seed=0.5"))
+
+
+def test_every_whole_number_may_be_written_with_a_point():
+    config = compose("dataset=folder", "trainer.max_epochs=3")
+    whole = {key for key, value in flat(OmegaConf.to_container(config, resolve=False)).items() if type(value) is int}
+    for key in whole:
+        OmegaConf.update(config, key, float(OmegaConf.select(config, key)))
+    check_types(config)
+    values = {key: OmegaConf.select(config, key) for key in whole}
+    assert {key for key, value in values.items() if isinstance(value, float) and value > 1} == {
+        "checkpoints.every_n_seconds"
+    }
 
 
 @pytest.mark.parametrize("command", ["prepare", "inspect", "audit", "shift"])

@@ -6,8 +6,7 @@ import pytest
 from configurations import CONF, compose
 from omegaconf import OmegaConf
 
-from dml.commands.checks.crop_sizes import check_crops
-from dml.commands.checks.training_checks import check_job
+from dml.commands.checks.training_checks import check_crops, check_job
 from dml.ops.errors import InputError
 
 CROP = "torchvision.transforms.v2.CenterCrop"

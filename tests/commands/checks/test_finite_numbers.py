@@ -1,7 +1,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from dml.commands.checks.finite_numbers import check_finite
+from dml.commands.checks.training_checks import check_finite
 from dml.ops.errors import InputError
 
 INFINITE, NAN = float("inf"), float("nan")

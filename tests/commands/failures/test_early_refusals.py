@@ -158,7 +158,7 @@ def test_a_file_of_the_users_own_that_makes_no_loss(
 def test_a_logger_that_is_not_installed(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logger: str
 ) -> None:
-    monkeypatch.setattr("dml.commands.checks.training_checks.find_spec", lambda _: None)
+    monkeypatch.setattr("dml.run.loop.find_spec", lambda _: None)
     assert f"logger={logger}: not installed; pip install 'dml[{logger}]'" in refused(f"logger={logger}")
     assert not list(tmp_path.iterdir())
 

@@ -235,14 +235,14 @@ def test_parts_of_something_else_are_refused(
     part = parts / "000000.parquet"
     content = part.read_bytes()
     part.write_bytes(content[:-9])
-    assert refusal(capsys, model, photos, output).startswith(f"error: {part}: damaged")
+    assert refusal(capsys, model, photos, output).startswith(f"error: {part}: is damaged")
     part.write_bytes((parts / "000001.parquet").read_bytes())
     assert refusal(capsys, model, photos, output) == (
         f"error: {part}: of other images; delete it, and the same command goes on"
     )
     part.unlink()
     (parts / "plan.json").write_text(json.dumps({"format": 1}))
-    assert "begun with another version of the files (1, now 2)" in refusal(capsys, model, photos, output)
+    assert "begun with another version of the files (1, now 3)" in refusal(capsys, model, photos, output)
     (parts / "plan.json").unlink()
     assert "holds something else (000" in refusal(capsys, model, photos, output)
 

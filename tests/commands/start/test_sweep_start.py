@@ -1,5 +1,6 @@
 """What happens before the first run of a sweep: searches that can't succeed end with one line, and leave nothing."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_a_search_is_checked_before_its_first_run(
     root = [] if mistake.startswith("dataset.root") else [f"dataset.root={small_emoji}"]
     # one line alone: no run has said that it failed
     assert line in refused(*TRIED, *root, "loss.margin=interval(0.2,0.8)", mistake)
+    assert not [*tmp_path.rglob("*")]
+
+
+@pytest.mark.parametrize(("choice", "library"), [("sweep=optuna", "optuna"), ("launcher=joblib", "joblib")])
+def test_a_library_that_is_missing_beside_its_plugin_is_told_before_the_first_run(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, library: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, library, None)
+    line = refused("-m", choice, "seed=1,2", *PLAIN)
+    assert line == f"error: {library}: not installed; pip install 'dml[{library}]'"
     assert not [*tmp_path.rglob("*")]
 
 

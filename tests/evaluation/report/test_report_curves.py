@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription
 from dml.evaluation.report.curves import (
     HEIGHT,
     MOST_POINTS,
@@ -83,6 +84,20 @@ def test_lines_show_the_values() -> None:
 def test_a_validation_on_the_test_split_is_called_that() -> None:
     (chart,) = make_charts([{"step": 1.0, "test/level1/map@r": 0.5}], LEVELS, tested=None)
     assert chart.title == "Test MAP@R, %"
+
+
+def test_each_metric_of_a_validation_has_a_chart_but_those_of_single_heads() -> None:
+    names = ["level0/recall@10", "level0/recall@20", "level1/recall@10", "level0/nmi", "level1/nmi", "h_ap", "mean/ap"]
+    names += ["level0/first_rank", "heads/H/level0/asi", "level0/queries_without_positives", "level7/ndcg"]
+    rank = MetricDescription("first_rank", "first rank", higher_is_better=False, shown_in_percent=False)
+    charts = make_charts([{"step": 1.0} | {f"val/{name}": 0.5 for name in names}], LEVELS, None, custom=[rank])
+    assert {chart.title: [(curve.name, curve.last) for curve in chart.curves] for chart in charts} == {
+        "Validation recall@10, %": [("fine", "50"), ("coarse", "50")],
+        "Validation NMI, %": [("fine", "50"), ("coarse", "50")],
+        "Validation H-AP, %": [("all levels", "50")],
+        "Validation AP, %": [("mean", "50")],
+        "Validation first rank": [("fine", "0.5")],
+    }
 
 
 @pytest.mark.parametrize("share", [0.0, 0.004, 0.75, 1.0])

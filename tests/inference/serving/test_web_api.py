@@ -5,13 +5,15 @@ import select
 import socket
 import struct
 import time
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +25,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from served_index import CALIBRATION_OF_INDEX, HOSTS, LIMITS, THRESHOLD, build_index, served
 
+from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
 from dml.inference.serving import http_deadlines, web_api
 from dml.inference.serving.http_server import open_listener
@@ -245,6 +248,59 @@ def test_other_origins_are_kept_away(client: TestClient) -> None:
         assert "access-control-allow-origin" not in headers
 
 
+@pytest.mark.parametrize(
+    ("headers", "is_foreign"),
+    [
+        ({}, False),  # a program
+        ({"origin": "http://nas.example:8000"}, False),
+        ({"origin": "http://NAS.example:8000"}, False),
+        ({"origin": "https://nas.example:8000"}, False),  # behind a proxy
+        ({"referer": "http://nas.example:8000/"}, False),
+        ({"sec-fetch-site": "same-origin", "origin": "https://photos.example"}, False),  # behind a proxy
+        ({"sec-fetch-site": "none", "referer": "http://evil.example/"}, False),
+        ({"origin": "http://evil.example"}, True),
+        ({"origin": "null"}, True),  # a sandboxed frame, or a page without referrers
+        ({"origin": "http://nas.example"}, True),
+        ({"origin": "http://nas.example:8001", "referer": "http://nas.example:8000/"}, True),
+        ({"origin": "http://evil.example/nas.example:8000"}, True),
+        ({"referer": "http://evil.example/nas.example:8000"}, True),
+        ({"referer": "http://nas.example:8000@evil.example/"}, True),
+        ({"referer": "http://["}, True),
+        ({"sec-fetch-site": "cross-site", "origin": "http://nas.example:8000"}, True),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_requests_of_other_pages_are_refused_where_browsers_name_no_site(
+    index: Index, headers: dict[str, str], is_foreign: bool, method: str
+) -> None:
+    """Browsers send Sec-Fetch-Site to encrypted pages and to their own machine alone."""
+    with TestClient(create_app(ImageSearch(index, LIMITS), ["nas.example"])) as client:
+        headers = {"host": "nas.example:8000", **headers}
+        path, content = ("/api/search?k=1", read(index, 0)) if method == "POST" else ("/api/items/0/neighbors", None)
+        response = client.request(method, path, headers=headers, content=content)
+        if is_foreign:
+            assert refusal(response, 403) == "requests of other web pages are refused"
+            assert client.get("/", headers=headers).status_code == 200  # a link to the page
+        else:
+            assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", [b"/api/search?k=1", b"/", b"/nothing"])
+def test_a_body_of_two_lengths_ends_the_connection(address: str, path: bytes) -> None:
+    """A proxy in front may count the other length, and let the rest of the body be a request of somebody else."""
+    lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    hidden = b"GET /api/index HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(address) as connection:
+        connection.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + lengths + b"0\r\n\r\n" + hidden)
+        received = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(100_000):
+                received += part
+    assert received.startswith(b"HTTP/1.1 400")
+    assert b"Content-Length and Transfer-Encoding" in received
+    assert received.count(b"HTTP/1.1") == 1
+
+
 def test_a_bug_is_no_answer_of_its_own(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     search = ImageSearch(index)
     monkeypatch.setattr(search, "get_item", lambda item: 1 / 0)
@@ -390,3 +446,22 @@ def test_unfinished_uploads_have_a_bound_of_memory(index: Index, monkeypatch: py
             connection.request("POST", "/api/search?k=1", body=content)
             assert connection.getresponse().status == 200
             connection.close()
+
+
+def test_waiting_uploads_take_the_memory_of_their_bytes(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, number, is_over = 4 << 20, 6, Event()
+    search = ImageSearch(index, ImageLimits(max_image_bytes=size, max_pixels=1_000_000))
+    monkeypatch.setattr(search, "find_similar", lambda *_: is_over.wait(60) and [])
+    request = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
+    with served(search) as address, ExitStack() as connections:
+        tracemalloc.start()
+        for _ in range(number):
+            connections.enter_context(connect(address)).sendall(request)
+        end = time.monotonic() + 60
+        while tracemalloc.get_traced_memory()[0] < number * size and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        is_over.set()
+    assert number * size <= peak < 1.4 * number * size

@@ -1,11 +1,12 @@
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder, RunState, configuration_id, folders_below
+from dml.ops.run_folders.run_folder import RunFolder, RunState, configuration_id, folders_below, newest_runs
 
 CONFIG = {"seed": 1, "optimizer": {"lr": 1e-5}}
 HYDRA = "hydra: {runtime: {choices: {loss: rll, experiment: null, hydra/launcher: basic}}}\n"
@@ -109,6 +110,14 @@ def test_folders_at_any_depth(tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         begun(tmp_path / name)
     assert [folder.path for folder in folders_below(tmp_path)] == [tmp_path / "a", tmp_path / "b" / "c"]
+
+
+def test_the_newest_run_is_the_one_that_was_started_last(tmp_path: Path) -> None:
+    for age, name in enumerate(("a", "b/c", "b/c/evaluations/d")):
+        config = begun(tmp_path / name, "checkpoint: x.ckpt\n" if "evaluations" in name else "seed: 1\n").config_file
+        os.utime(config, (1000 + age, 1000 + age))
+    assert [run.path for run in newest_runs(tmp_path)] == [tmp_path / "b" / "c", tmp_path / "a"]
+    assert list(newest_runs(tmp_path / "none")) == []
 
 
 def test_a_configuration_is_known_by_its_values() -> None:

@@ -39,6 +39,10 @@ class Counting(LightningModule):
             self.log(f"val/level1/recall@{k}", 0.9)
             self.log(f"val/level0/recall@{k}", 0.5 + k / 100)
         self.log("val/level0/map@r", 0.4)
+        self.log("val/heads/H/h_ap", 0.9)
+        self.log("val/queries_without_positives", 7.0)
+        self.log("val/h_ap", 0.3)
+        self.log("val/level0/opis", 0.0125)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -70,7 +74,7 @@ def test_lines_say_how_far_training_is(capsys: pytest.CaptureFixture[str], accum
     trained = [match.groups() for line in lines if (match := TRAINING.fullmatch(line))]
     expected = [(str(batch // accumulated), str((batch - 1) // accumulated)) for batch in range(1, 6 * accumulated + 1)]
     assert trained == expected
-    assert lines.count("val      step 6: recall@1 51.0%, map@r 40.0%") >= 1
+    assert lines.count("val      step 6: recall@1 51.0%, map@r 40.0%, h_ap 30.0%, opis 0.0125") >= 1
     assert [line.partition(", ")[0] for line in lines if line.startswith("validating")][:3] == [
         f"validating batch {batch} of 3" for batch in (1, 2, 3)
     ]
@@ -78,13 +82,24 @@ def test_lines_say_how_far_training_is(capsys: pytest.CaptureFixture[str], accum
 
 def test_lines_are_rare_but_a_validation_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     run(ProgressLines())
-    assert capsys.readouterr().out.splitlines() == ["val      step 6: recall@1 51.0%, map@r 40.0%"]
+    assert capsys.readouterr().out.splitlines() == [
+        "val      step 6: recall@1 51.0%, map@r 40.0%, h_ap 30.0%, opis 0.0125"
+    ]
 
 
 def test_lines_say_how_far_a_test_is(capsys: pytest.CaptureFixture[str]) -> None:
     trainer(ProgressLines(seconds_between_lines=0)).test(Counting(), batches(2), verbose=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 2", "testing  batch 2 of 2"]
+
+
+def test_a_test_says_early_how_long_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TEST_ESTIMATE", 1e-9)
+    trainer(ProgressLines()).test(Counting(), batches(3), verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(", ")[0] for line in lines] == ["testing  batch 1 of 3"]
 
 
 def test_one_process_of_several_tells(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +115,7 @@ def test_a_terminal_shows_a_bar_and_each_validation(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pytorch_lightning.callbacks.progress.rich_progress.get_console", lambda: console)
     run(Progress())
     text = re.sub(r"\x1b\[[\d;?]*\w", "", screen.getvalue())
-    assert "val      step 6: recall@1 51.0%, map@r 40.0%" in text
+    assert "val      step 6: recall@1 51.0%, map@r 40.0%, h_ap 30.0%, opis 0.0125" in text
     assert re.search(r"Training .* 6/6 .*loss: 5\.000", text)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Here
+import wandb
+from conftest import SMALL, Here, Refused
 from runs import metrics
 
 from dml.training.loggers.wandb_logger import RunFolderWandbLogger
@@ -78,6 +79,23 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "DATA_DIR": "data", "CACHE_DIR": "cache"}
     for name, value in named.items():
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / value) if name.endswith("_DIR") else value)
+
+
+def test_a_machine_that_wandb_does_not_know_is_told_before_any_data_is_read(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_MODE")
+
+    def refuse(**_: Any) -> None:
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.")
+
+    monkeypatch.setattr(wandb, "login", refuse)
+    monkeypatch.setattr("dml.run.builders.build_table", lambda *_: pytest.fail("it was told too late"))
+    line = refused(*SMALL, "logger=wandb", "logger.loggers.wandb.offline=false")
+    assert line.startswith("error: logger=wandb: No API key configured. Use `wandb login` to log in. ")
+    assert line.endswith(" logger.loggers.wandb.offline=true sends the run later")
+    assert not [*tmp_path.rglob("*.*")]
 
 
 @pytest.mark.thorough

@@ -1,0 +1,268 @@
+"""Saved models and indexes: damage to a file is noticed, and a killed save leaves the old one or the new one."""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from small_embedders import SETTINGS, make_model
+
+import dml
+from dml.inference.bulk.embedding_parts import EmbeddingParts
+from dml.inference.image_embedder import ImageEmbedder
+from dml.ops.errors import InputError
+from dml.ops.filesystem import files
+from dml.ops.filesystem.checksums import CHECKSUMS
+from dml.retrieval.vector_index import VectorIndex
+
+pytest_plugins = ("small_embedders",)
+
+FLIPS = 40
+NOT_READ = ("README.md",)
+"""Files for people, which may edit them."""
+
+
+def make_described_model(seed: int = 0) -> ImageEmbedder:
+    """Make a model with everything that describes a trained one."""
+    settings = replace(
+        SETTINGS,
+        metrics={"level0/recall@1": 0.8125, "level0/map@r": math.nan, "threshold/similarity": 0.7},
+        training={"step": 3, "stage": 0, "run": "a"},
+        class_names=("cat", "Zo\xeb"),
+        picture=b"a picture",
+    )
+    return ImageEmbedder(make_model(seed).model, settings, device="cpu")
+
+
+def read_model(folder: Path) -> Any:
+    model = dml.load(folder, device="cpu")
+    vectors = model.embed_batch(torch.full((1, 3, 28, 28), 99, dtype=torch.uint8))
+    return repr(model.settings), model.settings.picture, model.heads, model.fingerprint, vectors.tobytes()
+
+
+def read_index(folder: Path) -> Any:
+    index = dml.Index.load(folder, device="cpu")
+    scores, positions = index.search_positions(np.eye(8, dtype=np.float32), k=12)
+    items = [column.tolist() for column in (index.items.ids, index.items.paths, index.items.labels)]
+    vectors = index.vectors
+    return items, scores.tobytes(), positions.tolist(), vectors.parameters, vectors.factory, index._next_id
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingParts:
+    """The first of two parts of a file of embedded images."""
+    folder = tmp_path_factory.mktemp("parts")
+    names = [f"/gone/{number}.png" for number in range(1100)]
+    parts = EmbeddingParts(folder / "vectors.npz", names, ["a", "b"] * 550, {"fingerprint": "f", "geometry": "g"}, 32)
+    parts.folder.mkdir()
+    parts._check_plan()
+    parts.write(0, np.random.default_rng(0).normal(size=(1024, 4)).astype(np.float32))
+    return parts
+
+
+@pytest.fixture(scope="module")
+def folders(photos: Path, tmp_path_factory: pytest.TempPathFactory, parts: EmbeddingParts) -> dict[str, Path]:
+    folder, model = tmp_path_factory.mktemp("saved"), make_described_model()
+    index = dml.Index.build(model, photos, factory="IVF3,Flat", parameters="nprobe=2")
+    return {
+        "model": model.save_pretrained(folder / "model"),
+        "index": index.save(folder / "index"),
+        "parts": parts.folder,
+    }
+
+
+def flip_bits(content: bytes, seed: int) -> Iterator[tuple[int, bytes]]:
+    """Flip one bit, anywhere and near both ends -> its number, and the content."""
+    drawn = random.Random(seed)
+    ends = [*range(80 * 8), *range(max(0, 8 * len(content) - 200 * 8), 8 * len(content))]
+    for bit in (*drawn.choices(range(8 * len(content)), k=FLIPS), *drawn.choices(ends, k=FLIPS)):
+        flipped = bytearray(content)
+        flipped[bit // 8 % len(content)] ^= 1 << bit % 8
+        yield bit, bytes(flipped)
+
+
+@pytest.mark.parametrize("kind", ["model", "index", "parts"])
+def test_a_flipped_bit_changes_nothing_without_a_word(
+    folders: dict[str, Path], parts: EmbeddingParts, tmp_path: Path, kind: str
+) -> None:
+    def read_parts(_: Path) -> Any:
+        parts._check_plan()
+        return parts._read(0).to_pydict()
+
+    read = {"model": read_model, "index": read_index, "parts": read_parts}[kind]
+    folder = folders[kind] if kind == "parts" else Path(shutil.copytree(folders[kind], tmp_path / kind))
+    expected, lines = read(folder), []
+    names = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_READ]
+    for number, path in enumerate(names):
+        content = path.read_bytes()
+        for bit, flipped in flip_bits(content, number):
+            path.write_bytes(flipped)
+            try:
+                assert read(folder) == expected, f"{path.name}, bit {bit}: another content without a word"
+            except InputError as error:
+                lines.append(str(error))
+        path.write_bytes(content)
+    assert len(lines) > FLIPS * len(names)
+    assert not any("\n" in line for line in lines)
+    assert read(folder) == expected
+
+
+def test_files_of_the_last_version_are_read(folders: dict[str, Path], tmp_path: Path) -> None:
+    """It wrote no checksums of descriptions and configurations, and those of an index's files by their kind."""
+    expected = {kind: read(folders[kind]) for kind, read in (("model", read_model), ("index", read_index))}
+    for kind, read in (("model", read_model), ("index", read_index)):
+        folder = Path(shutil.copytree(folders[kind], tmp_path / kind))
+        for config in folder.rglob("config.yaml"):
+            config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()), sort_keys=False))
+        for path in folder.rglob("*.json"):
+            description = json.loads(path.read_text())
+            checksums = dict(part.split(":") for part in description.pop(CHECKSUMS).split())
+            if kind == "index" and path.name == "index.json":
+                names = {key: description["files"][key] for key in ("vectors", "items")}
+                description |= {"format": 1, "sha256": {key: checksums[name] for key, name in names.items()}}
+            path.write_text(json.dumps(description))
+        assert read(folder) == expected[kind]
+    vectors = next((tmp_path / "index").glob("vectors-*"))
+    vectors.write_bytes(vectors.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=f"{vectors.name}: missing, or not as it was written"):
+        read_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PQ4x4", "IVF4,PQ4x4", "PCA4,SQ8"])
+def test_a_damaged_file_of_vectors_is_one_line(tmp_path: Path, factory: str) -> None:
+    """Without the checksum of index.json: a damaged size asks for any memory."""
+    vectors, path = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32), tmp_path / "vectors.faiss"
+    index = VectorIndex(8, factory)
+    if index.needs_training:
+        index._train(vectors)
+    index.add(vectors, np.arange(64))
+    index.write(path)
+    content = path.read_bytes()
+    for place in (*range(100), *random.Random(0).choices(range(len(content)), k=FLIPS)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0xC1]) + content[place + 1 :])
+        with suppress(InputError):
+            VectorIndex.read(path, factory)
+
+
+def run_until(line: int, action: Callable[[], Any], functions: tuple[str, ...]) -> bool:
+    """Do something in a copy of this process, which ends before a line of some functions -> whether it was completed.
+
+    Args:
+        line: number of the line among those of the functions that the process executes, from 1 on.
+        action: what the process does.
+        functions: names of functions of dml.
+    """
+    executed = count(1)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name not in functions:
+            return None
+        if event == "line" and next(executed) == line:
+            os._exit(9)
+        return trace
+
+    def run() -> None:
+        sys.settrace(trace)
+        action()
+        sys.settrace(None)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode in (0, 9)
+    return process.exitcode == 0
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize(("can_exchange", "first_line"), [(can, line) for line in (1, 2, 3) for can in (True, False)])
+def test_a_save_that_is_killed_leaves_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool, first_line: int
+) -> None:
+    if not can_exchange:  # as on other systems and file systems
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    old, new, path = make_described_model(0), make_described_model(1), tmp_path / "saved"
+    functions = ("save_folder", "replacing_folder", "_exchange", "clean_up", "_delete")
+    fingerprints = []
+    for line in count(first_line, 3):
+        shutil.rmtree(path, ignore_errors=True)
+        old.save_pretrained(path)
+        is_completed = run_until(line, lambda: new.save_pretrained(path), functions)
+        fingerprints.append(dml.load(path).fingerprint)
+        new.save_pretrained(path)
+        assert [left.name for left in tmp_path.iterdir()] == ["saved"], f"killed before line {line}"
+        assert dml.load(path).fingerprint == new.fingerprint
+        if is_completed:
+            break
+    assert fingerprints == sorted(fingerprints, key=[old.fingerprint, new.fingerprint].index)
+    assert len(fingerprints) > 10
+
+
+def test_what_a_killed_save_of_the_last_version_left_is_put_back(tmp_path: Path) -> None:
+    model, path = make_described_model(), tmp_path / "saved"
+    model.save_pretrained(path).rename(tmp_path / ".saved.old-0123abcd")
+    (tmp_path / ".saved.partial-0123abcd").mkdir()
+    assert dml.load(path).fingerprint == model.fingerprint
+    (tmp_path / ".saved.partial-89abcdef").mkdir()
+    model.save_pretrained(path)
+    assert [left.name for left in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_save_that_is_killed_leaves_an_index(photos: Path, tmp_path: Path) -> None:
+    index, path = dml.Index.build(make_described_model(), photos), tmp_path / "index"
+    sizes, removed = [], str(index.items.paths[0])
+    for line in count(1, 7):
+        shutil.rmtree(path, ignore_errors=True)
+        index.save(path)
+        index.remove(removed)
+        is_completed = run_until(line, lambda: index.save(path), ("write", "replacing", "remove_unused_versions"))
+        sizes.append(len(dml.Index.load(path)))
+        index.save(path)
+        assert len(list(path.iterdir())) == 4, f"killed before line {line}"
+        assert len(dml.Index.load(path)) == 11
+        index.add([removed])
+        if is_completed:
+            break
+    assert sizes == sorted(sizes, reverse=True)
+    assert {*sizes} == {11, 12}
+
+
+def test_what_a_killed_process_was_writing_is_deleted_by_the_next(tmp_path: Path) -> None:
+    """Also beside a file of the user, such as the one that dml export or dml embed writes."""
+    path, functions = tmp_path / "model.onnx", ("write_text", "replacing")
+    is_completed, line = False, 0
+    while not is_completed:
+        line += 1
+        is_completed = run_until(line, lambda: files.write_text(path, "new"), functions)
+        files.write_text(path, "newer")
+        assert [left.name for left in tmp_path.iterdir()] == ["model.onnx"], f"killed before line {line}"
+    assert line > 5
+
+
+def test_a_users_own_files_and_other_peoples_partial_ones_stay(tmp_path: Path) -> None:
+    names = (
+        ".saved.old",
+        ".saved.old-2024",
+        ".saved.b.old-0123abcd",
+        ".saved.2024-backup.old",
+        ".saved.v2.1-0123abcd.old",
+        f".saved.{os.getppid()}-0123abcd.partial",
+    )
+    for name in names:
+        (tmp_path / name).mkdir()
+    make_described_model().save_pretrained(tmp_path / "saved")
+    assert sorted(left.name for left in tmp_path.iterdir()) == sorted([*names, "saved"])
