@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dml.ops.errors import InputError
 from dml.ops.filesystem.plain_text import parse_yaml
 from dml.run.config_folders import quote
 from dml.studies.paper_tables import find_tables

@@ -72,6 +72,7 @@ def draw_intervals(names: Sequence[str], series: Mapping[str, Points], descripti
             below = [center - low for center, low in zip(centers, lows, strict=True)]
             above = [high - center for center, high in zip(centers, highs, strict=True)]
             heights = [row + shift for row in points]
-            style = {"fmt": "o", "markersize": 3, "linewidth": 1}
-            axes.errorbar(centers, heights, xerr=[below, above], color=color, label=name, **style)
+            axes.errorbar(
+                centers, heights, xerr=[below, above], fmt="o", markersize=3, linewidth=1, color=color, label=name
+            )
         figure.legend(loc="outside upper center", ncols=len(series), frameon=False)

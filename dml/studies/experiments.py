@@ -47,6 +47,9 @@ SMALL_VALUES = {
 }
 """Overrides of every small experiment."""
 
+ADDED_VALUES = {"evaluation.validation_metrics": "auto"}
+"""Values of options that older versions did not have, and with which a training is that of the older versions."""
+
 EPOCH = 250
 """Steps that stand for an epoch, whose length follows from the data."""
 
@@ -82,6 +85,7 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
     values = {key: value for key, value in values.items() if not is_below(key, IGNORED_KEYS)}
+    values = dict(values.items() - ADDED_VALUES.items())
     if root is not None:
         values["dataset.root"] = str(root)
     if values.get("evaluation.threshold.wrong_share") == 0.05:

@@ -38,7 +38,7 @@ def render(template: str, filters: Mapping[str, Callable[..., Any]] | None = Non
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701  pages are Markdown
     )
-    environment.filters |= FILTERS | (filters or {})
+    environment.filters |= {**FILTERS, **(filters or {})}
     page = environment.get_template(template).render(**values)
     return "\n".join(line.rstrip() for line in page.splitlines()).rstrip() + "\n"
 
@@ -57,7 +57,7 @@ def _render(template: str, study: Study, results: Results, **values: Any) -> str
         "tested": describe_runs,
         "matrix": compare_pairs,
     }
-    return render(template, **study.content | functions | {"study": study, "results": results} | values)
+    return render(template, **{**study.content, **functions, "study": study, "results": results, **values})
 
 
 def write_summary(study: Study, results: Results, docs: Path) -> None:

@@ -154,7 +154,7 @@ def _comment_paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _overrides_by_line(text: str) -> dict[int, list[str]]:
-    """Return the overrides that have the effect of each line of a file: {7: ["loss=nra"], 9: ["optimizer.lr=0.001"]}."""
+    """Return the overrides that have the effect of each line of a file, such as {7: ["loss=nra"]}."""
     values, by_line = parse_yaml(text) or {}, dict[int, list[str]]()
     flat_values = flat(values)
 

@@ -1,17 +1,21 @@
 """The runs of a study: their folders, their command lines, the data that they read, and how they are started."""
 
+import multiprocessing
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing import forkserver
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.failures.error_lines import print_line
+from dml.commands.hydra_command import main
 from dml.ops.configuration.nested import is_below
 from dml.ops.configuration.overrides import check_set_elsewhere, key_of
 from dml.ops.errors import InputError
@@ -127,6 +131,7 @@ class Plan:
         data: folder that holds the folders of the data sets; None if the user gave none.
         jobs: number of runs at a time.
         launcher: choice of conf/launcher.
+        runs_copies: whether the launcher `BASIC` runs trainings by `run_forks`, which is quicker for small ones.
 
     Raises:
         InputError: if an override sets what the study sets.
@@ -139,6 +144,7 @@ class Plan:
     data: Path | None = None
     jobs: int = 1
     launcher: str = BASIC
+    runs_copies: bool = False
     _runs: dict[Training, list[Run]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -181,6 +187,7 @@ class Plan:
         missing = [run for run in distinct if not run.is_finished]
         print_line(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
         commands = [self.command(run) for run in missing]  # before the threads: Hydra composes in one
+        run_commands = run_forks if self.runs_copies and self.launcher == BASIC else run_processes
         return run_commands(commands, self.jobs) and not all(run.is_finished for run in missing)
 
     def command(self, run: Run) -> list[str]:
@@ -235,7 +242,7 @@ def check_data(name: str, runs: Iterable[Run], data: Path | None) -> None:
             raise InputError(f"--data {data}: no {below} in it, which {name} wants")
 
 
-def run_commands(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
+def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
     """Run ``python -m dml`` with the arguments of each command, so many at a time -> whether a command failed.
 
     Args:
@@ -245,15 +252,52 @@ def run_commands(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
     environment = python_environment(**threads, **{child_processes.STARTED_BY: str(os.getpid())})
 
-    def run(number: int, arguments: Sequence[str]) -> int | None:
-        if signals.state.signum is not None:
-            return None
-        print_line(f"[{number} of {len(commands)}] {format_command(arguments)}")
+    def run(arguments: Sequence[str]) -> int:
         name, *overrides = arguments
         return run_process([*python_command(name), *overrides], env=environment)
 
+    return _run_at_a_time(run, commands, jobs)
+
+
+def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
+    """Do the work of `run_processes` for many small runs on CPU, in copies of a process that has loaded the libraries.
+
+    Loading the libraries takes eight seconds. Runs on several GPUs need `run_processes`: Lightning starts a process
+    for each GPU by repeating the command line, which is another one in a copy.
+    """
+    if jobs > 1:
+        os.environ["OMP_NUM_THREADS"] = "1"  # the copied process reads it when it begins
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["dml.run.jobs"])
+    with child_processes.blocking_ctrl_c():  # in it, and in its copies
+        forkserver.ensure_running()
+
+    def run(arguments: Sequence[str]) -> int | None:
+        process = server.Process(target=_run_command, args=(arguments,))
+        process.start()
+        if signals.state.signum is not None:  # it came too early for this process
+            child_processes.pass_on(signals.state.signum)
+        process.join()
+        return process.exitcode
+
+    return _run_at_a_time(run, commands, jobs)
+
+
+def _run_command(arguments: Sequence[str]) -> None:
+    signals.handle_signals(is_silent=True)
+    sys.argv = ["dml", *arguments]
+    main(arguments[0], is_named=True)
+
+
+def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
+    def run_unless_stopped(number: int, arguments: Sequence[str]) -> int | None:
+        if signals.state.signum is not None:
+            return None
+        print_line(f"[{number} of {len(commands)}] {format_command(arguments)}")
+        return run(arguments)
+
     with signals.waiting_for_processes(), ThreadPoolExecutor(jobs) as pool:
-        return any(list(pool.map(run, range(1, len(commands) + 1), commands)))
+        return any(list(pool.map(run_unless_stopped, range(1, len(commands) + 1), commands)))
 
 
 def format_command(arguments: Sequence[str]) -> str:

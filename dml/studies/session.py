@@ -1,6 +1,7 @@
 """One call of ``dml study``: trains a study, keeps its results, and shows or writes its page."""
 
 import argparse
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,7 +38,16 @@ class Session:
         seeds = 1 if is_small and not any(word.startswith("seeds=") for word in options.settings) else study.seeds
         outputs = (options.outputs or study.outputs) / ("smoke" if is_small else "")
         self.study = study
-        self.plan = Plan(outputs, seeds, is_small, tuple(options.set), options.data, options.jobs, options.launcher)
+        self.plan = Plan(
+            outputs,
+            seeds,
+            is_small,
+            tuple(options.set),
+            options.data,
+            options.jobs,
+            options.launcher,
+            runs_copies=study.kind == "file" or (study.kind == "figure" and options.data is None),
+        )
         self._docs: Path = options.docs
         self._name = study.name_results(self.plan.departures)
         self._file = (self._docs if study.kind == "file" else outputs) / f"{self._name}.parquet"
@@ -95,7 +105,11 @@ class Session:
             return figures.render_values(figures.collect_values(study, results, self.plan)[0])
         if not results:
             raise InputError(f"{self._file}: holds no results; dml study {study.name} run makes them")
-        return claims.render_claims(study, results) if "claims" in study.content else render_page(study, results)
+        if "claims" in study.content:
+            return claims.render_claims(study, results)
+        overrides = [f"--set={override}" for override in self.plan.departures]
+        command = shlex.join(["dml", "study", study.name, "run", *study.changes, *overrides])
+        return render_page(study, results, command=command)
 
     def _draw_figure(self, results: Results) -> None:
         """Draw a figure, and write its numbers to a file; without a finished run an earlier picture stays."""

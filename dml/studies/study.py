@@ -346,7 +346,8 @@ def _make_search(content: Mapping[str, Any], row: Mapping[str, Any], name: str) 
         raise InputError(f"row {name}: tune and by go together")
     score, overrides = row.get("by") or search.get("score", ""), tuple(search.get("overrides", ()))
     if "trials" in content:
-        ranges = [SearchedRange(RATE, *content["rates"], is_log=True)]
+        lowest, highest = content["rates"]
+        ranges = [SearchedRange(RATE, lowest, highest, is_log=True)]
         ranges += [SearchedRange.spanning(key, [*map(_as_number, numbers)]) for key, numbers in values.items()]
         return Search(score, overrides, ranges=tuple(ranges), trials=content["trials"], name=name)
     steps = [
