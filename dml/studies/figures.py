@@ -1,7 +1,7 @@
 """Drawings of the papers' figures from the results of a study, or from its runs; the same runs give the same bytes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
 from dml.evaluation.sheets.pictures import choose_queries
 from dml.inference.loading import load
@@ -40,6 +42,9 @@ MAX_POINTS = 5000
 QUERIES_PER_BLOCK = 500
 """Queries whose distances are in memory at a time."""
 
+CELLS, THUMBNAIL = 50, 64
+"""Cells across a map of pictures, and the largest side of a picture in pixels."""
+
 MARKERS = "osD^vP"
 
 
@@ -61,11 +66,14 @@ class PlaneEmbeddings:
         embeddings: points of shape (N, 2).
         classes: (N,) names of the points' classes, which color the points.
         title: title above the plot.
+        read: function that reads the picture of a point -> (3, H, W) uint8, which is drawn in place of a dot; None for
+            dots.
     """
 
     embeddings: NDArray[Any]
     classes: NDArray[np.str_]
     title: str
+    read: Callable[[int], Tensor] | None = None
 
 
 def collect_values(study: Study, results: Results, plan: Plan) -> tuple[list[Value], dict[str, PlaneEmbeddings]]:
@@ -137,7 +145,7 @@ def draw_planes(
     legend_title: str = "",
     size: tuple[float, float] = (4.5, 4.2),
 ) -> None:
-    """Draw embeddings in the plane, two panels a row: NRA's Fig. 4.
+    """Draw embeddings in the plane, two panels a row: NRA's Fig. 4, HAPPIER's Fig. 5, RLL's Fig. 6, maps of LNS.
 
     Args:
         title: title above the panels.
@@ -152,6 +160,9 @@ def draw_planes(
         panels, last_drawn = figure.subplots(rows, columns, squeeze=False).flat, None
         for (name, plane), axes in zip(planes.items(), panels, strict=False):
             axes.set_title(plane.title if plane else name, fontsize="medium")
+            if plane and plane.read:
+                _draw_pictures(axes, plane.embeddings, plane.read)
+                continue
             axes.set_aspect("equal", adjustable="datalim")
             axes.tick_params(labelsize="x-small")
             if plane is None:
@@ -250,7 +261,23 @@ def _draw_scatter(axes: "Axes", plane: PlaneEmbeddings, names: Sequence[str]) ->
     size = 12 if len(plane.embeddings) < 1000 else 3
     for number, name in enumerate(names):
         x, y = plane.embeddings[plane.classes == name].T
-        axes.scatter(x, y, s=size, color=f"C{number % 10}", linewidths=0, label=name)
+        marker = MARKERS[number // 10 % len(MARKERS)]  # there are ten colors
+        axes.scatter(x, y, s=size, color=f"C{number % 10}", marker=marker, linewidths=0, label=name)
+
+
+def _draw_pictures(axes: "Axes", places: NDArray[Any], read: Callable[[int], Tensor]) -> None:
+    """Draw pictures at their places on a grid; of those in one cell, the first is drawn."""
+    side = float(np.ptp(places, axis=0).max()) / CELLS or 1.0
+    cells, rows = np.unique(np.rint(places / side), axis=0, return_index=True)
+    for (x, y), row in zip((cells * side).tolist(), rows.tolist(), strict=True):
+        picture = Image.fromarray(read(row).permute(1, 2, 0).contiguous().numpy())
+        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        width, height = (0.48 * side * length / max(picture.size) for length in picture.size)
+        axes.imshow(picture, extent=(x - width, x + width, y - height, y + height))
+    (left, bottom), (right, top) = side * (cells.min(axis=0) - 1), side * (cells.max(axis=0) + 1)
+    axes.set(xlim=(left, right), ylim=(bottom, top), aspect=1)
+    axes.title.set_fontsize(20)
+    axes.set_axis_off()
 
 
 def _write_no_run(axes: "Axes") -> None:

@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -169,19 +168,6 @@ class Table:
             keeps_checkpoints=True,
             outputs=Path("outputs/tables"),
         )
-
-
-def find_tables(name: str | None = None) -> list[Table]:
-    """Find the tables that a name stands for: "rll-IX" for one, "rll" for those of a paper, None for all.
-
-    Raises:
-        InputError: if no table has the name.
-    """
-    tables = [table for table in read_tables() if name in (None, table.paper, str(table))]
-    if not tables:
-        nearest = get_close_matches(str(name), [str(table) for table in read_tables()], n=4, cutoff=0.0)
-        raise InputError(f"{name}: no study or table of this name; nearest: {', '.join(nearest)}")
-    return tables
 
 
 @cache

@@ -44,7 +44,7 @@ class Session:
             is_small,
             tuple(options.set),
             options.data,
-            options.jobs,
+            options.jobs or (2 if study.kind == "file" else 1),
             options.launcher,
             runs_copies=study.kind == "file" or (study.kind == "figure" and options.data is None),
         )
