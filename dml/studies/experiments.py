@@ -84,8 +84,11 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
             set that is the same wherever it lies.
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
-    values = {key: value for key, value in values.items() if not is_below(key, IGNORED_KEYS)}
-    values = dict(values.items() - ADDED_VALUES.items())
+    values = {
+        key: value
+        for key, value in values.items()
+        if not is_below(key, IGNORED_KEYS) and ADDED_VALUES.get(key) != value
+    }
     if root is not None:
         values["dataset.root"] = str(root)
     if values.get("evaluation.threshold.wrong_share") == 0.05:

@@ -15,9 +15,10 @@ from dml.evaluation.comparisons.intervals import mean_interval
 from dml.evaluation.comparisons.paired_tests import adjust_p_values, bootstrap_p_value
 from dml.evaluation.measured_facts import join_facts
 from dml.ops.configuration.overrides import key_of
+from dml.ops.errors import InputError, suggest
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.counts import format_count
-from dml.ops.text.text_tables import replace_between
+from dml.ops.text.text_tables import markdown_table, replace_between
 from dml.studies.charts import Points, draw_intervals
 from dml.studies.results import TEST, Results, RowResult
 from dml.studies.study import REFERENCE, Study
@@ -27,6 +28,14 @@ RESAMPLES = 10_000
 LEVEL = 0.05
 """The level below which an adjusted p-value counts as a difference."""
 MINUS = "−"
+
+COLUMNS = {
+    "": "name",
+    "recall@1": "interval recall@1",
+    "MAP@R": "interval map@r",
+    "difference in MAP@R": "difference map@r",
+}
+"""The columns of a page, unless the study's file has others, see `format_table`."""
 
 
 def render(template: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
@@ -56,6 +65,7 @@ def _render(template: str, study: Study, results: Results, **values: Any) -> str
         "facts": describe_facts,
         "tested": describe_runs,
         "matrix": compare_pairs,
+        "table": partial(format_table, study.content.get("columns", COLUMNS)),
     }
     return render(template, **{**study.content, **functions, "study": study, "results": results, **values})
 
@@ -160,12 +170,50 @@ def format_chosen(row: RowResult) -> str:
     return format_code(one for one in shlex.split(row.overrides) if key_of(one) not in replaced) or "as configured"
 
 
-FILTERS = {
+def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
+    """Format a table with a line for each row, which is compared with the first one.
+
+    Args:
+        columns: {heading: "name", "code", "chosen" or "changed", or a kind of number and its metric, such as
+            "interval map@r"; the kinds are interval, mean, deviation, seeds and difference}.
+        rows: the rows.
+
+    Raises:
+        InputError: if there is no such kind, or no such metric.
+    """
+    lines = [[_format_cell(row, rows[0], *what.split(" ", 1)) for what in columns.values()] for row in rows]
+    return markdown_table(list(columns), lines, [place for place, what in enumerate(columns.values()) if " " in what])
+
+
+def _format_cell(row: RowResult, first: RowResult, kind: str, metric: str = "") -> str:
+    texts = {
+        "name": row.cell.row,
+        "code": f"`{row.cell.row}`",
+        "chosen": format_chosen(row),
+        "changed": format_code(row.cell.own),
+    }
+    if not metric and kind in texts:
+        return texts[kind]
+    if kind not in NUMBERS:
+        raise InputError(f"columns: {kind} {metric}: no such kind{suggest(kind, [*texts, *NUMBERS])}")
+    needs_sums = kind in ("interval", "difference")
+    known = {*row.runs[0].sums, *(() if needs_sums else row.runs[0].metrics)}
+    if metric not in known:
+        raise InputError(f"columns: {kind} {metric}: the runs have no such metric{suggest(metric, known)}")
+    return format_difference(row, first, metric) if kind == "difference" else NUMBERS[kind](row, metric)
+
+
+NUMBERS: dict[str, Callable[..., str]] = {
     "interval": format_interval,
     "mean": format_mean,
     "deviation": format_deviation,
     "seeds": format_seeds,
     "difference": format_difference,
+}
+"""The kinds of numbers in a column, and the functions that format them."""
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    **NUMBERS,
     "code": format_code,
     "chosen": format_chosen,
     "shell": shlex.split,

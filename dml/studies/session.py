@@ -79,7 +79,8 @@ class Session:
         if self._has_charts:
             check_installed("matplotlib", extra="figures")
         study, results = self.study, self._select(store_results(self._file, self._collect()))
-        self.engine.discard_checkpoints()
+        if self.plan.outputs.exists():
+            self.engine.discard_checkpoints()
         if study.kind == "figure":
             self._draw_figure(results)
             return
