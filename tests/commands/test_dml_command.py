@@ -82,7 +82,7 @@ def test_help_fits_a_terminal_and_has_examples(
         (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),
         (["search", "/nowhere", "a.jpg", "-k", "0"], "-k: 0 is not a whole number above 0"),
         (["tables", "rll-0"], "rll-0: no table of this name; nearest: rll-"),
-        (["tables", "--seeds", "0"], "--seeds: 0 is not a whole number above 0; dml tables --help lists all"),
+        (["study", "rll-I", "--jobs", "0"], "--jobs: 0 is not a whole number above 0; dml study --help lists all"),
         (["tables", "rll-V"], "table rll-V wants Stanford_Online_Products: give --data /data"),
         (["claims", "--only", "one"], "--only: one is no list of numbers such as 1,2"),
         (["claims", "--only", "11"], "claim 11: there is none"),
