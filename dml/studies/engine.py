@@ -11,8 +11,9 @@ from dml.evaluation.measured_facts import UNKNOWN, describe_configuration, descr
 from dml.ops.configuration.overrides import check_set_elsewhere, key_of
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.run.evaluators import find_ball
 from dml.studies.ensembles import rank_ensemble
-from dml.studies.experiments import read_described_keys
+from dml.studies.experiments import compose, read_described_keys
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.searches import Overrides, choose_best
@@ -81,7 +82,7 @@ class Engine:
         """Make sure, before any training, that nothing is set twice, and that the data is there.
 
         Raises:
-            InputError: if an override sets what the study sets, or data is missing.
+            InputError: if an override sets what the study sets, data is missing, or embeddings can't be joined.
         """
         setters: dict[str, str] = {}
         for cell in self.study.selected:
@@ -89,6 +90,10 @@ class Engine:
             setters |= dict.fromkeys(cell.search.keys if cell.search else (), f"the search of {cell.row}")
         check_set_elsewhere([*self.plan.overrides, *self.study.content.get("overrides", ())], setters, below=setters)
         runs = [job.run for cell in self.study.selected for job in self._make_jobs(cell, TEST, ())]
+        for run in runs if self.study.content.get("ensembles") else ():
+            if find_ball(compose(run.training)):
+                text = f"{run.training.experiment} {shlex.join(run.training.overrides)}"
+                raise InputError(f"{text}: its embeddings aren't compared by cosine, so models can't be joined")
         check_data(self.study.name, runs, self.plan.data)
 
     def train(self) -> bool:

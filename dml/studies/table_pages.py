@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dml.evaluation.comparisons.intervals import Interval, mean_interval
 from dml.evaluation.measured_facts import join_facts
+from dml.ops.errors import InputError
 from dml.studies.experiments import describe_training
 from dml.studies.pages import render
 from dml.studies.paper_tables import PrintedNumber, Table
@@ -75,7 +76,11 @@ class Reproduction:
 
 
 def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
-    """Collect the reproductions of a table's numbers, in the paper's order."""
+    """Collect the reproductions of a table's numbers, in the paper's order.
+
+    Raises:
+        InputError: if a finished run lacks a metric; those on the embedded data, which has other levels, may.
+    """
     reproductions = []
     for number in table.numbers:
         cells, runs = table.find_entry(number.row, number.dataset).cells, dict[int, list[Result]]()
@@ -83,7 +88,11 @@ def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
             for run in row.runs:
                 runs.setdefault(run.seed, []).append(run)
         wanted = plan.seeds * len(cells)
-        reproductions.append(Reproduction(number, cells, dict(sorted(runs.items())), wanted, not plan.is_small))
+        one = Reproduction(number, cells, dict(sorted(runs.items())), wanted, not plan.is_small)
+        name = cells[0].find_metric(number.metric_name)
+        if one.is_comparable and not all(name in run.metrics for run in one.finished):
+            raise InputError(f"{table}: a finished run of {one.name} has no {name}, which the table wants")
+        reproductions.append(one)
     return reproductions
 
 

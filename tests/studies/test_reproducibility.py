@@ -7,19 +7,20 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-import dml.papers.tables.reproducibility
-from dml.papers.experiments import compose
-from dml.papers.tables.paper_tables import PAPERS, Training, find_tables, read_tables
-from dml.papers.tables.reproducibility import (
+import dml.studies.reproducibility
+from dml.run.config_folders import CONF
+from dml.studies.experiments import compose
+from dml.studies.paper_tables import PAPERS, read_tables
+from dml.studies.reproducibility import (
     Difference,
     UnstatedValue,
     find_differences,
     find_unstated_values,
     read_file,
     read_files,
+    render_reproducibility_page,
 )
-from dml.papers.tables.reproducibility_page import render_reproducibility_page
-from dml.run.config_folders import CONF
+from dml.studies.study import Training
 
 pytestmark = pytest.mark.pipeline
 
@@ -55,8 +56,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     (folder / "one.yaml").write_text(FILE)
     (folder / "settings.yaml").write_text(SETTINGS)
-    monkeypatch.setattr(dml.papers.tables.reproducibility, "CONF", tmp_path)
-    monkeypatch.setattr(dml.papers.tables.reproducibility, "read_file", read_file.__wrapped__)
+    monkeypatch.setattr(dml.studies.reproducibility, "CONF", tmp_path)
+    monkeypatch.setattr(dml.studies.reproducibility, "read_file", read_file.__wrapped__)
 
 
 @pytest.mark.usefixtures("written")
@@ -91,12 +92,12 @@ def test_a_value_that_is_set_anew_is_no_choice() -> None:
 
 
 def test_a_difference_touches_its_metrics_and_a_row_its_own() -> None:
-    (table,) = find_tables("happier-6")
-    texts = {cell.metric: [one.text for one in find_differences(table, cell)] for cell in table.cells}
+    (table,) = [table for table in read_tables() if str(table) == "happier-6"]
+    texts = {cell.metric: [one.text for one in find_differences(table, cell)] for cell in table.numbers}
     assert len(texts["h_ap"]) == len(texts["sum_wap"]) == 2
     assert len(texts["ndcg"]) == 1
-    (table,) = find_tables("rll-XIV")
-    rows = {cell.row: [one.text for one in find_differences(table, cell)] for cell in table.cells}
+    (table,) = [table for table in read_tables() if str(table) == "rll-XIV"]
+    rows = {cell.row: [one.text for one in find_differences(table, cell)] for cell in table.numbers}
     assert [line.partition(";")[0] for line in rows["ck_60x4"]] == ["45 classes x 4 images"]
     assert rows["ck_60x3"] == []
 
@@ -121,10 +122,11 @@ def test_the_page_is_that_of_the_experiments() -> None:
     assert (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8") == render_reproducibility_page(), (
         "make reproducibility"
     )
-    lines = [line for line in render_reproducibility_page().splitlines() if line.startswith("| ")]
+    sections = render_reproducibility_page().split("\n## ")
     for table in read_tables():
-        (line,) = [line for line in lines if line.startswith(f"| {PAPERS[table.paper]} {table.name} |")]
-        assert f" {len(table.cells)} |" in line
+        (section,) = [section for section in sections if section.startswith(f"{PAPERS[table.paper]}\n")]
+        (line,) = [line for line in section.splitlines() if line.startswith(f"| {table.name} |")]
+        assert f" {len(table.numbers)} |" in line
 
 
 def experiments() -> list[str]:

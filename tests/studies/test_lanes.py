@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from dml.papers.experiments import compose
-from dml.papers.plans import Plan
-from dml.papers.tables.paper_tables import Training, find_tables, read_tables
-from dml.papers.tables.table_results import collect_results, format_markdown
 from dml.run.evaluators import find_ball
+from dml.studies.experiments import compose
+from dml.studies.paper_tables import read_tables
+from dml.studies.results import Results
+from dml.studies.runs import Plan
+from dml.studies.study import Training
+from dml.studies.table_pages import render_table_page
 
 pytestmark = pytest.mark.pipeline
 
@@ -85,22 +87,22 @@ def test_hyp_vit_with_dino_and_on_the_sphere() -> None:
 
 
 def test_a_row_is_of_the_network_and_the_size_of_its_lane() -> None:
-    for table in find_tables("rsk") + find_tables("hyp"):
-        assert len({(cell.backbone, cell.dim) for cell in table.cells}) == 1
-        for cell in table.cells:
-            config = compose(table.find_source(cell.row, cell.dataset).trainings[0])
+    for table in (table for table in read_tables() if table.is_lane):
+        assert len({(cell.backbone, cell.dim) for cell in table.numbers}) == 1
+        for cell in table.numbers:
+            config = compose(table.find_entry(cell.row, cell.dataset).cells[0].training)
             assert (config.model.backbone.name, str(config.model.embed_dim)) == (cell.backbone, cell.dim)
             assert f"mixup={str(config.loss.get('mixup')).lower()}" == (cell.settings or "mixup=none")
 
 
 def test_a_lane_names_its_sources_and_other_tables_have_none(tmp_path: Path) -> None:
     for table in {table.paper: table for table in read_tables()}.values():  # one of each paper: a page takes a second
-        page = format_markdown(collect_results(table, Plan(tmp_path, seeds=1)), "Title")
+        page = render_table_page(table.make_study(), Results([]), Plan(tmp_path, seeds=1))
         assert table.is_lane == (table.paper in ("rsk", "hyp"))
         assert ("Compare only inside a lane" in page) == table.is_lane
         assert ("Sources of the paper's numbers: " in page) == table.is_lane
-        assert all(bool(cell.source) == table.is_lane for cell in table.cells)
-    (lane,) = find_tables("hyp")
-    page = format_markdown(collect_results(lane, Plan(tmp_path, seeds=1)), "Title")
+        assert all(bool(cell.source) == table.is_lane for cell in table.numbers)
+    (lane,) = [table for table in read_tables() if table.paper == "hyp"]
+    page = render_table_page(lane.make_study(), Results([]), Plan(tmp_path, seeds=1))
     assert "Compare only inside a lane, here vit_small_patch16_224.augreg_in21k, 384 dimensions." in page
     assert page.count("arXiv 2203.10833") == 1

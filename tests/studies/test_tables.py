@@ -23,15 +23,18 @@ from dml.evaluation.head_sets import list_evaluated_heads
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.papers.experiments import EPOCH, compose, count_steps, identify, shrink
-from dml.papers.figures.figures_command import run_figures
-from dml.papers.plans import Plan, check_data
-from dml.papers.tables.paper_tables import Cell, Table, Training, find_tables, read_cells, read_entries, read_tables
-from dml.papers.tables.table_results import collect_results, csv_rows, format_markdown
-from dml.papers.tables.tables_command import run_tables
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
 from dml.run.stages import Stage, list_stages
+from dml.studies.catalog import find_studies
+from dml.studies.engine import Engine
+from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink
+from dml.studies.paper_tables import PrintedNumber, Table, read_entries, read_numbers, read_tables
+from dml.studies.results import Results
+from dml.studies.runs import Plan, Run, check_data
+from dml.studies.study import Cell, Training
+from dml.studies.study_command import run_study
+from dml.studies.table_pages import csv_rows, render_table_page, reproduce
 
 pytestmark = pytest.mark.pipeline
 
@@ -39,15 +42,32 @@ PAPERS = ("rll", "nra", "lns", "happier", "rsk", "hyp")
 OWN = {"rll": 15, "nra": 2, "lns": 11, "happier": 6, "rsk": 2, "hyp": 1}
 
 
+def find_tables(name: str) -> list[Table]:
+    return [study.content["table"] for study in find_studies(name)]
+
+
+def list_runs(plan: Plan, table: Table) -> list[Run]:
+    """Each run of a table once."""
+    return list({run.folder: run for training in table.trainings for run in plan.list_runs(training)}.values())
+
+
+def find_cells(table: Table, row: str, dataset: str) -> tuple[Cell, ...]:
+    return table.find_entry(row, dataset).cells
+
+
+def collect(table: Table, plan: Plan) -> Results:
+    return Results(Engine(table.make_study(), plan, []).collect())
+
+
 def test_the_reference_is_whole() -> None:
-    assert len(read_cells()) == 1247 + 8
-    assert sum(cell.value is not None for cell in read_cells()) == 1230 + 8
-    assert sum(len(table.cells) for table in read_tables()) == 805 + 8
+    assert len(read_numbers()) == 1247 + 8
+    assert sum(cell.value is not None for cell in read_numbers()) == 1230 + 8
+    assert sum(len(table.numbers) for table in read_tables()) == 805 + 8
     assert Counter(table.paper for table in read_tables()) == OWN
     assert [str(table) for table in find_tables("nra")] == ["nra-I", "nra-II"]
     assert [str(table) for table in find_tables("lns-3.6")] == ["lns-3.6"]
-    assert len({(cell.paper, cell.table, cell.row, cell.dataset, cell.metric) for cell in read_cells()}) == 1247 + 8
-    with pytest.raises(InputError, match=r"rl-I: no table of this name; nearest: rll-I"):
+    assert len({(cell.paper, cell.table, cell.row, cell.dataset, cell.metric) for cell in read_numbers()}) == 1247 + 8
+    with pytest.raises(InputError, match=r"rl-I: no study of this name; nearest: rll-I"):
         find_tables("rl-I")
 
 
@@ -55,21 +75,21 @@ def test_the_reference_is_whole() -> None:
 def test_every_own_cell_has_an_experiment_that_gives_its_number(paper: str) -> None:
     faults, composed = [], cache(compose)  # a row's cells share their training
     for table in find_tables(paper):
-        for cell in table.cells:
+        for cell in table.numbers:
             try:
-                source = table.find_source(cell.row, cell.dataset)
+                trained = find_cells(table, cell.row, cell.dataset)
             except InputError as error:
                 faults.append(f"{error}: {cell.metric}")
                 continue
-            assert source.trainings, cell
-            assert bool(cell.statistic) == (len(source.trainings) > 1), cell
-            for training in source.trainings:
-                if cell.value is not None or source.prefix != "fixed":  # of fixed neighbours it prints dashes too
-                    faults += _faults(cell, composed(training), source.prefix)
+            assert trained, cell
+            assert bool(cell.statistic) == (len(trained) > 1), cell
+            for one in trained:
+                if cell.value is not None or one.part != "fixed":  # of fixed neighbors it prints dashes too
+                    faults += _faults(cell, composed(one.training), one.part)
     assert not faults, "\n".join(faults)
 
 
-def _faults(cell: Cell, config: DictConfig, part: str) -> list[str]:
+def _faults(cell: PrintedNumber, config: DictConfig, part: str) -> list[str]:
     named = f"{cell.paper} {cell.table} {cell.row} {cell.dataset} {cell.metric}"
     dataset = config.evaluation.other_labels.get(part, config.dataset).name
     found = [] if dataset == cell.dataset else [f"{named}: on {dataset}"]
@@ -91,7 +111,7 @@ def _faults(cell: Cell, config: DictConfig, part: str) -> list[str]:
 
 def test_an_entry_is_of_a_row_that_there_is() -> None:
     for paper in PAPERS:
-        known = {table.name: {cell.row for cell in table.cells} for table in find_tables(paper)}
+        known = {table.name: {cell.row for cell in table.numbers} for table in find_tables(paper)}
         for table, rows in read_entries(paper).items():
             assert not set(rows) - known[table], (paper, table)
 
@@ -122,14 +142,14 @@ READ_OTHERWISE = {("rll", "XIV", "ck_60x4")}  # 60x4 is not the 180 that is prin
 def test_configurations_hold_what_the_papers_state(paper: str) -> None:
     for table in find_tables(paper):
         for row, dataset in table.rows:
-            cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
-            source = table.find_source(row, dataset)
+            cell = next(cell for cell in table.numbers if (cell.row, cell.dataset) == (row, dataset))
+            source = find_cells(table, row, dataset)[0]
             if cell.statistic or (paper, table.name, row) in READ_OTHERWISE:
                 continue
-            trained = list_stages(compose(source.trainings[0]))
+            trained = list_stages(compose(source.training))
             config = trained[-1].config
             _check_stated(cell, trained)
-            _check_heads(cell, config, source.prefix)
+            _check_heads(cell, config, source.part)
             plain = "aug=simple" in cell.settings
             assert plain == ("RandomCrop" in str(config.transform.train) and paper == "rll"), cell
             if paper == "rll":
@@ -138,7 +158,7 @@ def test_configurations_hold_what_the_papers_state(paper: str) -> None:
                 assert ("version=simpler" in cell.settings) <= (config.loss.alpha is None), cell
 
 
-def _check_heads(cell: Cell, config: DictConfig, part: str) -> None:
+def _check_heads(cell: PrintedNumber, config: DictConfig, part: str) -> None:
     heads = part.removeprefix("heads/").split("+") if part else list(config.model.heads)
     if cell.heads:
         assert cell.heads == "+".join(heads), cell
@@ -146,7 +166,7 @@ def _check_heads(cell: Cell, config: DictConfig, part: str) -> None:
         assert int(cell.dim) == config.model.embed_dim * len(heads), cell
 
 
-def _check_stated(cell: Cell, trained: list[Stage]) -> None:
+def _check_stated(cell: PrintedNumber, trained: list[Stage]) -> None:
     config = trained[-1].config
     for name, value in (pair.split("=") for pair in cell.settings.split(";") if "=" in pair):
         if name in STATED:
@@ -161,8 +181,8 @@ def _check_stated(cell: Cell, trained: list[Stage]) -> None:
 def test_happiers_configurations_hold_what_the_paper_states() -> None:
     for table in find_tables("happier"):
         for row, dataset in table.rows:
-            cell = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
-            config = compose(table.find_source(row, dataset).trainings[0])
+            cell = next(cell for cell in table.numbers if (cell.row, cell.dataset) == (row, dataset))
+            config = compose(find_cells(table, row, dataset)[0].training)
             assert config.model.backbone.name == cell.backbone, cell
             from_scratch = dataset in ("dyml_vehicle", "dyml_animal")
             assert (config.model.backbone.weights is None) == from_scratch, cell
@@ -197,12 +217,12 @@ def test_the_releases_lambda_is_a_variant_of_its_own(variant: str, experiment: s
 
 def test_losses_of_the_species_are_trained_once_for_both_data_sets(tmp_path: Path) -> None:
     plan = Plan(tmp_path, seeds=1)
-    of_happier = [cell for cell in read_cells() if cell.paper == "happier"]
+    of_happier = [cell for cell in read_numbers() if cell.paper == "happier"]
     printed = {(cell.table, cell.row, cell.dataset, cell.metric): cell.value for cell in of_happier}
     base, full = find_tables("happier-3")[0], find_tables("happier-4")[0]
     for row in ("tl_sh", "nsm", "nca_pp", "smooth_ap", "roadmap", "csl", "happier"):
         folders = [
-            plan.list_runs(table.find_source(row, dataset).trainings[0])[0].folder
+            plan.list_runs(find_cells(table, row, dataset)[0].training)[0].folder
             for table, dataset in ((base, "inat_base"), (full, "inat_full"))
         ]
         same = all(
@@ -215,7 +235,7 @@ def test_losses_of_the_species_are_trained_once_for_both_data_sets(tmp_path: Pat
 def test_the_weights_of_the_levels_are_those_that_table_3_implies() -> None:
     printed = {
         (cell.table, cell.row, cell.dataset, cell.metric): cell.value
-        for cell in read_cells()
+        for cell in read_numbers()
         if cell.paper == "happier"
     }
     (table,) = find_tables("happier-6")
@@ -244,9 +264,9 @@ def test_an_experiment_is_headed_by_its_claim_and_its_cost(table: Table, experim
     assert f"python train.py experiment={experiment}" in header
     assert re.search(r"About [\d.]+( to [\d.]+)? GPU hours", header)
     for row, dataset in table.rows:
-        trainings = table.find_source(row, dataset).trainings
+        trainings = [one.training for one in find_cells(table, row, dataset)]
         if len(trainings) == 1 and trainings[0].experiment == experiment:
-            first = next(cell for cell in table.cells if (cell.row, cell.dataset) == (row, dataset))
+            first = next(cell for cell in table.numbers if (cell.row, cell.dataset) == (row, dataset))
             assert re.search(rf"(?<![\d.]){re.escape(first.printed)}(?![\d.]*\d)", header), first
 
 
@@ -306,10 +326,10 @@ def test_ones_own_data_sets_share_no_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_tables_share_their_runs(tmp_path: Path) -> None:
     plan = Plan(tmp_path, seeds=2)
-    whole = {run.folder for table in find_tables("nra") for run in plan.list_table_runs(table)}
+    whole = {run.folder for table in find_tables("nra") for run in list_runs(plan, table)}
     assert len(whole) == 2 * 24  # Table II's trainings are Table I's
     (table,) = find_tables("rll-XV")
-    assert len(plan.list_table_runs(table)) == 2 * 18  # 20 rows, of which T1 = T2 = 12 stands twice for each data set
+    assert len(list_runs(plan, table)) == 2 * 18  # 20 rows, of which T1 = T2 = 12 stands twice for each data set
     shared = {
         plan.list_runs(training)[0].folder
         for name in ("VIII", "IX", "XI")
@@ -322,13 +342,13 @@ def test_pairs_of_heads_cost_nothing(tmp_path: Path) -> None:
     plan = Plan(tmp_path, seeds=1)
     for pairs, whole in (("rll-VI", "rll-I"), ("rll-VII", "rll-II")):
         (table,), (trained,) = find_tables(pairs), find_tables(whole)
-        (run,) = plan.list_table_runs(table)  # all seven rows
-        assert run.folder in {other.folder for other in plan.list_table_runs(trained)}
+        (run,) = list_runs(plan, table)  # all seven rows
+        assert run.folder in {other.folder for other in list_runs(plan, trained)}
     parts = [
-        table.find_source(cell.row, cell.dataset).prefix
+        find_cells(table, cell.row, cell.dataset)[0].part
         for name in ("VI", "VII")
         for table in find_tables(f"rll-{name}")
-        for cell in table.cells
+        for cell in table.numbers
     ]
     assert sum("+" in part for part in parts) == 27
 
@@ -336,9 +356,8 @@ def test_pairs_of_heads_cost_nothing(tmp_path: Path) -> None:
 def test_rows_of_a_single_head_choose_their_checkpoint_by_it() -> None:
     parts_of: dict[Training, set[str]] = {}
     for table in find_tables("rll"):
-        for source in (table.find_source(row, dataset) for row, dataset in table.rows):
-            for training in source.trainings:
-                parts_of.setdefault(training, set()).add(source.prefix)
+        for cell in (cell for row, dataset in table.rows for cell in find_cells(table, row, dataset)):
+            parts_of.setdefault(cell.training, set()).add(cell.part)
     for training, parts in parts_of.items():
         monitor = compose(training).checkpoints.monitor
         assert monitor == ("heads/H/level0/recall@1" if parts == {"heads/H"} else "level0/recall@1"), training
@@ -349,12 +368,11 @@ def test_rows_of_a_single_head_can_train_it_alone() -> None:
     alone = ["model.heads=[H]", "model=bn_inception", "model.backbone.weights=bn_inception-52deb4733.pth"]
     for table in (table for name in ("III", "IV", "XV") for table in find_tables("rll") if table.name == name):
         for row, dataset in table.rows:
-            source = table.find_source(row, dataset)
-            for training in source.trainings:
-                config = compose(training.extended(alone))
+            for cell in find_cells(table, row, dataset):
+                config = compose(cell.training.extended(alone))
                 assert "AuxiliaryHead" in str(config.model.head.L)
                 assert list_evaluated_heads(config.model.heads, config.evaluation) == ["H"]
-                assert config.checkpoints.monitor.startswith(source.prefix) == (source.prefix == "heads/H")
+                assert config.checkpoints.monitor.startswith(cell.part) == (cell.part == "heads/H")
 
 
 def test_the_first_stage_of_lns_draws_classes_that_violate_the_triplet_constraint() -> None:
@@ -380,20 +398,19 @@ def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:
     assert run.train_arguments(Path("/d")) == [f"resume={run.folder}", *here]
     (run.folder / "metrics.json").write_text("{}")
     assert run.is_finished
-    assert not run.is_started
 
 
 def test_missing_data_is_one_line_that_names_it(tmp_path: Path) -> None:
     (table,) = find_tables("rll-V")
-    runs = Plan(tmp_path / "outputs", seeds=1).list_table_runs(table)
-    with pytest.raises(InputError, match=r"^table rll-V wants Stanford_Online_Products: give --data /data "):
-        check_data(f"table {table}", runs, None)
-    with pytest.raises(InputError, match=r"^--data .*: no Stanford_Online_Products in it, which table rll-V wants$"):
-        check_data(f"table {table}", runs, tmp_path)
+    runs = list_runs(Plan(tmp_path / "outputs", seeds=1), table)
+    with pytest.raises(InputError, match=r"^rll-V wants Stanford_Online_Products: give --data /data "):
+        check_data(str(table), runs, None)
+    with pytest.raises(InputError, match=r"^--data .*: no Stanford_Online_Products in it, which rll-V wants$"):
+        check_data(str(table), runs, tmp_path)
     (tmp_path / "Stanford_Online_Products").mkdir()
-    check_data(f"table {table}", runs, tmp_path)
-    with pytest.raises(InputError, match=r"no weights/googlenet_bn\.caffemodel in it, which table rll-I wants$"):
-        check_data("table rll-I", Plan(tmp_path, seeds=1).list_table_runs(find_tables("rll-I")[0]), tmp_path)
+    check_data(str(table), runs, tmp_path)
+    with pytest.raises(InputError, match=r"no weights/googlenet_bn\.caffemodel in it, which rll-I wants$"):
+        check_data("rll-I", list_runs(Plan(tmp_path, seeds=1), find_tables("rll-I")[0]), tmp_path)
 
 
 def test_make_shows_the_commands() -> None:
@@ -406,7 +423,7 @@ def test_make_shows_the_commands() -> None:
     )
     shown = [line for line in done.stdout.splitlines() if line.startswith("python -m dml train")]
     (table,) = find_tables("rll-V")
-    runs = Plan(Path("outputs/tables"), seeds=2).list_table_runs(table)
+    runs = list_runs(Plan(Path("outputs/tables"), seeds=2), table)
     assert [shlex.split(line)[4:] for line in shown] == [
         run.train_arguments(Path("/d")) for run in runs if not run.is_finished
     ]
@@ -417,17 +434,17 @@ Printed = Callable[..., str]
 
 @pytest.fixture
 def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
-    """printed("rll-V", "--show") -> what ``dml tables`` prints, run within this process."""
+    """printed("rll-V", "page") -> what ``dml study`` prints, run within this process."""
 
     def printed(*arguments: str) -> str:
-        run_tables(arguments)
+        run_study(arguments)
         return capfd.readouterr().out
 
     return printed
 
 
 def test_the_list_names_each_table_with_its_cells_and_runs(printed: Printed) -> None:
-    first, second = printed("nra", "--list", "--seeds", "2").splitlines()[1:3]
+    first, second = printed("nra", "list", "seeds=2").splitlines()[1:3]
     assert first.split() == ["table-nra-I", "88", "48"]
     assert second.split() == ["table-nra-II", "6", "12"]
 
@@ -436,7 +453,7 @@ LISTED = """
 import sys
 from dml.__main__ import dispatch
 
-dispatch(["tables", "--list"])
+dispatch(["study", "tables", "list"])
 print("loaded:", *{"faiss", "pytorch_lightning", "scipy", "timm", "torch"} & sys.modules.keys())
 """
 
@@ -449,43 +466,28 @@ def test_the_list_loads_nothing_slow(tmp_path: Path) -> None:
 
 def test_the_runs_of_the_list_are_those_of_the_plan(tmp_path: Path) -> None:
     for table in find_tables("lns"):
-        assert len(Plan(tmp_path, seeds=1).list_table_runs(table)) == len(table.trainings)
+        assert len(list_runs(Plan(tmp_path, seeds=1), table)) == len(table.trainings)
 
 
 @pytest.mark.parametrize(
     ("override", "setter"),
     [
-        ("seed=3", "--seeds"),
-        ("experiment=rll/I/rll_simpler", "the plan"),
-        ("resume=/run", "the plan"),
+        ("seed=3", "seeds=..."),
+        ("experiment=rll/I/rll_simpler", "the study"),
+        ("resume=/run", "the study"),
         ("hydra.run.dir=/run", "--outputs"),
     ],
 )
-def test_what_the_plan_sets_is_refused(override: str, setter: str) -> None:
+def test_what_a_study_sets_is_refused(override: str, setter: str) -> None:
     with pytest.raises(InputError, match=f"--set {override}: {setter} sets it"):
         Plan(Path(), 1, overrides=(override,))
 
 
-def test_the_folder_of_a_data_set_is_not_set_twice(tmp_path: Path) -> None:
-    (tmp_path / "cars196").mkdir()
-    runs = Plan(tmp_path, 1, overrides=("dataset.root=/other",)).list_table_runs(find_tables("rsk-resnet50")[0])
-    with pytest.raises(InputError, match=r"--set dataset\.root=/other: --data sets it"):
-        check_data("table", runs, tmp_path)
-
-
-@pytest.mark.parametrize("command", [run_tables, run_figures])
-def test_a_data_folder_that_is_not_there_is_one_line(
-    command: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with pytest.raises(SystemExit):
-        command(["--data", str(tmp_path / "none")])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "none: no such folder" in line
-
-
 def test_a_variance_that_is_printed_as_sd_is_called_so() -> None:
     plan = Plan(Path("none"), 1)
-    pages = {name: format_markdown(collect_results(find_tables(name)[0], plan), name) for name in ("rll-XV", "rll-V")}
+    pages = {
+        name: render_table_page(find_tables(name)[0].make_study(), Results([]), plan) for name in ("rll-XV", "rll-V")
+    }
     assert "sample variance" in pages["rll-XV"]
     assert "sample variance" not in pages["rll-V"]
 
@@ -493,7 +495,7 @@ def test_a_variance_that_is_printed_as_sd_is_called_so() -> None:
 def test_a_table_is_run_and_written_and_then_known(printed: Printed, tmp_path: Path, small_emoji: Path) -> None:
     tiny = ["dataset.counts=null", "transform.size=32", "evaluation.clustering=false", "sampler.classes_per_batch=4"]
     own = [f"dataset.root={small_emoji}", *tiny, "trainer.max_steps=2"]
-    asked = ["rll-V", "--preset", "smoke", "--outputs", str(tmp_path), *(f"--set={one}" for one in own)]
+    asked = ["rll-V", "run", "--preset", "smoke", "--outputs", str(tmp_path), *(f"--set={one}" for one in own)]
     first = printed(*asked)
     assert "[1 of 1] python -m dml train experiment=rll/V/rll_simpler" in first
     (file,) = (tmp_path / "smoke").glob("rll-V-*.md")  # beside rll-V.md, which is of the trainings without --set
@@ -513,10 +515,10 @@ def test_a_table_is_run_and_written_and_then_known(printed: Printed, tmp_path: P
 def finish(plan: Plan, table: Table, seeds: int, **recalls: float) -> None:
     """Writes metrics.json for rows of a table, in percent points more for each seed."""
     for row, recall in recalls.items():
-        source = table.find_source(row, "inshop")
-        for run in plan.list_runs(source.trainings[0])[:seeds]:
+        (cell,) = find_cells(table, row, "inshop")
+        for run in plan.list_runs(cell.training)[:seeds]:
             run.folder.mkdir(parents=True, exist_ok=True)
-            metrics = {f"{source.prefix}/level0/recall@1": (recall + run.seed) / 100, "level0/recall@1": 0.5}
+            metrics = {f"{cell.part}/level0/recall@1": (recall + run.seed) / 100, "level0/recall@1": 0.5}
             (run.folder / "metrics.json").write_text(json.dumps(metrics))
 
 
@@ -525,60 +527,63 @@ def test_the_table_of_finished_runs(tmp_path: Path) -> None:
     recalls = {"early_t1_4_t2_12": 80.0, "early_t1_8_t2_12": 81.0, "early_t1_12_t2_12": 83.0, "early_t1_16_t2_12": 86.0}
     finish(plan, table, 3, **recalls)
     finish(plan, table, 2, early_t1_20_t2_12=90.0)
-    found = {(line.cell.row, line.cell.dataset, line.cell.metric): line for line in collect_results(table, plan)}
+    results = collect(table, plan)
+    numbers = {
+        (line.number.row, line.number.dataset, line.number.metric): line for line in reproduce(table, results, plan)
+    }
 
-    line = found["early_t1_4_t2_12", "inshop", "recall@1"]
-    assert line.values == pytest.approx((80.0, 81.0, 82.0))
+    line = numbers["early_t1_4_t2_12", "inshop", "recall@1"]
+    assert line.values == pytest.approx([80.0, 81.0, 82.0])
     assert line.difference == pytest.approx(81.0 - 86.2)
     half = students_t.ppf(0.975, 2) * statistics.stdev((80, 81, 82)) / 3**0.5
     assert line.interval is not None
     assert line.interval.half_width == pytest.approx(half)
     # a seed counts once all five of its runs are finished
     values = [[recall + seed for recall in (*recalls.values(), 90.0)] for seed in (0, 1)]
-    assert found["early_mean", "inshop", "recall@1/mean"].values == pytest.approx([sum(own) / 5 for own in values])
+    assert numbers["early_mean", "inshop", "recall@1/mean"].values == pytest.approx([sum(own) / 5 for own in values])
     variances = [sum((one - sum(own) / 5) ** 2 for one in own) / 4 for own in values]
-    assert found["early_sd", "inshop", "recall@1/sd"].values == pytest.approx(variances)
-    assert found["early_t1_4_t2_12", "cub200", "recall@1"].interval is None
+    assert numbers["early_sd", "inshop", "recall@1/sd"].values == pytest.approx(variances)
+    assert numbers["early_t1_4_t2_12", "cub200", "recall@1"].interval is None
 
-    text = format_markdown(collect_results(table, plan), "RLL, Table XV")
+    text = render_table_page(table.make_study(), results, plan)
     assert f"| early_t1_4_t2_12 | inshop | recall@1 | 86.2 | 81.0 ± {half:.1f} | -5.2 | 3 of 3 |" in text
     assert "| early_t1_4_t2_12 | cub200 | recall@1 | 53.2 |  |  | 0 of 3 |" in text
     assert "\n\nVector: 128 dimensions, cosine (early_t1_4_t2_12 on cub200, " in text  # head H alone
     assert ": 64 dimensions, cosine). First weights: googlenet_bn.caffemodel. Checkpoint: the best on the test " in text
-    assert "14 of 54 runs are done; missing: early_t1_4_t2_12 on cub200 (seeds 0, 1, 2), " in text
-    assert ", early_t1_20_t2_12 on inshop (seed 2), " in text
-    header, *rows = csv_rows(collect_results(table, plan))
-    assert len(rows) == len(table.cells)
+    assert "\n14 of 54 runs are done.\n" in text
+    header, *rows = csv_rows(table, results, plan)
+    assert len(rows) == len(table.numbers)
     assert all(len(row) == len(header) for row in rows)
 
 
 def test_a_finished_run_without_the_metric_is_named(tmp_path: Path) -> None:
     plan, (table,) = Plan(tmp_path, seeds=1), find_tables("rll-V")
-    (run,) = plan.list_table_runs(table)
+    (run,) = list_runs(plan, table)
     run.folder.mkdir(parents=True)
     (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.7}))
-    with pytest.raises(InputError, match=r"metrics\.json: no level0/recall@10, which the table wants"):
-        collect_results(table, plan)
+    with pytest.raises(
+        InputError, match=r"rll-V: a finished run of rll_simpler_128 on sop has no level0/recall@10, whi"
+    ):
+        reproduce(table, collect(table, plan), plan)
 
 
 def test_a_level_that_the_embedded_data_lacks_stays_empty(tmp_path: Path) -> None:
     (table,) = find_tables("happier-4")
     plan = Plan(tmp_path, seeds=1, is_small=True)
-    (run,) = plan.list_runs(table.find_source("happier", "inat_full").trainings[0])
+    (run,) = plan.list_runs(find_cells(table, "happier", "inat_full")[0].training)
     run.folder.mkdir(parents=True)
     (run.folder / "metrics.json").write_text(json.dumps({"level0/recall@1": 0.5}))
-    ours = {line.cell.metric: line.values for line in collect_results(table, plan) if line.cell.row == "happier"}
-    assert ours["recall@1"] == (50.0,)
-    assert ours["ap/kingdom"] == ()
+    reproductions = reproduce(table, collect(table, plan), plan)
+    ours = {line.number.metric: line.values for line in reproductions if line.number.row == "happier"}
+    assert ours["recall@1"] == [50.0]
+    assert ours["ap/kingdom"] == []
 
 
 def test_the_embedded_data_has_runs_of_its_own(tmp_path: Path) -> None:
     (table,) = find_tables("rll-V")
     whole, small = Plan(tmp_path, seeds=1), replace(Plan(tmp_path, seeds=1), is_small=True)
-    assert {run.folder for run in whole.list_table_runs(table)}.isdisjoint(
-        run.folder for run in small.list_table_runs(table)
-    )
-    check_data(f"table {table}", small.list_table_runs(table), None)  # needs none
+    assert {run.folder for run in list_runs(whole, table)}.isdisjoint(run.folder for run in list_runs(small, table))
+    check_data(str(table), list_runs(small, table), None)  # needs none
 
 
 def test_an_override_with_several_values_is_refused() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from dml.evaluation.measured_facts import describe_configuration, join_facts
+from dml.evaluation.measured_facts import describe_configuration, join_facts, merge_facts
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.papers.plans import PlannedRun
-from dml.papers.tables.paper_tables import Training, find_tables
-from dml.papers.training_facts import describe_runs, describe_training
+from dml.studies.engine import describe_run
+from dml.studies.experiments import describe_training
+from dml.studies.paper_tables import read_tables
+from dml.studies.runs import Run
+from dml.studies.study import Training
 
 EMOJI = "leaderboard/emoji"
 
@@ -36,7 +38,7 @@ def test_facts_are_those_of_the_configuration(overrides: tuple[str, ...], fact: 
 
 def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     training = Training(EMOJI)
-    runs = [PlannedRun(training, seed, tmp_path / f"seed-{seed}") for seed in range(3)]
+    runs = [Run(training, seed, tmp_path / f"seed-{seed}") for seed in range(3)]
     stored: list[dict[str, Any]] = [
         {"vector": "256 dimensions, cosine", "selection": "last", "split": "test", "device": "CPU"},
         {"level0/recall@1": 0.5},
@@ -44,14 +46,13 @@ def test_what_finished_runs_stored_counts(tmp_path: Path) -> None:
     for run, metrics in zip(runs, stored, strict=False):
         run.folder.mkdir()
         RunFolder(run.folder).write_metrics(metrics)
-    facts = describe_runs(runs)
+    facts = merge_facts(map(describe_run, runs[:2]))
     assert facts["vector"] == "256 dimensions, cosine or 192 to 320 dimensions as the validation chooses heads, cosine"
     assert facts["checkpoint"] == "the last one or the best on the validation split"
     assert facts["split"] == "test"
     assert facts["device"] == "CPU"
-    assert describe_runs(runs[2:]) == describe_training(training)
-    assert describe_runs(runs, ["M", "H"])["vector"] == "256 dimensions, cosine"  # metrics of these heads alone
-    assert describe_runs(runs, ["L"])["vector"] == "64 dimensions, cosine"
+    assert describe_run(runs[0], ("M", "H"))["vector"] == "256 dimensions, cosine"  # metrics of these heads alone
+    assert describe_run(runs[0], ("L",))["vector"] == "64 dimensions, cosine"
 
 
 def test_the_usual_value_comes_first_and_others_are_named() -> None:
@@ -69,7 +70,7 @@ def test_what_a_row_does_not_state_is_told() -> None:
 @pytest.mark.pipeline
 def test_the_trainings_of_every_paper_have_facts() -> None:
     """The first of each table: 512 dimensions of a paper's one head, or those that its experiment names."""
-    for table in find_tables(None):
+    for table in read_tables():
         facts = describe_training(table.trainings[0])
         assert all(facts.values()), table
         assert not any("not stated" in value for value in facts.values()), table
