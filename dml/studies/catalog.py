@@ -45,12 +45,12 @@ def find_studies(name: str | None, settings: Sequence[str] = (), data: Path | No
         return [study for one in name.split(",") for study in find_studies(one, settings, data)]
     if name == "reproducibility":
         return [Study(name, name, (), {})]
-    figures = [figure for figure in read_figures(data) if name == "figures" or name.replace("-", "_") == figure.name]
-    tables = [] if figures else read_tables()
+    figures = list(read_figures(data))
     label = name.removeprefix("table-")  # as targets of make begin
-    found = figures or [one.make_study() for one in tables if label in ("tables", one.paper, str(one))]
+    found = [figure for figure in figures if name in ("figures", figure.name)]
+    found = found or [table.make_study() for table in read_tables() if label in ("tables", table.paper, str(table))]
     if not found:
-        names = [*STUDIES, *GROUPS, *PAPERS, *map(str, tables), *(figure.name for figure in read_figures(data))]
+        names = [*STUDIES, *GROUPS, *PAPERS, *map(str, read_tables()), *(figure.name for figure in figures)]
         raise InputError(f"{name}: no study of this name{suggest(name, names)}; dml study list lists all")
     content = {"seeds": found[0].seeds}
     apply_settings(content, settings, {})

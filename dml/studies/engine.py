@@ -84,11 +84,13 @@ class Engine:
         Raises:
             InputError: if an override sets what the study sets, data is missing, or embeddings can't be joined.
         """
-        setters: dict[str, str] = {}
+        setters, shared = dict[str, str](), self.study.content.get("overrides", ())
         for cell in self.study.selected:
             setters |= dict.fromkeys(map(key_of, cell.after), "the study")
+            if self.study.kind == "file":  # a row of a table may be changed
+                setters |= {key_of(one): "the study" for one in cell.training.overrides if one not in shared}
             setters |= dict.fromkeys(cell.search.keys if cell.search else (), f"the search of {cell.row}")
-        check_set_elsewhere([*self.plan.overrides, *self.study.content.get("overrides", ())], setters, below=setters)
+        check_set_elsewhere([*self.plan.overrides, *shared], setters, below=setters)
         runs = [job.run for cell in self.study.selected for job in self._make_jobs(cell, TEST, ())]
         for run in runs if self.study.content.get("ensembles") else ():
             if find_ball(compose(run.training)):
@@ -262,7 +264,8 @@ class Engine:
         )
         if job.stage == SEARCH and job.cell.search is not None:
             return replace(result, metrics={"score": job.run.read_score(job.cell.search.score)})
-        metrics = {name: value for name, value in job.run.metrics.items() if name.endswith(self.study.metrics)}
+        kept = {name: value for name, value in job.run.metrics.items() if name.endswith(self.study.metrics)}
+        metrics = {name: float(value) for name, value in kept.items() if isinstance(value, int | float)}
         result = replace(result, facts=describe_run(job.run, job.cell.heads), metrics=metrics)
         return _add_sums(result, sum_runs_by_class([RunFolder(job.run.folder)])) if self.study.sums_classes else result
 

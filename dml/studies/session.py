@@ -74,13 +74,19 @@ class Session:
         results = self._select(merge_results(read_results(self._file), self._collect()))
         print_line(self._render(results))
 
-    def write_page(self) -> None:
-        """Store the results, and write the page with its charts."""
+    def write_page(self, *, may_be_empty: bool = False) -> None:
+        """Store the results, and write the page with its charts.
+
+        Args:
+            may_be_empty: whether nothing is written, and no error raised, if there are no results.
+        """
         if self._has_charts:
             check_installed("matplotlib", extra="figures")
         study, results = self.study, self._select(store_results(self._file, self._collect()))
         if self.plan.outputs.exists():
             self.engine.discard_checkpoints()
+        if may_be_empty and not results:
+            return
         if study.kind == "figure":
             self._draw_figure(results)
             return

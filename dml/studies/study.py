@@ -164,7 +164,11 @@ def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = Non
     Raises:
         InputError: if a name stands for nothing, or a value is missing or can't be used.
     """
-    content: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
+    if not path.is_file():
+        raise InputError(f"{path}: no such file, which would describe a study")
+    content = parse_yaml(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds no keys, which would describe a study")
     try:
         content["rows"] = _read_rows(content["rows"])
         selection = {key: [*map(str, names)] for key, names in content.get("default", {}).items()}

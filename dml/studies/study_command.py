@@ -110,7 +110,10 @@ def _run_action(study: Study, options: argparse.Namespace) -> bool:
         session.print_commands()
         return False
     has_failed = session.train() if options.action in ("run", "resume") else False
-    session.show_page() if options.action == "show" else session.write_page()
+    if options.action == "show":
+        session.show_page()
+    else:
+        session.write_page(may_be_empty=has_failed)
     return has_failed
 
 

@@ -4,18 +4,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import PLAIN, Here
 
-from dml.papers.plans import Plan, train_runs
-from dml.papers.tables.paper_tables import Training
+from dml.studies import runs as study_runs
+from dml.studies.runs import Plan
+from dml.studies.study import Training
 
 pytestmark = pytest.mark.pipeline
 
 PROGRAM = """
-from dml.commands.failures.error_lines import print_line
-from dml.papers.plans import {start}
+from dml.studies.runs import {start}
 fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
-assert not {start}([fine, fine], print_line, 2)
-assert {start}([fine, ["train", "loss=nothing"]], print_line, 1)
+assert not {start}([fine, fine], 2)
+assert {start}([fine, ["train", "loss=nothing"]])
 """
 
 
@@ -23,7 +24,7 @@ STOPPED = """
 import os, signal
 from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.ops.process.signals import handle_signals
-from dml.papers.plans import {start}
+from dml.studies import runs
 
 def stop_before_the_start(line):
     print_line(line)
@@ -33,8 +34,9 @@ if __name__ == "__main__":
     handle_signals()
     small = ["model=small_cnn", "transform.size=32", "evaluation.raw=false", "data.num_workers=0"]
     endless = ["train", *small, "trainer.max_steps=1000000", "trainer.val_check_interval=null", "hydra.run.dir=run"]
+    runs.print_line = stop_before_the_start
     with one_line_errors():
-        {start}([endless, endless], stop_before_the_start, 1)
+        runs.{start}([endless, endless])
 """
 
 
@@ -67,8 +69,9 @@ def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
     assert "error: loss=nothing" in done.stderr
 
 
-def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path) -> None:
-    runs = Plan(tmp_path, seeds=2).list_runs(Training("claims/rll"))
+def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(tmp_path, seeds=2)
+    runs = plan.list_runs(Training("claims/rll"))
 
     def finish(number: int) -> bool:
         """Tell a failure, as of a run that is refused, after another command has finished some runs."""
@@ -77,6 +80,21 @@ def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path) -
             (run.folder / "metrics.json").write_text("{}")
         return True
 
-    assert train_runs(runs, Path(), print, runner=lambda *_: finish(1))
+    monkeypatch.setattr(study_runs, "run_processes", lambda *_: finish(1))
+    assert plan.train(runs, "runs")
     shutil.rmtree(tmp_path)
-    assert not train_runs(runs, Path(), print, runner=lambda *_: finish(2))
+    monkeypatch.setattr(study_runs, "run_processes", lambda *_: finish(2))
+    assert not plan.train(runs, "runs")
+
+
+def test_other_launchers_begin_a_sweep_of_one_run(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    plan = Plan(tmp_path / "runs (1, old)", 1, launcher="joblib", overrides=("hydra.launcher.n_jobs=1",))
+    (run,) = plan.list_runs(Training("claims/rll", (*PLAIN, f"dataset.root={small_emoji}")))
+    _, *arguments = plan.command(run)
+    assert {"launcher=joblib", "hydra.launcher.n_jobs=1"} <= {*arguments}
+    local = [value for value in arguments if not value.startswith(("launcher=", "hydra.launcher."))]  # here
+    here("train", *local)
+    assert run.is_finished
+    written = (run.folder / "metrics.json").stat().st_mtime_ns
+    here("train", *local)  # a sweep skips it
+    assert (run.folder / "metrics.json").stat().st_mtime_ns == written
