@@ -84,13 +84,14 @@ class Engine:
         Raises:
             InputError: if an override sets what the study sets, data is missing, or embeddings can't be joined.
         """
-        setters, shared = dict[str, str](), self.study.content.get("overrides", ())
+        setters, rows, shared = dict[str, str](), dict[str, str](), self.study.content.get("overrides", ())
         for cell in self.study.selected:
             setters |= dict.fromkeys(map(key_of, cell.after), "the study")
             if self.study.kind == "file":  # a row of a table may be changed
-                setters |= {key_of(one): "the study" for one in cell.training.overrides if one not in shared}
+                rows |= {key_of(one): "the study" for one in cell.training.overrides if one not in shared}
             setters |= dict.fromkeys(cell.search.keys if cell.search else (), f"the search of {cell.row}")
         check_set_elsewhere([*self.plan.overrides, *shared], setters, below=setters)
+        check_set_elsewhere(self.plan.overrides, rows)
         runs = [job.run for cell in self.study.selected for job in self._make_jobs(cell, TEST, ())]
         for run in runs if self.study.content.get("ensembles") else ():
             if find_ball(compose(run.training)):

@@ -356,7 +356,7 @@ def test_sheets_are_drawn_of_any_number_of_runs(make_run: MakeRun, printed: Prin
     heights = []
     for number in (1, 2, 3):
         images = tmp_path / str(number)
-        said = printed("rll-5", *folders[:number], "--output", str(images))
+        said = printed("rll_5", *folders[:number], "--outputs", str(images))
         assert said.startswith(f"{images / 'rll_5.png'}: RLL, Fig. 5, ")
         with Image.open(images / "rll_5.png") as image:
             heights.append(image.height)
@@ -407,7 +407,7 @@ def test_errors_are_shown_by_severity(compared: tuple[Path, Path], printed: Prin
     write_queries(
         first / "per_query.parquet", replace(table, neighbors=table.paths[far], neighbor_labels=table.labels[far])
     )
-    printed("happier_6", str(first), str(second), "--output", str(tmp_path))
+    printed("happier_6", str(first), str(second), "--outputs", str(tmp_path))
     assert all(count_pixels(tmp_path / "happier_6.png", relation) for relation in (COARSER, OTHER))
     assert count_pixels(tmp_path / "happier_6.png", SAME) < 500  # in the legend alone
     with pytest.raises(InputError, match=r"^lns_3\.8: the second run finds more for no query among its 7 nearest"):
@@ -417,7 +417,7 @@ def test_errors_are_shown_by_severity(compared: tuple[Path, Path], printed: Prin
 def test_maps_show_the_pictures_at_their_places(make_run: MakeRun, printed: Printed, tmp_path: Path) -> None:
     folders = [str(make_run(name, seed=seed)) for seed, name in enumerate(("a", "b", "c"))]
     for number in (1, 3):
-        printed("rll_6,lns_3.4", *folders[:number], "--output", str(tmp_path))
+        printed("rll_6,lns_3.4", *folders[:number], "--outputs", str(tmp_path))
         with Image.open(tmp_path / "rll_6.png") as image:
             assert image.size == (1650 * min(2, number), 1650 * (1 + number // 3))
             assert len(image.convert("RGB").getcolors(2**24)) > 24
@@ -441,11 +441,11 @@ def test_class_means_are_embedded_and_colored_by_the_coarsest_level(
     folder, placed, drawn = make_run("a"), [], []
     monkeypatch.setattr(run_figures, "load", lambda _: FakeEmbedder())
     monkeypatch.setattr(run_figures, "embedding_map", lambda means: placed.append(means) or means[:, :2])
-    printed("happier_5", str(folder), "--output", str(tmp_path))
+    printed("happier_5", str(folder), "--outputs", str(tmp_path))
     assert (tmp_path / "happier_5.png").exists()
     np.testing.assert_allclose(placed[0][:, 0], [4 * number + 1.5 for number in range(6)])  # four pictures a class
     monkeypatch.setattr(run_figures, "draw_planes", lambda _, planes, *__, **___: drawn.extend(planes.values()))
-    printed("happier_5", str(folder), "--output", str(tmp_path))
+    printed("happier_5", str(folder), "--outputs", str(tmp_path))
     assert drawn[0].classes.tolist() == ["x", "x", "y", "y", "z", "z"]
     table = run_figures.read_run(folder).queries
     flat = replace(
@@ -464,7 +464,7 @@ def test_class_means_are_embedded_and_colored_by_the_coarsest_level(
         (["rll_5"], "rll_5: figures of runs, and no others, take folders, as in dml study rll_5 outputs/RUN"),
         (["nra_3", "{run}"], "nra_3 {run}: figures of runs, and no others, take folders"),
         (["nra_3", "--data", "/none"], "--data /none: no such folder"),
-        (["lns-3.7", "{run}"], "lns_3.7: shows what one of two runs finds and the other doesn't; 1 given"),
+        (["lns_3.7", "{run}"], "lns_3.7: shows what one of two runs finds and the other doesn't; 1 given"),
         (["rll_5", "{empty}"], "{empty}: metrics.json, per_query.parquet, .hydra/config.yaml missing"),
     ],
 )
