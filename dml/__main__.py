@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from dml.ops.libraries.lean_imports import import_lean
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 
 class Command(NamedTuple):
@@ -79,7 +79,7 @@ def run_command(*leading_arguments: str) -> None:
         leading_arguments: arguments to put before those of the command line: the command's name in a script that has
             one command only.
     """
-    handle_signals(is_importing=True)  # before a command's imports, which take seconds
+    handle_signals()  # before a command's imports, which take seconds
     import_lean()
     dispatch([*leading_arguments, *sys.argv[1:]])
 

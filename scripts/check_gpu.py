@@ -12,10 +12,10 @@ together. At the end it prints a table. The exit code is 1 if a check failed. --
 and not how well a network learns.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import json

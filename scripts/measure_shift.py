@@ -3,14 +3,14 @@
 python scripts/measure_shift.py /tmp/shift --raw    features before any training, on both sides of all levels
 python scripts/measure_shift.py /tmp/shift          losses that train the heads alone (frozen=true), levels 0, 2 and 5
 
-All tables are in docs/shift.md. The splits are drawn once, with seed 0; the seeds are those of the trainings. Finished
+docs/shift.md has the means. The splits are drawn once, with seed 0; the seeds are those of the trainings. Finished
 runs are not repeated. It takes about fifteen minutes on two cores.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import json

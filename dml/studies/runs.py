@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,16 @@ from dml.ops.configuration.nested import is_below
 from dml.ops.configuration.overrides import check_set_elsewhere, key_of
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.process import child_processes, signals
-from dml.ops.process.subprocesses import python_command, python_environment, run_process
 from dml.ops.run_folders.run_folder import RunFolder, RunState
 from dml.run.config_folders import quote
+from dml.runtime import signals
+from dml.runtime.processes import (
+    python_command,
+    python_environment,
+    run_process,
+    stop_processes,
+    waiting_for_processes,
+)
 from dml.studies.experiments import IGNORED_KEYS, compose, identify, shrink
 from dml.studies.study import Training
 
@@ -250,7 +257,7 @@ def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
         jobs: commands that run at a time; with several, each has one thread.
     """
     threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
-    environment = python_environment(**threads, **{child_processes.STARTED_BY: str(os.getpid())})
+    environment = python_environment(**threads, **{signals.SILENT: "1"})
 
     def run(arguments: Sequence[str]) -> int:
         name, *overrides = arguments
@@ -262,21 +269,25 @@ def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
 def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
     """Do the work of `run_processes` for many small runs on CPU, in copies of a process that has loaded the libraries.
 
-    Loading the libraries takes eight seconds. Runs on several GPUs need `run_processes`: Lightning starts a process
-    for each GPU by repeating the command line, which is another one in a copy.
+    Loading the libraries takes eight seconds. A copy can't train on several GPUs.
     """
     if jobs > 1:
         os.environ["OMP_NUM_THREADS"] = "1"  # the copied process reads it when it begins
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["dml.run.jobs"])
-    with child_processes.blocking_ctrl_c():  # in it, and in its copies
+    # It loads libraries, and Ctrl-C would make it print a trace. Started processes inherit the mask of the thread that
+    # starts them; a copy gets SIGTERM from this process.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
         forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def run(arguments: Sequence[str]) -> int | None:
         process = server.Process(target=_run_command, args=(arguments,))
         process.start()
-        if signals.state.signum is not None:  # it came too early for this process
-            child_processes.pass_on(signals.state.signum)
+        if signals.is_requested():  # it came too early for this process
+            stop_processes()
         process.join()
         return process.exitcode
 
@@ -284,19 +295,20 @@ def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
 
 
 def _run_command(arguments: Sequence[str]) -> None:
-    signals.handle_signals(is_silent=True)
+    signals.handle_signals()
+    signals.state.is_silent = True
     sys.argv = ["dml", *arguments]
     main(arguments[0], is_named=True)
 
 
 def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
     def run_unless_stopped(number: int, arguments: Sequence[str]) -> int | None:
-        if signals.state.signum is not None:
+        if signals.is_requested():
             return None
         print_line(f"[{number} of {len(commands)}] {format_command(arguments)}")
         return run(arguments)
 
-    with signals.waiting_for_processes(), ThreadPoolExecutor(jobs) as pool:
+    with waiting_for_processes(), ThreadPoolExecutor(jobs) as pool:
         return any(list(pool.map(run_unless_stopped, range(1, len(commands) + 1), commands)))
 
 

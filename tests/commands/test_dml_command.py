@@ -140,7 +140,7 @@ from dml.__main__ import run_command
 import_module = builtins.__import__
 
 def import_or_signal(name, *arguments):
-    if name.partition(".")[0] == "torch":
+    if name.partition(".")[0] in ("torch", "hydra"):
         os.kill(os.getpid(), {signum})
     return import_module(name, *arguments)
 

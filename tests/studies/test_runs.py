@@ -23,7 +23,7 @@ assert {start}([fine, ["train", "loss=nothing"]])
 STOPPED = """
 import os, signal
 from dml.commands.failures.error_lines import one_line_errors, print_line
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 from dml.studies import runs
 
 def stop_before_the_start(line):
