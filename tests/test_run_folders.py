@@ -296,6 +296,7 @@ def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
     assert found["step"] == 2
     assert found["selection"] == "last"
     assert "pruned" not in found
+    assert found["ended_early"] == "at step 2 of 5"
     weights = last(tmp_path)["state_dict"]
     # the same configuration ends there again; more time goes on
     here("train", f"resume={tmp_path}")
@@ -303,6 +304,7 @@ def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
     monkeypatch.undo()
     here("train", f"resume={tmp_path}", "+trainer.max_time=00:02:00:00")
     assert metrics(tmp_path)["step"] == 5
+    assert "ended_early" not in metrics(tmp_path)
 
 
 def test_validations_that_are_no_better_end_a_training(
@@ -314,8 +316,10 @@ def test_validations_that_are_no_better_end_a_training(
     assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out
     assert last(tmp_path)["global_step"] == 3
     assert metrics(tmp_path)["step"] == 1
+    assert metrics(tmp_path)["ended_early"] == "at step 3 of 8"
     here("train", f"resume={tmp_path}")  # it ends there again
     assert last(tmp_path)["global_step"] == 3
+    assert metrics(tmp_path)["ended_early"] == "at step 3 of 8"
     # more patience goes on, and still counts from the best validation
     here("train", f"resume={tmp_path}", "checkpoints.patience=4")
     assert last(tmp_path)["global_step"] == 5

@@ -14,6 +14,15 @@ SELECTIONS = {
 }
 """How a checkpoint was chosen, by the entry "selection" of metrics.json."""
 UNKNOWN = "not stated"
+OWN_IMAGES = ("folder", "csv", "shards")
+"""The names of the data sets that are images of the user's own."""
+
+
+def name_dataset(config: Mapping[str, Any]) -> str:
+    """Return the name of a run's data set; for images of the user's own it is that of their folder or list."""
+    dataset = config.get("dataset") or {}
+    name = str(dataset.get("name"))
+    return (Path(dataset.get("root") or "").name if name in OWN_IMAGES else "") or name
 
 
 def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: float) -> str:

@@ -90,6 +90,22 @@ class QueryTable:
         has_class = self.labels[~np.isnan(self.metrics[metric])] >= 0
         return int(np.argmax(has_class.all(axis=0)))
 
+    def find_shared_levels(self, neighbors: int | None = None, levels: slice = slice(None)) -> npt.NDArray[np.int64]:
+        """Find the finest level at which each of the nearest images has the class of its query.
+
+        Args:
+            neighbors: number of nearest images to look at; None for all.
+            levels: levels to look at.
+
+        Returns:
+            (Q, k) numbers of levels, counted from the first that is looked at; their number where an image shares none.
+        """
+        labels = self.labels[:, None, levels]
+        is_shared = (self.neighbor_labels[:, :neighbors, levels] == labels) & (labels >= 0)
+        no_level = np.ones_like(is_shared[:, :, :1])
+        shared: npt.NDArray[np.int64] = np.concatenate([is_shared, no_level], axis=2).argmax(axis=2)
+        return shared
+
     @staticmethod
     def from_rankings(
         ranked: PerQuery,

@@ -116,7 +116,7 @@ class Embedder:
     def calibration(self) -> Calibration | None:
         """The function that turns a similarity into the probability that two images are of one class.
 
-        None if there is no `threshold`, or if the model's test is of a version that fitted none.
+        None where there are no `threshold_errors`, or if the model's test is of a version that fitted none.
         """
         return find_calibration(self.threshold_errors)
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from huggingface_hub import EvalResult, ModelCardData
 
+from dml.evaluation.measured_facts import name_dataset
 from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX, format_percent
 from dml.evaluation.printed_metrics.metric_names import HEADS, RERANKED, join_head_names
-from dml.evaluation.threshold.stored_calibration import find_calibration
+from dml.evaluation.threshold.stored_calibration import describe_choice, find_calibration
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text.text_tables import markdown_table
@@ -38,7 +39,7 @@ def write_card(embedder: Embedder, license_id: str | None) -> str:
     """
     settings = embedder.settings
     has_picture = settings.picture is not None and embedder.has_chosen_heads
-    dataset = str(settings.config["dataset"]["name"])
+    dataset = name_dataset(settings.config)
     shown = select_shown(_select_metrics(embedder))
     facts = ModelCardData(
         library_name="dml",
@@ -102,7 +103,8 @@ def _list_facts(embedder: Embedder, license_id: str | None) -> Iterable[tuple[st
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
     yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
     yield "input", f"RGB images of any size, {_describe_input(embedder)}"
-    yield "trained on", f"{config['dataset']['name']}, {len(settings.class_names) or 'an unknown number of'} classes"
+    yield "background of transparent images", settings.limits.background
+    yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
     yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
     yield "steps", str(training.get("step", "unknown"))
     yield "checkpoint chosen on", _describe_selection(settings)
@@ -148,7 +150,8 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
     yield "## Same or not\n"
     yield (
         f"Two images are judged to be of one class if the similarity of their vectors is at least "
-        f"`model.threshold` = {errors['similarity']:.4f}. It was chosen on the validation classes.\n"
+        f"`model.threshold` = {errors['similarity']:.4f}. It was chosen on the validation classes, "
+        f"{describe_choice(errors)}.\n"
     )
     rows = [
         (name, format_percent(errors[fmr]), f"{100 * errors[fnmr]:.1f}")

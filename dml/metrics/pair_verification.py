@@ -80,16 +80,14 @@ class PairVerification:
 
     Args:
         pairs: pairs of images.
-        fmrs: false match rates, beside those of the metrics, at which the curve will be read.
     """
 
     pairs: LabelledPairs
-    fmrs: tuple[float, ...] = ()
 
     @cached_property
     def rates(self) -> ErrorRates:
         """The ROC curve of the pairs."""
-        return error_rates(self.pairs, (*REPORTED_FMRS, *CALIBRATION_RANGE, *self.fmrs))
+        return error_rates(self.pairs, (*REPORTED_FMRS, *CALIBRATION_RANGE))
 
 
 def find_threshold(rates: ErrorRates, fmr: float) -> int:
@@ -122,13 +120,6 @@ def equal_error_rate(rates: ErrorRates) -> float:
     gaps = rates.fmr[[before, after]] - rates.fnmr[[before, after]]
     share = gaps[0] / (gaps[0] - gaps[1])
     return float(rates.fmr[before] + share * (rates.fmr[after] - rates.fmr[before]))
-
-
-def find_equal_error(rates: ErrorRates) -> int:
-    """Return the index of the threshold at which FMR and FNMR differ least, the smaller one of two."""
-    after = _find_crossing(rates)
-    before_gap, after_gap = np.abs(rates.fmr - rates.fnmr)[[after - 1, after]]
-    return after if after_gap < before_gap else after - 1
 
 
 def _find_crossing(rates: ErrorRates) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import faiss
 
-from dml.ops.process.shared_settings import SharedSetting
+from dml.runtime.shared_settings import SharedSetting
 
 FEWEST = 4
 """Number of queries from which on a matrix product takes less time than comparing one query after the other."""

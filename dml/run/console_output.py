@@ -8,6 +8,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.splits import describe_shared_classes, describe_splits
+from dml.evaluation.measured_facts import name_dataset
+from dml.evaluation.printed_metrics.result_lines import QUICK
 from dml.losses.memory import CrossBatchMemory
 from dml.ops.escaping import in_markup
 from dml.ops.text.console import console
@@ -25,11 +27,11 @@ def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, 
     if stage:
         console.print(f"[bold]stage[/]    {in_markup(stage)}")
     if config.quick:
-        console.print("[bold red]quick[/]    a short run on a part of the data; its metrics say nothing about a method")
+        console.print(f"[bold red]quick[/]    {in_markup(QUICK)}")
     heads = " + ".join(f"{name} {size}" for name, size in model.embed_dims.items())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in model.parameters())
-    console.print(f"[bold]data[/]     {in_markup(f'{config.dataset.name}: {describe_splits(images.table)}')}")
+    console.print(f"[bold]data[/]     {in_markup(f'{name_dataset(config)}: {describe_splits(images.table)}')}")
     if shared := describe_shared_classes(images.table):
         console.print(f"[bold red]val[/]      {in_markup(shared)}")
     in_gallery, queries = count_queries_in_gallery(images.table)

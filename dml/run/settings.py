@@ -79,6 +79,7 @@ class DataSettings:
     max_image_bytes: Count = key()
     max_pixels: Count = key()
     max_list_bytes: Count = key()
+    background: str = key()
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)
@@ -163,8 +164,8 @@ class CheckpointSettings:
 class ThresholdSettings:
     """``evaluation.threshold``: the similarity from which on two images are of one class."""
 
+    wrong_share: Annotated[float, Interval(gt=0, lt=1)] = key()
     fmr: Annotated[float, Interval(gt=0, lt=1)] | None = key()
-    seed: Natural = key()
 
 
 @dataclass(frozen=True)

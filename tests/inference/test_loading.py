@@ -33,7 +33,7 @@ from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.run_folders.run_folder import RunFolder
 
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2", "evaluation.raw=false", "evaluation.clustering=false"]
-RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", *SHORT]
+RUN = [*SMALL, "model.heads=[L,H]", "model.normalize=false", "evaluation.threshold.fmr=0.01", *SHORT]
 
 
 def train(folder: Path, small_emoji: Path, *arguments: str) -> None:
@@ -103,6 +103,11 @@ def test_the_threshold_is_the_runs(
         is_same, passes = (labels[:, None] == labels)[pairs], (vectors @ vectors.T >= model.threshold)[pairs]
         assert passes[~is_same].mean() == pytest.approx(model.threshold_errors[names[0]], abs=2 / (~is_same).sum())
         assert 1 - passes[is_same].mean() == pytest.approx(model.threshold_errors[names[1]], abs=2 / is_same.sum())
+        similarities = vectors @ vectors.T - 9 * np.eye(len(labels))
+        accepted = similarities.max(axis=1) >= model.threshold
+        wrong = labels[similarities.argmax(axis=1)][accepted] != labels[accepted]
+        share = model.threshold_errors[names[0].replace("fmr", "wrong_share")]
+        assert wrong.mean() == pytest.approx(share, abs=2 / accepted.sum())
     assert model.threshold_errors["val_fmr"] <= model.threshold_errors["wanted_fmr"]
     assert model.calibration is not None
     assert model.calibration.slope == metrics["threshold/calibration_slope"] > 0
@@ -110,7 +115,9 @@ def test_the_threshold_is_the_runs(
     saved = dml.load(model.save_pretrained(tmp_path / "saved"))
     assert saved.threshold_errors == model.threshold_errors
     card = (tmp_path / "saved" / "README.md").read_text()
-    assert f"`model.threshold` = {model.threshold:.4f}" in card
+    assert (
+        f"`model.threshold` = {model.threshold:.4f}. It was chosen on the validation classes, for a false match" in card
+    )
     assert f"{model.calibration.slope:.2f} * similarity" in card
     assert f"| all pairs | {100 * metrics['threshold/ece']:.3g} |" in card
 

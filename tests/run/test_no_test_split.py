@@ -44,7 +44,13 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
     data = ["dataset=folder", f"dataset.root={photos}", "dataset.folds=2", "dataset.fold=1"]
     small = [value for value in SMALL if not value.startswith("dataset.")]
     here(
-        "train", *data, *small, "sampler.classes_per_batch=2", f"evaluation.selection={choice}", f"hydra.run.dir={run}"
+        "train",
+        *data,
+        *small,
+        "sampler.classes_per_batch=2",
+        "evaluation.threshold.fmr=0.1",
+        f"evaluation.selection={choice}",
+        f"hydra.run.dir={run}",
     )
     here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}")
     tested, again = (json.loads((folder / "metrics.json").read_text()) for folder in (run, tmp_path / "again"))

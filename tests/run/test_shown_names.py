@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -17,7 +18,7 @@ from dml.data.table import ImageTable
 from dml.evaluation.comparisons.intervals import Interval
 from dml.evaluation.comparisons.run_comparison import ConfigurationResult, markdown
 from dml.evaluation.printed_metrics.metric_table import metric_table
-from dml.evaluation.sheets.pictures import draw_contact_sheet
+from dml.evaluation.sheets.pictures import draw_sheet
 from dml.run import console_output, prepare_job
 
 NAMES = ["[/red]", "[bold]x", "a\x1b[31mb", "two\nlines", "\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]
@@ -70,8 +71,8 @@ def test_a_row_of_markdown_keeps_its_cells(name: str, shown: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_contact_sheet_has_them_as_titles(tmp_path: Path, name: str) -> None:
-    picture = np.zeros((8, 8, 3), dtype=np.uint8)
-    draw_contact_sheet([(name, [picture])], tmp_path / "sheet.png")
+    black = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    draw_sheet([(name, [("", "")])], tmp_path / "sheet.png", lambda _: black)
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width == 800
 

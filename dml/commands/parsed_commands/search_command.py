@@ -16,18 +16,14 @@ from dml.ops.filesystem.paths import expand_home, shorten_path
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dml.evaluation.sheets.pictures import Pixels
     from dml.inference import Index
-
-LARGEST_TILE = 512
-"""Pixels to which the images of a picture are scaled down before they are drawn together."""
 
 DESCRIPTION = """\
 Find the images of an index that are most similar to an image. The score is the
 cosine similarity, at most 1; of a model that was trained in a Poincare ball,
 it is the negative distance, at most 0. An image that is in the index finds
-itself first. If the model has a threshold, "same" or "other" tells whether an
-image is judged to be of the query's class."""
+itself first. If the model has a threshold, "same" marks what is surely of the
+query's class; the others may be. The percentage is the probability of it."""
 
 EXAMPLES = {
     "dml search my_index query.jpg": "prints a table of the ten most similar images",
@@ -71,14 +67,14 @@ def _check_outputs(options: Namespace) -> None:
     Raises:
         InputError: if one has another suffix, or would replace an image.
     """
-    from dml.evaluation.sheets.pictures import is_contact_sheet
+    from dml.evaluation.sheets.pictures import is_sheet
 
     for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
         if path is None:
             continue
         if path.suffix.lower() != suffix:
             raise InputError(f"{option} {printable(path)}: the name of the file to write must end with {suffix}")
-        if path.is_dir() or (suffix == ".png" and path.exists() and not is_contact_sheet(path)):
+        if path.is_dir() or (suffix == ".png" and path.exists() and not is_sheet(path)):
             raise InputError(
                 f"{option} {printable(path)}: is there, and isn't marked as written by dml search; give the name of a "
                 "new file"
@@ -88,8 +84,8 @@ def _check_outputs(options: Namespace) -> None:
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
     """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked.
 
-    ``same`` tells whether the score is at least the index's threshold, ``probability`` how probable it is that the
-    image is of the query's class; they are missing if the index has none.
+    ``same`` tells whether the score is at least the index's threshold, so that the image is surely of the query's
+    class, ``probability`` how probable that is; they are missing if the index has none.
     """
     threshold, calibration = index.threshold, index.calibration
     return [
@@ -113,30 +109,32 @@ def _format(results: Sequence[dict[str, Any]]) -> str:
         width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
         lines.append(f"{printable(result['query'])}")
         lines += [
-            f"  {neighbor['score']:6.3f}  {_format_verdict(neighbor)}{printable(neighbor['label']):{width}}  "
+            f"  {neighbor['score']:6.3f}  {_format_judgement(neighbor)}{printable(neighbor['label']):{width}}  "
             f"{printable(shorten_path(neighbor['path']))}"
             for neighbor in result["neighbors"]
         ]
     return "\n".join(lines)
 
 
-def _format_verdict(neighbor: dict[str, Any]) -> str:
-    """Return the column of the judgement by the threshold; empty without one."""
-    return {None: "", True: "same   ", False: "other  "}[neighbor.get("same")]
+def _format_judgement(neighbor: dict[str, Any]) -> str:
+    """Return the columns of the threshold and of the probability; empty without them."""
+    same = {None: "", True: "same  ", False: "      "}[neighbor.get("same")]
+    return same + (f"{neighbor['probability']:4.0%}  " if "probability" in neighbor else "")
 
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw each query and its neighbours in a row."""
-    from dml.evaluation.sheets.pictures import draw_contact_sheet
+    from dml.evaluation.sheets.pictures import QUERY, SAME, draw_sheet
     from dml.ops.filesystem.files import replacing
 
-    rows = [
-        (str(result["query"]), [_shrink(_read(index, image)) for image in (result["query"], *_paths(result))])
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        neighbors = [(neighbor["path"], SAME if neighbor.get("same") else "") for neighbor in result["neighbors"]]
+        rows.append((str(result["query"]), [(result["query"], QUERY), *neighbors]))
+    legend = None if index.threshold is None else {SAME: "surely of the query's class"}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
-        draw_contact_sheet(rows, partial)
+        draw_sheet(rows, partial, lambda image: _read(index, image), legend=legend)
 
 
 def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -148,7 +146,9 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         results: the results as JSON has them.
         path: file to write.
     """
+    from dml.evaluation.printed_metrics.metric_descriptions import format_percent
     from dml.evaluation.report import FoundImage, ImageSearches, search_report
+    from dml.evaluation.threshold.stored_calibration import describe_choice
     from dml.ops.filesystem.files import write_text
 
     is_cosine = index.model.geometry == "cosine"
@@ -157,7 +157,8 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         size=len(index),
         score="cosine similarity" if is_cosine else "negative distance in the Poincaré ball",
         threshold=index.threshold,
-        prior=calibration.prior if (calibration := index.calibration) else None,
+        prior=format_percent(calibration.prior, digits=2) if (calibration := index.calibration) else "",
+        choice=describe_choice(index.model.threshold_errors),
         found=[
             (result["query"], [FoundImage(**{"same": None} | neighbor) for neighbor in result["neighbors"]])
             for result in results
@@ -174,17 +175,3 @@ def _read(index: "Index", path: str) -> "Tensor":
         return read_image(str(expand_home(path)), index.model.settings.limits)
     except UnreadableImageError as error:
         raise InputError(f"{without_remedy(error)}; the search alone works without --picture and --html") from error
-
-
-def _shrink(pixels: "Tensor") -> "Pixels":
-    """Scale an image down to what a sheet shows, since large photographs would fill the memory. -> (h, w, 3) uint8"""
-    import numpy as np
-    from PIL import Image
-
-    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    picture.thumbnail((LARGEST_TILE, LARGEST_TILE))
-    return np.asarray(picture)
-
-
-def _paths(result: dict[str, Any]) -> list[str]:
-    return [neighbor["path"] for neighbor in result["neighbors"]]

@@ -5,11 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from dml.evaluation.metric import Metric
-from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX
-from dml.evaluation.printed_metrics.metric_names import PCA
+from dml.evaluation.printed_metrics.metric_descriptions import (
+    THRESHOLD_PREFIX,
+    describe_metric,
+    describe_stored_metrics,
+    format_value,
+)
+from dml.evaluation.printed_metrics.metric_names import PCA, MetricName
 from dml.evaluation.printed_metrics.metric_table import choose_first_metric, summary_table
+from dml.evaluation.threshold.stored_calibration import describe_choice
 from dml.ops.escaping import in_markup
 from dml.ops.text.console import console
+
+QUICK = "a short run on a part of the data; its metrics say nothing about a method"
+SEE = 'see "If training makes it worse" in docs/own_data.md'
 
 
 def print_raw_metrics(metrics: Mapping[str, float]) -> None:
@@ -28,7 +37,7 @@ def print_result(
     heads: Sequence[str],
     folder: Path,
     *,
-    selection: str,
+    settings: Mapping[str, Any],
     custom: Sequence[Metric] = (),
 ) -> None:
     """Print the table of the final metrics, how the tested checkpoint was chosen, and the files in the run folder.
@@ -38,19 +47,19 @@ def print_result(
         levels: names of level 0, 1, ...
         heads: names of the model's heads.
         folder: folder of the run.
-        selection: value of ``evaluation.selection``.
+        settings: configuration of the run as nested plain values.
         custom: the user's own metrics.
     """
     console.print(summary_table(metrics, levels, heads, custom))
-    if metrics["step"] == 0:
-        _print_unchanged()
-    _print_loss_of_recall(metrics)
+    for heading, text in list_remarks(metrics, settings).items():
+        console.print(f"[bold red]{in_markup(heading):8}[/] {in_markup(text)}")
     _print_threshold(metrics)
     chosen = {
         "test": " [bold red]chosen on the test split itself, as the papers do[/]",
         "last": ", the last one",
         "val": ", the best on the validation split",
     }.get(metrics.get("selection", ""), "")
+    selection = str(settings["evaluation"]["selection"])
     if metrics.get("selection") == "last" and selection != "last":
         chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
     console.print(
@@ -60,39 +69,48 @@ def print_result(
     console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
 
 
-def _print_loss_of_recall(metrics: Mapping[str, Any]) -> None:
-    """Print a hint if the trained model finds less than the backbone's features did before the training."""
-    name = "level0/recall@1"
-    before, after = metrics.get(f"raw/{name}"), metrics.get(name)
-    if before is None or after is None or after >= before:
-        return
-    if metrics["step"] == 0:
-        reason = "of the untrained heads; more numbers (model.embed_dim) or more training images may help"
-    else:
-        reason = "after the training; a smaller optimizer.lr or another loss may help"
-    console.print(
-        f"[bold red]worse[/]    recall@1 is {before:.1%} of the backbone's own features and {after:.1%} "
-        f'{in_markup(reason)}, see "If training makes it worse" in docs/own_data.md'
-    )
+def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return {word: sentence} of what a reader of a run's metrics has to know: was it quick, or worse than untrained?
+
+    Args:
+        metrics: contents of metrics.json.
+        settings: configuration of the run as nested plain values.
+    """
+    remarks = {"quick": QUICK} if settings.get("quick") else {}
+    network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
+    if metrics.get("step") == 0:
+        remarks["unchanged"] = (
+            "no validation was better than the one before the first step, so that best.ckpt is the network as it was; "
+            f"a smaller optimizer.lr may help, {SEE}"
+        )
+        network, remedy = "the untrained heads", "more numbers (model.embed_dim) or more training images"
+    losses = []
+    monitor = (settings.get("checkpoints") or {}).get("monitor", "level0/recall@1")
+    for name in dict.fromkeys(["level0/recall@1", monitor]):
+        metric = describe_metric(name, describe_stored_metrics(settings))
+        before, after = (metrics.get(key) for key in (f"raw/{MetricName.parse(name).metric}", name))
+        if before is None or after is None or before == after or (after > before) == metric.higher_is_better:
+            continue
+        old, new = (format_value(value, metric) + " %" * metric.shown_in_percent for value in (before, after))
+        losses.append(f"{name.removeprefix('level0/')} went from {old} to {new}")
+    if losses:
+        remarks["worse"] = (
+            f"the backbone's own features find more than {network}: {', '.join(losses)}; {remedy} may help, {SEE}"
+        )
+    return remarks
 
 
 def _print_threshold(metrics: Mapping[str, Any]) -> None:
-    """Print the threshold that was chosen on the validation classes, with its errors on the tested ones."""
-    names = ("similarity", "fmr", "fnmr")
-    similarity, fmr, fnmr = (metrics.get(f"{THRESHOLD_PREFIX}{name}") for name in names)
-    if similarity is not None and fmr is not None and fnmr is not None:
+    """Print the threshold, how it was chosen on the validation classes, and what it says of the tested ones."""
+    values = {name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics.items()}
+    choice = f"{describe_choice(values)} on the validation classes"
+    if "similarity" in values and "wrong_share" in values:
         console.print(
-            f"[bold]same[/]     if the similarity is at least {similarity:.3f}: it passes {fmr:.2%} of the pairs of "
-            f"different classes, and not {fnmr:.1%} of those of one class"
+            f"[bold]same[/]     from a similarity of {values['similarity']:.3f} on, {in_markup(choice)}; here "
+            f'{values["known_accepted"]:.1%} of the nearest are "same", {values["wrong_share"]:.1%} of these wrongly'
         )
-
-
-def _print_unchanged() -> None:
-    """Print that the training improved nothing, and what may help."""
-    console.print(
-        "[bold red]unchanged[/] no validation was better than the one before the first step, so that best.ckpt is the "
-        'network as it was; a smaller optimizer.lr may help, see "If training makes it worse" in docs/own_data.md'
-    )
+    elif "wanted_wrong_share" in values and "similarity" not in values:
+        console.print(f"[bold]same[/]     no threshold: there is no similarity {in_markup(choice)}")
 
 
 def print_raw_test() -> None:

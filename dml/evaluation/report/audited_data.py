@@ -15,8 +15,9 @@ from dml.evaluation.audit.findings import (
     AuditedImages,
     Finding,
 )
-from dml.evaluation.report.sheets import OTHER, SAME, CaptionedPicture
+from dml.evaluation.report.sheets import CaptionedPicture
 from dml.evaluation.report.tiles import Tiles
+from dml.evaluation.sheets.pictures import OTHER, SAME
 
 MOST_SHOWN = 250
 """Largest number of findings of a kind, so that all pictures fit onto one sheet."""

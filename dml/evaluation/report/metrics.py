@@ -142,21 +142,10 @@ def _note_skipped_queries(run: ReportedRun) -> str:
     return f"Queries without a positive, which the means leave out: {', '.join(skipped)}." if skipped else ""
 
 
-@dataclass(frozen=True)
-class Headline:
-    """A metric in large type: its label, its value, and its value before the training."""
-
-    name: str
-    value: str
-    before: str
-
-
-def choose_headlines(run: ReportedRun) -> list[Headline]:
-    """Return those metrics of `HEADLINES` that the run has."""
-    headlines = []
-    for name in HEADLINES:
-        if name in run.metrics:
-            metric = describe_metric(name, run.custom_metrics)
-            values = (format_metric(run.metrics.get(key), metric) for key in (name, f"raw/{name}"))
-            headlines.append(Headline(metric.label, *values))
-    return headlines
+def choose_headlines(run: ReportedRun) -> dict[str, tuple[str, str]]:
+    """Return {label: (value, value before the training)} of those metrics of `HEADLINES` that the run has."""
+    described = {name: describe_metric(name, run.custom_metrics) for name in HEADLINES if name in run.metrics}
+    return {
+        metric.label: (format_metric(run.metrics[name], metric), format_metric(run.metrics.get(f"raw/{name}"), metric))
+        for name, metric in described.items()
+    }

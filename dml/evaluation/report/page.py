@@ -28,7 +28,8 @@ from dml.evaluation.report.side_by_side import (
     count_outcomes,
 )
 from dml.evaluation.report.threshold_section import make_threshold_section
-from dml.evaluation.report.tiles import COLUMNS, ReadPicture, Tiles
+from dml.evaluation.report.tiles import COLUMNS, Tiles
+from dml.evaluation.sheets.pictures import ReadPicture
 from dml.ops.escaping import printable
 
 ASSETS = "assets"

@@ -14,10 +14,11 @@ from torch import Tensor
 from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.readability import find_missing
-from dml.evaluation.measured_facts import SELECTIONS
+from dml.evaluation.measured_facts import SELECTIONS, name_dataset
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.evaluation.printed_metrics.metric_descriptions import MetricDescription, describe_stored_metrics
-from dml.evaluation.printed_metrics.metric_names import find_head_sets
+from dml.evaluation.printed_metrics.metric_names import find_head_sets, split_head_names
+from dml.evaluation.printed_metrics.result_lines import list_remarks
 from dml.ops.errors import InputError
 from dml.ops.filesystem.plain_text import parse_yaml
 from dml.ops.libraries.versions import own_version
@@ -71,7 +72,12 @@ class ReportedRun:
     def title(self) -> str:
         """The loss and the data set of the run."""
         loss = self.choices.get("loss") or _last_part(self.settings.get("loss", {}).get("_target_"))
-        return f"{loss} on {self.settings.get('dataset', {}).get('name')}"
+        return f"{loss} on {name_dataset(self.settings)}"
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What a reader of the metrics has to know of the run."""
+        return list_remarks(self.metrics, self.settings)
 
     @property
     def limits(self) -> ImageLimits:
@@ -102,15 +108,17 @@ class ReportedRun:
     def summarize(self) -> dict[str, str]:
         """Return the data set, the loss, the model and other facts, which the head of a report lists by name."""
         loss, model = self.settings.get("loss", {}), self.settings.get("model", {})
+        chosen_heads = self.metrics.get("chosen_heads")
         facts = {
-            "data set": self.settings.get("dataset", {}).get("name"),
+            "data set": name_dataset(self.settings),
             "split": self.metrics.get("split"),
             "loss": _name_choice(self.choices.get("loss"), _last_part(loss.get("_target_"))),
             "model": _name_choice(self.choices.get("model"), model.get("backbone", {}).get("name")),
             "weights trained on": _describe_pretraining(model),
-            "heads": ", ".join(model.get("heads", [])),
+            "heads": ", ".join(split_head_names(chosen_heads) if chosen_heads else model.get("heads", [])),
             "vector": self.metrics.get("vector"),
             "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
+            "ended early": self.metrics.get("ended_early"),
             "seed": self.settings.get("seed"),
             "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
             "device": self.metrics.get("device"),

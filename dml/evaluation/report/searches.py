@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dml.evaluation.printed_metrics.metric_descriptions import format_percent
-from dml.evaluation.report.sheets import OTHER, SAME, CaptionedPicture, QueryResult
+from dml.evaluation.report.sheets import CaptionedPicture, QueryResult
 from dml.evaluation.report.tiles import COLUMNS, MOST_ROWS, Tiles
+from dml.evaluation.sheets.pictures import SAME
 from dml.ops.errors import InputError
 
 
@@ -17,7 +17,8 @@ class FoundImage:
         path: path of the image.
         label: name of its class; empty if none is known.
         score: similarity to the query.
-        same: whether the score is at least the model's threshold; None if the model has none.
+        same: whether the image is surely of the query's class: its score is at least the model's threshold; None if the
+            model has none.
         probability: probability that the image is of the query's class; None if the model has none.
     """
 
@@ -38,7 +39,8 @@ class ImageSearches:
         score: what a score is, in words.
         threshold: score from which on two images are judged to be of one class; None if the model has no threshold.
         found: pairs of a query's path and what was found, best first.
-        prior: share of pairs of one class for which the probabilities are; None if the model has none.
+        prior: share of pairs of one class for which the probabilities are, in percent; empty if the model has none.
+        choice: which threshold was chosen, as the end of a sentence.
     """
 
     index: str
@@ -46,12 +48,8 @@ class ImageSearches:
     score: str
     threshold: float | None
     found: Sequence[tuple[str, Sequence[FoundImage]]]
-    prior: float | None = None
-
-    @property
-    def prior_percent(self) -> str:
-        """The prior in percent."""
-        return "" if self.prior is None else format_percent(self.prior, digits=2)
+    prior: str = ""
+    choice: str = ""
 
 
 def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResult]:
@@ -80,7 +78,7 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
 
 def _show(image: FoundImage, tiles: Tiles) -> CaptionedPicture:
     name = _name_file(image.path)
-    relation = "" if image.same is None else SAME if image.same else OTHER
+    relation = SAME if image.same else ""  # what is below the threshold is unsure, and no error
     probability = "" if image.probability is None else f"{100 * image.probability:.0f} %"
     caption = " ".join(filter(None, (image.label or name, f"{image.score:.3f}", relation, probability)))
     return CaptionedPicture(tiles.place(image.path), caption, relation, name)

@@ -8,11 +8,9 @@ import numpy.typing as npt
 
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.report.tiles import Tile, Tiles
+from dml.evaluation.sheets.pictures import COARSER, OTHER, SAME
 
 NEIGHBORS_SHOWN = 8
-SAME, COARSER, OTHER = "same", "coarser", "other"
-"""The relations of a neighbour to its query: it shares the finest level, only a coarser one, or none."""
-
 Floats = npt.NDArray[np.float64]
 
 
@@ -79,8 +77,7 @@ def score_queries(table: QueryTable) -> QueryScore:
 
 def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
     """Return whether each stored neighbour has the finest class of its query. -> (Q, k)"""
-    labels = table.labels[:, :1]
-    is_same: npt.NDArray[np.bool_] = (table.neighbor_labels[:, :, 0] == labels) & (labels >= 0)
+    is_same: npt.NDArray[np.bool_] = table.find_shared_levels(levels=slice(1)) == 0
     return is_same
 
 
@@ -149,20 +146,18 @@ def show_query(
 
 
 def _show_neighbors(table: QueryTable, row: int, tiles: Tiles) -> list[CaptionedPicture]:
+    relations = [SAME, *[COARSER] * (len(table.levels) - 1), OTHER]
+    words = [*(f"same {level}" for level in table.levels), f"other {table.levels[-1]}"]
     neighbors = zip(
-        table.neighbors[row].tolist(), table.neighbor_labels[row], table.similarities[row].tolist(), strict=True
+        table.neighbors[row].tolist(),
+        table.neighbor_labels[row, :, 0].tolist(),
+        table.find_shared_levels()[row].tolist(),
+        table.similarities[row].tolist(),
+        strict=True,
     )
-    pictures = []
-    for path, labels, similarity in list(neighbors)[:NEIGHBORS_SHOWN]:
-        relation, words = _relate(table, table.labels[row], labels)
-        remark = f"{words}, similarity {similarity:.2f}"
-        pictures.append(CaptionedPicture(tiles.place(path), table.class_name(int(labels[0])), relation, remark))
-    return pictures
-
-
-def _relate(table: QueryTable, query: npt.NDArray[np.int64], neighbor: npt.NDArray[np.int64]) -> tuple[str, str]:
-    """Return the relation of a neighbour to its query, and the relation in words. (L,), (L,) -> relation, words"""
-    shared_levels = np.flatnonzero((query == neighbor) & (query >= 0))
-    if not len(shared_levels):
-        return OTHER, f"other {table.levels[-1]}"
-    return (COARSER if shared_levels[0] else SAME), f"same {table.levels[shared_levels[0]]}"
+    return [
+        CaptionedPicture(
+            tiles.place(path), table.class_name(label), relations[level], f"{words[level]}, similarity {similarity:.2f}"
+        )
+        for path, label, level, similarity in list(neighbors)[:NEIGHBORS_SHOWN]
+    ]

@@ -10,13 +10,12 @@ from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX,
 from dml.evaluation.report.curves import Tick, draw_path
 from dml.evaluation.report.metrics import format_metric
 from dml.evaluation.report.reported_run import ReportedRun
-from dml.evaluation.threshold.stored_calibration import RELIABILITY, RELIABILITY_BALANCED, find_calibration
-
-HEIGHT = 300
-"""CSS pixels: the height of the box of the curves."""
-
-PERCENTS = (0, 20, 40, 60, 80, 100)
-"""The ticks of an axis in percent."""
+from dml.evaluation.threshold.stored_calibration import (
+    RELIABILITY,
+    RELIABILITY_BALANCED,
+    describe_choice,
+    find_calibration,
+)
 
 RELIABILITY_NAMES = {RELIABILITY: "all pairs", RELIABILITY_BALANCED: "balanced"}
 """The labels of the reliability curves by their names among the stored curves; all others are of splits."""
@@ -40,36 +39,24 @@ FACTS = (
     "known_accepted",
     "known_identified",
     "unknown_accepted",
+    "wrong_share",
 )
 """The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
 
 
 @dataclass(frozen=True)
-class TradeOff:
-    """The curve of a split in a box of 100 x 100.
+class PlottedCurve:
+    """A curve in a box of 100 x 100.
 
     Args:
-        name: name of the split.
-        path: SVG path of FNMR over the logarithm of FMR.
-        chosen: SVG path of the point of the chosen threshold; empty if the run has none.
+        name: pairs that the curve is of, such as those of a split.
+        path: SVG path of the curve.
+        chosen: SVG path of the point of the chosen threshold; empty if the curve has none.
     """
 
     name: str
     path: str
-    chosen: str
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """A reliability curve in a box of 100 x 100.
-
-    Args:
-        name: pairs that the curve is of.
-        path: SVG path of the share of pairs of one class over their mean probability.
-    """
-
-    name: str
-    path: str
+    chosen: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,28 +66,22 @@ class ThresholdSection:
     Args:
         similarity: the threshold, as text; empty if the run has none.
         choice: aim of the choice of the threshold, as the end of a sentence.
-        curves: curve of each split, the tested one first.
+        curves: FNMR over the logarithm of FMR of each split, the tested one first.
         x: ticks of the horizontal axis, FMR, which are counted from the left.
-        y: ticks of the vertical axis, FNMR, which are counted from the top.
         rows: {name: (FMR, FNMR)} of the chosen threshold in percent: of splits, and of the median and the worst class.
         facts: further metrics of the tested split by their labels.
-        reliability: reliability curves of the probabilities on the tested split.
+        reliability: share of pairs of one class over their mean probability, on the tested split.
         prior: share of pairs of one class for which the probabilities are, in percent; empty if the run has none.
-        percents: ticks of both axes of the reliability curves, counted from the left or the bottom.
-        height: height of the box in CSS pixels.
     """
 
     similarity: str
     choice: str
-    curves: Sequence[TradeOff]
+    curves: Sequence[PlottedCurve]
     x: Sequence[Tick]
-    y: Sequence[Tick]
     rows: Mapping[str, tuple[str, str]]
     facts: Mapping[str, str]
-    reliability: Sequence[Reliability]
+    reliability: Sequence[PlottedCurve]
     prior: str
-    percents: Sequence[Tick]
-    height: int = HEIGHT
 
 
 def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
@@ -120,13 +101,12 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
     rows = {row: _format_rates(metrics, names) for row, names in names_by_row.items() if names[0] in metrics}
     return ThresholdSection(
         similarity=f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
-        choice=_describe_choice(metrics),
+        choice=describe_choice(metrics),
         curves=[
-            TradeOff(_name_split(split), _draw(points, decades), _draw_chosen(metrics, columns[split], decades))
+            PlottedCurve(_name_split(split), _draw(points, decades), _draw_chosen(metrics, columns[split], decades))
             for split, points in sorted(curves.items(), key=lambda part: part[0] != tested)
         ],
         x=[Tick(100 * (1 + power / decades), _name_power(power)) for power in range(-decades, 1)],
-        y=[Tick(100 - percent, str(percent)) for percent in PERCENTS],
         rows=rows,
         facts={
             metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
@@ -135,19 +115,12 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
             for metric in [describe_metric(THRESHOLD_PREFIX + name)]
         },
         reliability=[
-            Reliability(label, draw_path(100 * stored[name][0], 100 * (1 - stored[name][1])))
+            PlottedCurve(label, draw_path(100 * stored[name][0], 100 * (1 - stored[name][1])))
             for name, label in RELIABILITY_NAMES.items()
             if name in stored
         ],
         prior=format_percent(calibration.prior, digits=2) if (calibration := find_calibration(metrics)) else "",
-        percents=[Tick(percent, str(percent)) for percent in PERCENTS],
     )
-
-
-def _describe_choice(metrics: Mapping[str, float]) -> str:
-    if "wanted_fmr" in metrics:
-        return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
-    return "for equal rates of both errors"
 
 
 def _name_split(split: str) -> str:

@@ -1,15 +1,12 @@
 """The small pictures of a page, on one sheet."""
 
 from base64 import b64encode
-from collections.abc import Callable
 from io import BytesIO
 from typing import NamedTuple
 
 from PIL import Image, ImageOps
-from torch import Tensor
 
-ReadPicture = Callable[[str], Tensor]
-"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""
+from dml.evaluation.sheets.pictures import ReadPicture
 
 INNER, EDGE = 64, 1
 """Pixels of a picture's side and of the margin around it: browsers blend the edges of neighbouring scaled tiles."""

@@ -1,8 +1,7 @@
-"""Sheets of pictures as PNG files: queries with their nearest neighbours, and titled rows of pictures."""
+"""Sheets of pictures as PNG files: titled rows of pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +12,26 @@ from torch import Tensor
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
-Pixels = Tensor | npt.NDArray[Any]
-"""A picture: uint8 (H, W, 3), or a tensor (3, H, W) of uint8 or of floats from 0 to 1."""
+ReadPicture = Callable[[str], Tensor]
+"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""
+
+Row = tuple[str, Sequence[tuple[str, str]]]
+"""The title of a row, and the paths of its pictures with their relations, which are keys of `COLORS`."""
 
 # Okabe and Ito's green and Tol's red differ for every colour vision: their CIELAB distance is at least 33 in simulated
-# protanopia and deuteranopia, where it is 20 for common greens and reds. Every frame has a mark as well.
-CORRECT, WRONG = "#009E73", "#CC3311"
-PAPER, INK, QUERY = "#FFFFFF", "#4A4A4A", "#C4C4C4"
+# protanopia and deuteranopia, where it is 20 for common greens and reds. Every such frame has a mark as well.
+QUERY, SAME, COARSER, OTHER = "query", "same", "coarser", "other"
+COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", COARSER: "#E69F00", OTHER: "#CC3311"}
+"""The color of a frame by the relation of its picture: it has the query's finest class, only a coarser one, or none."""
+STROKES: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = {
+    SAME: [((0.27, 0.52), (0.44, 0.68), (0.74, 0.34))],
+    COARSER: [((0.24, 0.56), (0.37, 0.43), (0.50, 0.50), (0.63, 0.57), (0.76, 0.44))],
+    OTHER: [((0.33, 0.33), (0.67, 0.67)), ((0.67, 0.33), (0.33, 0.67))],
+}
+"""The strokes of the marks: a tick, a wave and a cross."""
+PAPER, INK = "#FFFFFF", "#4A4A4A"
 MARGIN, SPACE, GAP, TEXT, LINE = 20, 10, 22, 14, 30
-"""Pixels; LINE is the height of the header and of the legend."""
+"""Pixels; GAP is added behind a query, LINE is the height of a title and of the legend."""
 FRAME, CORNER, BADGE = 5, 8, 9
 """Pixels: the thickness of a frame, the radius of its corners, and the radius of the mark."""
 FINE = 4
@@ -30,75 +40,57 @@ SMALLEST_TILE = 32
 COMPRESSION = 3
 """The level of zlib: a sheet of photographs takes half of the time of the default level, and 2 % more bytes."""
 WRITER = ("Software", "dml")
-"""What tells the files of contact sheets from other pictures: a key and its text among the facts of the PNG file."""
+"""What tells the files of sheets from other pictures: a key and its text among the facts of the PNG file."""
 
 
-def draw_retrieval_sheet(
-    rows: Sequence[tuple[Pixels, Sequence[tuple[Pixels, bool]]]], path: str | Path, *, width: int = 800
+def draw_sheet(
+    rows: Sequence[Row],
+    path: str | Path,
+    read: ReadPicture,
+    *,
+    width: int = 800,
+    legend: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a PNG with a line for each query: the query and its nearest neighbours.
+    """Write a PNG with titled rows of pictures. The same input gives the same file.
 
-    Neighbours of the query's class have a green frame and a tick, others a red frame and a cross. Each picture is
-    fitted into a square tile, whose size follows from the width and the longest line. The same input gives the same
-    file.
-
-    Args:
-        rows: pairs of a query and its neighbours, nearest first; a neighbour is a pair of a picture, and whether it has
-            the query's class. Pictures may have any size.
-        path: file to write.
-        width: width of the sheet in pixels; so many neighbours that they would be too small to see make it wider.
-
-    Raises:
-        InputError: if there are no rows, or a picture is not of the type `Pixels`.
-    """
-    longest = max((len(neighbors) for _, neighbors in rows), default=0)
-    if longest < 1:
-        raise InputError("retrieval sheet: no query with a neighbour to show")
-    width = max(width, 2 * MARGIN + GAP + SMALLEST_TILE + longest * (SMALLEST_TILE + SPACE))
-    tile = (width - 2 * MARGIN - GAP - longest * SPACE) // (longest + 1)
-    first = width - MARGIN - longest * (tile + SPACE) + SPACE  # what the division leaves over widens the gap
-    height = 2 * MARGIN + 2 * LINE + len(rows) * (tile + SPACE) - SPACE
-    sheet = Image.new("RGB", (width, height), PAPER)
-    _write_header(sheet, first)
-    for i, (query, neighbors) in enumerate(rows):
-        top = MARGIN + LINE + i * (tile + SPACE)
-        _paste(sheet, query, (MARGIN, top), tile, None)
-        for j, (neighbor, correct) in enumerate(neighbors):
-            _paste(sheet, neighbor, (first + j * (tile + SPACE), top), tile, bool(correct))
-    _write_legend(sheet, first)
-    sheet.save(path, format="PNG", compress_level=COMPRESSION)
-
-
-def draw_contact_sheet(rows: Sequence[tuple[str, Sequence[Pixels]]], path: str | Path, *, width: int = 800) -> None:
-    """Write a PNG with titled rows of pictures.
+    Each picture is fitted into a square tile, whose size follows from the width and the longest row. A picture that has
+    the class of its query, or another one, has a mark. One picture is in memory at a time.
 
     Args:
-        rows: pairs of a title and the pictures below it.
+        rows: titles and pictures.
         path: file to write.
+        read: function that reads pictures of any size.
         width: width of the sheet in pixels; so many pictures that they would be too small to see make it wider.
+        legend: {relation: meaning} of the marks, for the line at the bottom; None for no such line.
 
     Raises:
-        InputError: if there is no picture.
+        InputError: if there is no picture, or one can't be read.
     """
     longest = max((len(pictures) for _, pictures in rows), default=0)
     if longest < 1:
-        raise InputError("contact sheet: no picture to show")
-    width = max(width, 2 * MARGIN - SPACE + longest * (SMALLEST_TILE + SPACE))
-    tile = (width - 2 * MARGIN + SPACE) // longest - SPACE
-    sheet = Image.new("RGB", (width, 2 * MARGIN + len(rows) * (LINE + tile + SPACE) - SPACE), PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+        raise InputError("sheet: no picture to show")
+    gap = GAP if any(relation == QUERY for _, pictures in rows for _, relation in pictures) else 0
+    width = max(width, 2 * MARGIN - SPACE + gap + longest * (SMALLEST_TILE + SPACE))
+    tile = (width - 2 * MARGIN - gap + SPACE) // longest - SPACE
+    height = 2 * MARGIN + len(rows) * (LINE + tile + SPACE) - SPACE + (LINE if legend else 0)
+    sheet = Image.new("RGB", (width, height), PAPER)
     for i, (title, pictures) in enumerate(rows):
-        top = MARGIN + i * (LINE + tile + SPACE)
-        draw.text((MARGIN, top + LINE / 2), printable(title), fill=INK, font=font, anchor="lm")
-        for j, picture in enumerate(pictures):
-            _paste(sheet, picture, (MARGIN + j * (tile + SPACE), top + LINE), tile, None)
+        top, left = MARGIN + i * (LINE + tile + SPACE), MARGIN
+        _write(sheet, printable(title), MARGIN, top + LINE // 2)
+        for picture, relation in pictures:
+            _paste(sheet, read(picture), (left, top + LINE), tile, relation)
+            left += tile + SPACE + (gap if relation == QUERY else 0)
+    left = MARGIN
+    for relation, meaning in (legend or {}).items():
+        _paste_mark(sheet, (left + BADGE, height - MARGIN - BADGE), relation)
+        left = _write(sheet, printable(meaning), left + 2 * BADGE + 6, height - MARGIN - BADGE) + GAP
     facts = PngInfo()
     facts.add_text(*WRITER)
     sheet.save(path, format="PNG", compress_level=COMPRESSION, pnginfo=facts)
 
 
-def is_contact_sheet(path: str | Path) -> bool:
-    """Tell whether a file is one that `draw_contact_sheet` wrote."""
+def is_sheet(path: str | Path) -> bool:
+    """Tell whether a file is one that this module wrote."""
     key, value = WRITER
     try:
         with Image.open(path) as picture:
@@ -118,17 +110,16 @@ def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.in
     return np.sort(np.random.default_rng(seed).choice(queries, size=count, replace=False)).astype(np.int64)
 
 
-def _paste(sheet: Image.Image, picture: Pixels, corner: tuple[int, int], tile: int, correct: bool | None) -> None:
-    """Paste a picture with its frame: of the colour of a query if ``correct`` is None, otherwise with a mark."""
-    colour = QUERY if correct is None else CORRECT if correct else WRONG
-    frame = 1 if correct is None else FRAME
+def _paste(sheet: Image.Image, pixels: Tensor, corner: tuple[int, int], tile: int, relation: str) -> None:
+    """Paste a picture with the frame of its relation, and the mark if there is one."""
+    frame = FRAME if relation in STROKES else 1
     inner = tile - 2 * frame
-    fitted = ImageOps.pad(_to_image(picture), (inner, inner), Image.Resampling.LANCZOS, color=PAPER)
-    sheet.paste(Image.new("RGB", (tile, tile), colour), corner, _round_corners(tile, CORNER))
+    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    fitted = ImageOps.pad(picture, (inner, inner), Image.Resampling.LANCZOS, color=PAPER)
+    sheet.paste(Image.new("RGB", (tile, tile), COLORS[relation]), corner, _round_corners(tile, CORNER))
     sheet.paste(fitted, (corner[0] + frame, corner[1] + frame), _round_corners(inner, CORNER - frame))
-    if correct is not None:
-        middle = (corner[0] + tile - BADGE - 1, corner[1] + tile - BADGE - 1)
-        _paste_mark(sheet, middle, correct)
+    if relation in STROKES:
+        _paste_mark(sheet, (corner[0] + tile - BADGE - 1, corner[1] + tile - BADGE - 1), relation)
 
 
 def _round_corners(size: int, radius: int) -> Image.Image:
@@ -139,47 +130,21 @@ def _round_corners(size: int, radius: int) -> Image.Image:
     return mask.resize((size, size), Image.Resampling.BOX)
 
 
-def _paste_mark(sheet: Image.Image, middle: tuple[int, int], correct: bool) -> None:
-    """Paste a disc in the colour of the frame, with a white tick or cross."""
+def _paste_mark(sheet: Image.Image, middle: tuple[int, int], relation: str) -> None:
+    """Paste a disc in the color of the frame, with the white strokes of its relation."""
     size = 2 * BADGE
     fine = Image.new("RGBA", (size * FINE, size * FINE), (255, 255, 255, 0))
     draw = ImageDraw.Draw(fine)
-    draw.ellipse((0, 0, size * FINE - 1, size * FINE - 1), fill=CORRECT if correct else WRONG)
-    tick = [((0.27, 0.52), (0.44, 0.68), (0.74, 0.34))]
-    cross = [((0.33, 0.33), (0.67, 0.67)), ((0.67, 0.33), (0.33, 0.67))]
-    for stroke in tick if correct else cross:
+    draw.ellipse((0, 0, size * FINE - 1, size * FINE - 1), fill=COLORS[relation])
+    for stroke in STROKES[relation]:
         points = [(x * size * FINE, y * size * FINE) for x, y in stroke]
         draw.line(points, fill="#FFFFFF", width=2 * FINE, joint="curve")
     mark = fine.resize((size, size), Image.Resampling.BOX)
     sheet.paste(mark, (middle[0] - BADGE, middle[1] - BADGE), mark)
 
 
-def _write_header(sheet: Image.Image, first: int) -> None:
+def _write(sheet: Image.Image, text: str, left: int, middle: int) -> int:
+    """Write a line of text, and return where it ends."""
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
-    draw.text((MARGIN, MARGIN), "query", fill=INK, font=font)
-    draw.text((first, MARGIN), "nearest neighbours, nearest first", fill=INK, font=font)
-
-
-def _write_legend(sheet: Image.Image, first: int) -> None:
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
-    x, middle = first, sheet.height - MARGIN - BADGE
-    for correct, text in ((True, "same class"), (False, "other class")):
-        _paste_mark(sheet, (x + BADGE, middle), correct)
-        x += 2 * BADGE + 6
-        draw.text((x, middle), text, fill=INK, font=font, anchor="lm")
-        x += round(draw.textlength(text, font=font)) + 22
-
-
-def _to_image(picture: Pixels) -> Image.Image:
-    if isinstance(picture, Tensor):
-        pixels = picture.detach().cpu()
-        if pixels.is_floating_point():
-            pixels = (pixels.float().clamp(0, 1) * 255).round().byte()
-        array = np.moveaxis(pixels.numpy(), 0, -1) if pixels.ndim == 3 else pixels.numpy()
-    else:
-        array = picture
-    if array.ndim != 3 or array.shape[2] != 3 or not array.size or array.dtype != np.uint8:
-        raise InputError(
-            f"picture of shape {tuple(array.shape)} and {array.dtype}, expected uint8 (H, W, 3) or (3, H, W)"
-        )
-    return Image.fromarray(np.ascontiguousarray(array))
+    draw.text((left, middle), text, fill=INK, font=font, anchor="lm")
+    return left + round(draw.textlength(text, font=font))

@@ -1,6 +1,8 @@
 """Pictures of the images of a table: queries with their neighbours, and some images of each class."""
 
 import functools
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,38 +11,44 @@ import numpy.typing as npt
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.prepared_files import replacing_file
-from dml.data.table import SPLITS, UNKNOWN, ImageTable
-from dml.evaluation.ranking.queries import PerQuery
-from dml.evaluation.sheets.pictures import choose_queries, draw_contact_sheet, draw_retrieval_sheet
+from dml.data.table import SPLITS, ImageTable
+from dml.evaluation.per_query import QueryTable
+from dml.evaluation.sheets.pictures import COARSER, OTHER, QUERY, SAME, ReadPicture, draw_sheet
 from dml.ops.filesystem.files import replacing
 
 
-def write_retrieval_sheet(
-    table: ImageTable, ranked: PerQuery, path: Path, limits: ImageLimits, *, queries: int, neighbors: int, seed: int
+def draw_queries(
+    tables: Sequence[tuple[str, QueryTable]],
+    queries: Sequence[int],
+    path: Path,
+    read: ReadPicture,
+    *,
+    neighbors: int,
+    levels: slice = slice(1),
 ) -> None:
-    """Write a PNG of some queries, chosen blindly, and their nearest neighbours.
+    """Write a PNG of some queries and their nearest images in one ranking or in several.
 
     Args:
-        table: the tested images.
-        ranked: the queries and their neighbours, as rows of the table.
+        tables: names, and rankings of the same queries.
+        queries: rows of the queries in the tables.
         path: path of the PNG.
-        limits: how large the images' files may be.
-        queries: number of queries to draw.
-        neighbors: number of neighbours to draw beside each query.
-        seed: seed of the choice of queries.
+        read: function that reads pictures.
+        neighbors: largest number of images beside each query.
+        levels: levels whose classes an image may share with its query.
     """
-    read = functools.partial(read_image, limits=limits)
-    level = next(level for level in range(len(table.levels)) if (table.labels[ranked.queries, level] != UNKNOWN).all())
-    labels, paths = table.labels[:, level], table.paths
-    chosen = choose_queries(len(ranked.queries), min(queries, len(ranked.queries)), seed)
-    rows = [
-        (read(paths[query]), [(read(paths[i]), bool(labels[i] == labels[query])) for i in nearest])
-        for query, nearest in zip(
-            ranked.queries[chosen].tolist(), ranked.neighbors[chosen, :neighbors].tolist(), strict=True
-        )
-    ]
+    table = tables[0][1]
+    names = table.levels[levels]
+    relations = [SAME, *[COARSER] * (len(names) - 1), OTHER]
+    legend = {SAME: f"same {names[0]}", COARSER: f"same {' or '.join(names[1:])}", OTHER: f"other {names[-1]}"}
+    rows = []
+    for query, (name, ranked) in itertools.product(queries, tables):
+        shared = ranked.find_shared_levels(neighbors, levels)[query].tolist()
+        class_name = table.class_name(int(table.labels[query, levels][0]), levels.start or 0)
+        title = ", ".join(filter(None, (class_name, f"{shared.count(0)} of {len(shared)}", name)))
+        images = zip(ranked.neighbors[query, :neighbors].tolist(), [relations[level] for level in shared], strict=True)
+        rows.append((title, [(table.paths[query], QUERY), *images]))
     with replacing(path) as partial:
-        draw_retrieval_sheet(rows, partial)
+        draw_sheet(rows, partial, read, legend={relation: legend[relation] for relation in relations})
 
 
 def write_contact_sheets(
@@ -68,9 +76,9 @@ def write_contact_sheets(
         rows_by_class = [np.flatnonzero(part.labels[:, 0] == number) for number in chosen_classes]
         chosen_rows = [_choose(rows, pictures, rng) for rows in rows_by_class]
         titles = [part.name_class(part.labels[rows[0], 0]) for rows in chosen_rows]
-        images = [[read_image(part.paths[i], limits) for i in rows.tolist()] for rows in chosen_rows]
+        images = [[(path, "") for path in part.paths[rows].tolist()] for rows in chosen_rows]
         with replacing_file(folder / f"sheet_{split}.png") as partial:
-            draw_contact_sheet(list(zip(titles, images, strict=True)), partial)
+            draw_sheet(list(zip(titles, images, strict=True)), partial, functools.partial(read_image, limits=limits))
 
 
 def _choose(values: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:

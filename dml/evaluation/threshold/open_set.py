@@ -1,4 +1,4 @@
-"""Rejection of queries whose class isn't in the gallery, by the similarity of their nearest neighbour."""
+"""The nearest items of queries whose class is in the gallery, and of queries whose class isn't."""
 
 from typing import NamedTuple
 
@@ -6,39 +6,72 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dml.metrics.pair_counts import BLOCK, Integers, LabelledPairs
+from dml.metrics.pair_counts import BLOCK, LabelledPairs
 from dml.ops.precision import without_tf32
 
 Metrics = dict[str, float]
-Booleans = npt.NDArray[np.bool_]
 
 
 class NearestItems(NamedTuple):
-    """The nearest neighbours of some queries in a gallery of half of the classes.
+    """The nearest item that each search finds.
 
     Args:
-        scores: (Q,) similarity of the nearest item of each query.
-        is_known: (Q,) whether the gallery has an item of the query's class.
-        is_right: (Q,) whether the nearest item is of the query's class.
+        scores: (S,) similarity of the nearest item.
+        is_known: (S,) whether the search was among all items; otherwise it was among those of other classes than the
+            query's, as if the gallery lacked the class.
+        is_right: (S,) whether the nearest item is of the query's class.
     """
 
     scores: npt.NDArray[np.float32]
-    is_known: Booleans
-    is_right: Booleans
+    is_known: npt.NDArray[np.bool_]
+    is_right: npt.NDArray[np.bool_]
 
 
-def reject_unknown(nearest: NearestItems, threshold: float | None) -> Metrics:
-    """Compute how well the nearest neighbour's similarity tells queries of known classes from others.
+def find_nearest(pairs: LabelledPairs) -> NearestItems:
+    """Find the nearest item of each query twice: among all items, and among those of other classes.
+
+    Items that a query excludes are never found. A search that has nothing to find is left out.
 
     Args:
-        nearest: nearest neighbours of the queries.
-        threshold: similarity from which on a query is accepted; None for the first of the metrics alone.
+        pairs: the images, and perhaps the gallery that they search.
+    """
+    items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
+    if pairs.gallery is None:
+        excluded = np.arange(len(items), dtype=np.int64)[:, None]
+    else:
+        items, item_labels = pairs.gallery, np.asarray(pairs.gallery_labels)
+    scores, rights = [], []
+    for start in range(0, len(pairs.labels), size := max(1, BLOCK // len(items))):
+        rows = slice(start, start + size)
+        with without_tf32():
+            similarities = pairs.embeddings[rows] @ items.T
+        if excluded is not None:
+            queries, places = np.nonzero(excluded[rows] >= 0)
+            similarities[queries, excluded[rows][queries, places]] = -torch.inf
+        is_same = torch.from_numpy(pairs.labels[rows][:, None] == item_labels).to(items.device)
+        best = similarities.max(dim=1)
+        best_other = similarities.masked_fill_(is_same, -torch.inf).max(dim=1)
+        scores.append(torch.stack([best.values, best_other.values]).cpu().numpy())
+        rights.append(is_same.gather(1, best.indices[:, None])[:, 0].cpu().numpy())
+    found, is_right = np.concatenate(scores, axis=1), np.concatenate(rights)
+    is_known, has_found = np.broadcast_to([[True], [False]], found.shape), np.isfinite(found)
+    return NearestItems(found[has_found], is_known[has_found], (is_known & is_right)[has_found])
+
+
+def judge_nearest(nearest: NearestItems, threshold: float | None) -> Metrics:
+    """Compute how well the nearest item's similarity tells queries of known classes from others.
+
+    Args:
+        nearest: what the queries find.
+        threshold: similarity from which on the nearest item is judged to be of the query's class; None for the first of
+            the metrics alone.
 
     Returns:
         ``unknown_auroc``: the area under the ROC curve of the similarity, 0.5 by chance. ``known_accepted`` and
-        ``unknown_accepted``: the shares of queries whose nearest neighbour has at least the threshold.
-        ``known_identified``: the share of known queries that are accepted and whose nearest neighbour is of their
-        class (detection and identification). No metric if all queries are known, or none is.
+        ``unknown_accepted``: the shares of searches whose nearest item has at least the threshold.
+        ``known_identified``: the share of searches among all items that are accepted and find an item of the query's
+        class (detection and identification). ``wrong_share``: the share of these accepted searches that find an item
+        of another class, 0 without any. No metric if there are searches of one kind alone.
     """
     scores, is_known, is_right = nearest
     if is_known.all() or not is_known.any():
@@ -48,72 +81,11 @@ def reject_unknown(nearest: NearestItems, threshold: float | None) -> Metrics:
     metrics = {"unknown_auroc": float(roc_auc_score(is_known, scores))}
     if threshold is not None:
         is_accepted = scores >= np.float32(threshold)
+        is_same = is_accepted & is_known
         metrics |= {
             "known_accepted": float(is_accepted[is_known].mean()),
             "known_identified": float((is_accepted & is_right)[is_known].mean()),
             "unknown_accepted": float(is_accepted[~is_known].mean()),
+            "wrong_share": float((~is_right[is_same]).mean()) if is_same.any() else 0.0,
         }
     return metrics
-
-
-def find_nearest_known(pairs: LabelledPairs, seed: int) -> NearestItems:
-    """Find the nearest neighbour of each query among the images of half of the classes, drawn at random.
-
-    A query never finds itself. Queries of a known class of which the gallery has no other image are left out, because
-    no neighbour of theirs could be right.
-
-    Args:
-        pairs: the images, and perhaps the gallery that they search.
-        seed: seed of the draw of the classes.
-    """
-    labels = pairs.labels
-    items, item_labels = (
-        (pairs.embeddings, labels) if pairs.gallery is None else (pairs.gallery, np.asarray(pairs.gallery_labels))
-    )
-    classes = np.unique(np.concatenate([labels, item_labels]))
-    known = np.random.default_rng(seed).permutation(classes)[: len(classes) // 2]
-    gallery = np.flatnonzero(np.isin(item_labels, known))
-    excluded = np.arange(len(labels))[:, None] if pairs.gallery is None else pairs.excluded
-    is_known, has_positive = np.isin(labels, known), _count_positives(labels, item_labels, excluded) > 0
-    queries = np.flatnonzero(~is_known | has_positive)
-    if not len(gallery):
-        queries = queries[:0]
-    scores, nearest = _search(pairs, items, queries, gallery, excluded)
-    has_neighbor = np.isfinite(scores)  # an unknown query may exclude the whole gallery
-    queries, nearest = queries[has_neighbor], nearest[has_neighbor]
-    return NearestItems(scores[has_neighbor], is_known[queries], item_labels[gallery][nearest] == labels[queries])
-
-
-def _count_positives(
-    labels: npt.NDArray[np.int64], item_labels: npt.NDArray[np.int64], excluded: Integers | None
-) -> Integers:
-    """Count the items of each query's class that the query doesn't exclude. (Q,), (G,), (Q, M) -> (Q,)"""
-    sizes = dict(zip(*np.unique(item_labels, return_counts=True), strict=True))
-    counts = np.array([sizes.get(label, 0) for label in labels], dtype=np.int64)
-    if excluded is None:
-        return counts
-    is_positive = (excluded >= 0) & (item_labels[excluded] == labels[:, None])
-    missing: Integers = counts - is_positive.sum(axis=1)
-    return missing
-
-
-def _search(
-    pairs: LabelledPairs, items: torch.Tensor, queries: Integers, gallery: Integers, excluded: Integers | None
-) -> tuple[npt.NDArray[np.float32], Integers]:
-    """Search the rows of some queries in a part of the items -> scores (Q,), and places (Q,) in ``gallery``."""
-    device = items.device
-    rows, columns = items[torch.from_numpy(gallery).to(device)], np.full(len(items) + 1, -1)
-    columns[gallery] = np.arange(len(gallery))
-    scores, nearest = np.empty(len(queries), np.float32), np.empty(len(queries), np.int64)
-    size = max(1, BLOCK // max(1, len(gallery)))
-    for start in range(0, len(queries), size):
-        part = queries[start : start + size]
-        with without_tf32():
-            similarities = pairs.embeddings[torch.from_numpy(part).to(device)] @ rows.T
-        if excluded is not None:
-            places = columns[excluded[part]]  # -1 where nothing is excluded, as the last of the columns is
-            query, number = np.nonzero(places >= 0)
-            similarities[query, places[query, number]] = -torch.inf
-        best = similarities.max(dim=1)
-        scores[start : start + size], nearest[start : start + size] = best.values.cpu(), best.indices.cpu()
-    return scores, nearest

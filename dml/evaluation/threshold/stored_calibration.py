@@ -1,9 +1,9 @@
-"""The function that turns similarities into probabilities, as metrics.json and the metrics of a saved model have it."""
+"""The threshold and the probabilities, as metrics.json and the metrics of a saved model have them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
-from dml.evaluation.printed_metrics.metric_descriptions import CALIBRATION_PREFIX
+from dml.evaluation.printed_metrics.metric_descriptions import CALIBRATION_PREFIX, format_percent
 from dml.metrics.pair_calibration import Calibration
 
 RELIABILITY = "reliability"
@@ -24,3 +24,12 @@ def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
     known = {name: float(value) for name, value in values.items() if value is not None}
     is_usable = len(known) == len(values) and 0.0 < known["prior"] < 1.0  # a saved model may be somebody else's
     return Calibration(**known) if is_usable else None
+
+
+def describe_choice(metrics: Mapping[str, float]) -> str:
+    """Describe which threshold was chosen, as the end of a sentence, by metrics without `THRESHOLD_PREFIX`."""
+    if "wanted_fmr" in metrics:
+        return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
+    if "wanted_wrong_share" in metrics:
+        return f'where the share of wrong "same" among the nearest is {format_percent(metrics["wanted_wrong_share"])} %'
+    return "for equal rates of both errors"  # an option of older versions

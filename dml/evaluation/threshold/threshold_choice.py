@@ -6,19 +6,13 @@ import numpy as np
 
 from dml.data.table import ImageTable
 from dml.evaluation.benchmark_lists import benchmark_lists, has_level_lists
+from dml.evaluation.threshold.open_set import NearestItems
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.metrics.pair_counts import LabelledPairs
-from dml.metrics.pair_verification import ErrorRates, PairVerification, class_rates, find_equal_error, find_threshold
-from dml.ops.errors import InputError, check_whole
+from dml.metrics.pair_verification import class_rates, error_rates, find_threshold
+from dml.ops.errors import InputError
 
 Metrics = dict[str, float]
-
-FEWEST_FALSE_MATCHES = 30
-"""The number of false matches that a wanted FMR must allow on the pairs of the choice.
-
-From 30 errors on, the true rate is within 30 % of the observed one with 90 % confidence (Doddington's "rule of 30"), if
-pairs are independent. Pairs with a common image aren't, so this is the least to ask for.
-"""
 
 
 @dataclass(frozen=True)
@@ -26,40 +20,20 @@ class ThresholdSettings:
     """How the threshold is chosen and judged: ``evaluation.threshold``.
 
     Args:
-        fmr: false match rate that is wanted on the validation classes; None takes the threshold at which both error
-            rates are equal.
-        seed: seed of the draw of the test classes that are held out of the gallery.
+        wrong_share: wanted share of wrong "same" among the nearest images of the validation classes.
+        fmr: false match rate that is wanted on the validation classes in place of ``wrong_share``; None wants none.
 
     Raises:
-        InputError: if the rate isn't between 0 and 1, or the seed is below 0.
+        InputError: if one of them isn't between 0 and 1.
     """
 
-    fmr: float | None = 1e-3
-    seed: int = 0
+    wrong_share: float = 0.05
+    fmr: float | None = None
 
     def __post_init__(self) -> None:
-        check_whole("evaluation.threshold.seed", self.seed, least=0)
-        if self.fmr is not None and not 0.0 < self.fmr < 1.0:
-            raise InputError(
-                f"evaluation.threshold.fmr={self.fmr}: must be above 0 and below 1, or null for equal error rates"
-            )
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A chosen threshold.
-
-    Args:
-        similarity: similarity from which on two images are judged to be of one class.
-        wanted_fmr: false match rate for which it was chosen; None if it was chosen for equal error rates.
-        fmr: false match rate that it has on the pairs on which it was chosen.
-        fnmr: false non-match rate that it has on them.
-    """
-
-    similarity: float
-    wanted_fmr: float | None
-    fmr: float
-    fnmr: float
+        for name, share in {"wrong_share": self.wrong_share, "fmr": self.fmr}.items():
+            if share is not None and not 0.0 < share < 1.0:
+                raise InputError(f"evaluation.threshold.{name}={share}: must be above 0 and below 1")
 
 
 def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabelledPairs | None:
@@ -87,23 +61,32 @@ def has_both_kinds(pairs: LabelledPairs) -> bool:
     return bool(pairs.counts.positives[0] and pairs.counts.negatives[0])
 
 
-def choose_threshold(pairs: LabelledPairs, settings: ThresholdSettings) -> tuple[Threshold, ErrorRates]:
-    """Choose the smallest threshold with the wanted false match rate, and return it with the ROC curve of the pairs.
+def choose_threshold(pairs: LabelledPairs, nearest: NearestItems, settings: ThresholdSettings) -> float | None:
+    """Choose the smallest threshold with the wanted share of wrong "same" among the nearest, or false match rate.
 
-    If the wanted rate would allow fewer than `FEWEST_FALSE_MATCHES` pairs of different classes, the rate that allows as
-    many takes its place, but none above 0.5.
+    There is none if no similarity has such a share.
 
     Args:
         pairs: pairs of both kinds, see `has_both_kinds`.
-        settings: the wanted rate.
+        nearest: what the queries of the pairs find, see `find_nearest`.
+        settings: the wanted share or rate.
     """
-    wanted_fmr = settings.fmr
-    if wanted_fmr is not None:
-        wanted_fmr = max(wanted_fmr, min(0.5, FEWEST_FALSE_MATCHES / int(pairs.counts.negatives[0])))
-    rates = PairVerification(pairs, () if wanted_fmr is None else (wanted_fmr,)).rates
-    place = find_equal_error(rates) if wanted_fmr is None else find_threshold(rates, wanted_fmr)
-    similarity, fmr, fnmr = (float(column[place]) for column in rates)
-    return Threshold(similarity, wanted_fmr, fmr, fnmr), rates
+    if settings.fmr is None:
+        return _find_wrong_share(nearest, settings.wrong_share)
+    rates = error_rates(pairs, (settings.fmr,))
+    return float(rates.thresholds[find_threshold(rates, settings.fmr)])
+
+
+def _find_wrong_share(nearest: NearestItems, share: float) -> float | None:
+    """Find the smallest similarity from which on at most a share of the nearest items are of another class.
+
+    Fewer than 1 / share items can't show such a share.
+    """
+    order = np.argsort(-nearest.scores)
+    scores, wrong, counts = nearest.scores[order], np.cumsum(~nearest.is_right[order]), np.arange(1, len(order) + 1)
+    is_last = np.append(scores[1:] < scores[:-1], True)  # equal similarities reach a threshold together
+    fitting = scores[is_last & (wrong <= share * counts) & (share * counts >= 1)]
+    return float(fitting[-1]) if len(fitting) else None
 
 
 def compute_threshold_errors(pairs: LabelledPairs, similarity: float) -> Metrics:

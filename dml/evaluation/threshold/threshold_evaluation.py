@@ -1,16 +1,13 @@
 """The evaluation of a threshold and of probabilities: chosen on one split, judged on another, with their curves."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import METRICS
 from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX
-from dml.evaluation.threshold.open_set import find_nearest_known, reject_unknown
+from dml.evaluation.threshold.open_set import find_nearest, judge_nearest
 from dml.evaluation.threshold.stored_calibration import RELIABILITY, RELIABILITY_BALANCED, name_values
 from dml.evaluation.threshold.threshold_choice import (
-    Threshold,
     ThresholdSettings,
     choose_threshold,
     compute_threshold_errors,
@@ -27,22 +24,9 @@ POINTS = 121
 """The number of points of a stored curve; 20 of them are in each power of ten."""
 
 
-class ThresholdEvaluation(NamedTuple):
-    """A threshold and probabilities, and their errors.
-
-    Args:
-        metrics: {name in metrics.json: value}.
-        curves: {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split; and the reliability curves of the
-            tested split, (2, P) mean probability and share of pairs of one class.
-    """
-
-    metrics: dict[str, float]
-    curves: dict[str, Floats]
-
-
 def evaluate_threshold(
     split: str, tested: LabelledPairs | None, validated: LabelledPairs | None, settings: ThresholdSettings
-) -> ThresholdEvaluation:
+) -> tuple[dict[str, float], dict[str, Floats]]:
     """Choose a threshold and fit probabilities on the validation classes, and judge both on those of a tested split.
 
     Args:
@@ -52,28 +36,37 @@ def evaluate_threshold(
         settings: how the threshold is chosen.
 
     Returns:
-        The metrics, without those of threshold and probabilities if there is no validation split with pairs of both
-        kinds.
+        {name in metrics.json: value}, without those of threshold and probabilities if there is no validation split with
+        pairs of both kinds; and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split, with the
+        reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
     """
     if tested is None or not has_both_kinds(tested):
-        return ThresholdEvaluation({}, {})
+        return {}, {}
     verification = PairVerification(tested)
     curves = {split: thin_curve(verification.rates, tested)}
     metrics = {metric.name: float(metric.function(verification)) for metric in METRICS if metric.kind == Kind.PAIRS}
-    threshold = None
+    similarity = None
     if validated is not None and has_both_kinds(validated):
-        threshold, rates = choose_threshold(validated, settings)
-        curves |= {"val": thin_curve(rates, validated)}
+        nearest = find_nearest(validated)
+        similarity = choose_threshold(validated, nearest, settings)
+        metrics |= (
+            {"wanted_wrong_share": settings.wrong_share} if settings.fmr is None else {"wanted_fmr": settings.fmr}
+        )
+        curves |= {"val": thin_curve(PairVerification(validated).rates, validated)}
+        if similarity is not None:
+            errors = compute_threshold_errors(validated, similarity) | judge_nearest(nearest, similarity)
+            metrics |= {"similarity": similarity} | {
+                f"val_{name}": errors[name] for name in ("fmr", "fnmr", "known_accepted", "wrong_share")
+            }
         calibration = fit_calibration(validated.counts)
-        metrics |= _describe(threshold) | name_values(calibration)
+        metrics |= name_values(calibration)
         if split != "val":
             calibration_errors, reliability_curves = _evaluate_calibration(tested, calibration)
             metrics, curves = metrics | calibration_errors, curves | reliability_curves
     if split != "val":
-        metrics |= compute_threshold_errors(tested, threshold.similarity) if threshold else {}
-        nearest = find_nearest_known(tested, settings.seed)
-        metrics |= reject_unknown(nearest, threshold.similarity if threshold else None)
-    return ThresholdEvaluation({f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves)
+        metrics |= {} if similarity is None else compute_threshold_errors(tested, similarity)
+        metrics |= judge_nearest(find_nearest(tested), similarity)
+    return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
 
 
 def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
@@ -83,11 +76,6 @@ def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
     fmrs = fmrs[fmrs >= lowest * (1 - 1e-9)]
     places = np.searchsorted(-rates.fmr, -fmrs * (1 + 1e-9), side="left")
     return np.stack([fmrs, rates.fnmr[places]])
-
-
-def _describe(threshold: Threshold) -> dict[str, float]:
-    metrics = {"similarity": threshold.similarity, "val_fmr": threshold.fmr, "val_fnmr": threshold.fnmr}
-    return metrics if threshold.wanted_fmr is None else metrics | {"wanted_fmr": threshold.wanted_fmr}
 
 
 def _evaluate_calibration(

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
+from dml.evaluation.threshold.stored_calibration import describe_choice
 from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError
 from dml.inference.serving.request_guard import RequestGuard
 
@@ -49,6 +50,7 @@ class IndexFacts(BaseModel):
     geometry: str = Field(description='"cosine", or the Poincare ball in which vectors are compared')
     kind: str = Field(description='kind of the index; "Flat" is exact')
     threshold: float | None = Field(description="score from which on two images are judged to be of one class")
+    threshold_choice: str = Field(description="which threshold was chosen, as the end of a sentence")
     threshold_errors: dict[str, float] = Field(description="error rates of the threshold on the test classes")
     prior: float | None = Field(description="share of pairs of one class for which probabilities are")
     prior_is_of_labels: bool = Field(description="whether it is that of the labels, and not of the validation classes")
@@ -113,6 +115,7 @@ def describe_index(search: Search) -> IndexFacts:
         geometry=index.model.geometry,
         kind=index.vectors.factory,
         threshold=index.threshold,
+        threshold_choice=describe_choice(index.model.threshold_errors),
         threshold_errors={} if index.threshold is None else index.model.threshold_errors,
         prior=calibration.prior if (calibration := index.calibration) else None,
         prior_is_of_labels=index.items.same_share is not None,

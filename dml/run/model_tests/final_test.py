@@ -30,6 +30,7 @@ from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings
 from dml.run.model_tests.tested_threshold import evaluate_model_threshold
+from dml.run.resuming.stored_configuration import plain_config
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers.final_metrics import log_final_metrics
@@ -89,7 +90,7 @@ def run_test(
         images.table.levels,
         list(embedder.model.embed_dims),
         folder.path,
-        selection=settings.selection,
+        settings=plain_config(config),
         custom=evaluator.config.custom,
     )
     return metrics

@@ -49,10 +49,9 @@ def evaluate_model_threshold(
         return {}
     split = images.tested_on
     validated = pairs if split == "val" else _embed_validation(trainer, embedder, images)
-    evaluation = evaluate_threshold(split, pairs, validated, settings)
-    curves = {name: curve.tolist() for name, curve in evaluation.curves.items()}
-    rank_zero_only(folder.write_threshold_curves)(curves)
-    return evaluation.metrics
+    metrics, curves = evaluate_threshold(split, pairs, validated, settings)
+    rank_zero_only(folder.write_threshold_curves)({name: curve.tolist() for name, curve in curves.items()})
+    return metrics
 
 
 def _embed_validation(trainer: Trainer, embedder: ModelEmbedder, images: EvaluationData) -> LabelledPairs | None:

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from PIL import Image
+from PIL import Image, ImageColor
 from small_embedders import make_model, write_photos
 from stored_arrays import stored_arrays
 
 import dml
 from dml.__main__ import dispatch
 from dml.evaluation.report import FoundImage, ImageSearches, search_report
+from dml.evaluation.sheets.pictures import COLORS, OTHER, SAME
 from dml.inference.index_folder import hold_folder
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_files import read_values, write_values
@@ -155,7 +156,7 @@ def test_what_was_found_is_printed_whatever_a_picture_takes(
     assert lines[:2] == [query, "   1.000  cats  cats/00.png"]  # short below the working folder
     assert len(lines) == 27
     with Image.open(picture) as drawn:
-        assert drawn.size[0] == 30 + 27 * 42  # tiles of 32 pixels, the smallest
+        assert drawn.size[0] == 30 + 22 + 27 * 42  # tiles of 32 pixels, the smallest, and the gap behind the query
     Path(query).unlink()
     line = refusal(capsys, "search", index, query)
     assert line == f"error: image {query}: no such file"
@@ -206,7 +207,8 @@ HOSTILE = [
 def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     embedder = make_model()
     calibration = {"calibration_slope": 40.0, "calibration_intercept": -36.0, "calibration_prior": 0.05}
-    metrics = {f"threshold/{name}": value for name, value in {"similarity": 0.99999, **calibration}.items()}
+    chosen = {"similarity": 0.99999, "wanted_wrong_share": 0.05}
+    metrics = {f"threshold/{name}": value for name, value in {**chosen, **calibration}.items()}
     settings = replace(embedder.settings, metrics=metrics)
     folder = tmp_path / "private" / HOSTILE[0]
     folder.mkdir(parents=True)
@@ -224,10 +226,11 @@ def test_a_page_of_the_neighbors_is_one_file(photos: Path, tmp_path: Path, capsy
     text = page.read_text(encoding="utf-8")
     assert text.count('<li class="query-result">') == len(queries)
     assert text.count('<figure class="picture same"') == len(queries)  # each finds itself
-    assert text.count('<figure class="picture other"') == 2 * len(queries)
+    assert "picture other" not in text  # what is below the threshold is unsure, and never crossed out
+    assert text.count('<figure class="picture "') == 3 * len(queries)  # two others, and the query itself
     assert f"1.000 same {100 / (1 + np.exp(-4) * 0.95 / 0.05):.0f} %" in text  # the one label tells no share of pairs
     assert "if 5 % of all pairs of images are of one class" in text
-    assert "From 1.000 on" in text
+    assert "from 1.000 on, where the share of wrong &#34;same&#34; among the nearest is 5 % on the validation" in text
     for dangerous in ("<script", "<img", "<b>", "\x1b", "\u202e", "49&amp;", "private", str(tmp_path)):
         assert dangerous not in text, dangerous
     for escaped in (
@@ -283,7 +286,7 @@ def test_a_page_without_threshold_or_labels_names_files(tmp_path: Path, photos: 
     searches = ImageSearches("my_index", 1, "cosine similarity", None, [(path, [FoundImage(path, "", 0.5, None)])])
     text = search_report(searches)
     assert '<figcaption aria-hidden="true">00.png 0.500</figcaption>' in text
-    assert "judged" not in text
+    assert "surely" not in text
     found = [FoundImage(f"{number}.png", "", 0.5, None) for number in range(16_000)]
     with pytest.raises(InputError, match="would have 16,001 pictures, at most 15,872 fit; give fewer"):
         search_report(replace(searches, found=[(path, found)]))
@@ -300,13 +303,33 @@ def test_neighbors_above_the_threshold_are_the_same(
     model = dml.inference.ImageEmbedder(embedder.model, settings)
     index = str(dml.Index.build(model, photos).save(tmp_path / "index"))
     query = min(map(str, photos.rglob("*.png")))
-    dispatch(["search", index, query, "-k", "5"])
+    dispatch(["search", index, query, "-k", "5", "--picture", str(tmp_path / "found.png")])
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split()[1] for line in lines] == ["same"] * 3 + ["other"] * 2
+    assert [line.split()[1] == "same" for line in lines] == [True] * 3 + [False] * 2
+    assert len({line.index("cats" if "cats" in line[:30] else "dogs") for line in lines}) == 1  # columns stay aligned
+    assert "other" not in "".join(lines)
+    with Image.open(tmp_path / "found.png") as drawn:
+        shown = np.asarray(drawn)
+    for relation, is_marked in ((SAME, True), (OTHER, False)):
+        assert (shown == ImageColor.getrgb(COLORS[relation])).all(axis=2).any() == is_marked
     dispatch(["search", index, query, "-k", "5", "--json"])
     neighbors = json.loads(capsys.readouterr().out)[0]["neighbors"]
     assert [neighbor["same"] for neighbor in neighbors] == [True] * 3 + [False] * 2
     assert "probability" not in neighbors[0]  # a model of a version that fitted none
+
+
+def test_without_a_threshold_the_probability_stands_alone(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedder = make_model()
+    calibration = {"calibration_slope": 0.0, "calibration_intercept": 0.0, "calibration_prior": 0.25}
+    metrics = {f"threshold/{name}": value for name, value in {"wanted_wrong_share": 0.05, **calibration}.items()}
+    model = dml.inference.ImageEmbedder(embedder.model, replace(embedder.settings, metrics=metrics))
+    index = str(dml.Index.build(model, sorted(photos.rglob("*.png"))).save(tmp_path / "index"))
+    dispatch(["search", index, str(min(photos.rglob("*.png"))), "-k", "2", "--html", str(tmp_path / "found.html")])
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[1] for line in lines] == ["25%"] * 2
+    assert "surely" not in (tmp_path / "found.html").read_text(encoding="utf-8")
 
 
 def test_an_index_is_uploaded(

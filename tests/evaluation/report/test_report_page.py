@@ -113,6 +113,43 @@ def test_a_checkpoint_chosen_on_the_test_split_is_labelled(make_run: MakeRun) ->
     assert "The checkpoint was chosen on the test split itself." in text
 
 
+def test_a_report_says_what_its_metrics_alone_do_not(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    assert 'role="note"' not in run_report(run)
+    before = dict.fromkeys(("raw/level0/recall@1", "raw/level0/map@r"), 0.999)
+    facts = {"ended_early": "at step 300 of 1,500", "chosen_heads": "H"}
+    settings = run.config.replace("name: shapes", "name: folder\n  root: /data/my <b>shapes") + "quick: true\n"
+    told = replace(run, metrics={**run.metrics, **before, **facts}, config=settings)
+    page = Page(run_report(told))
+    assert "rll on my <b>shapes" in page.text
+    assert "quick: a short run on a part of the data" in page.text
+    assert (
+        "worse: the backbone's own features find more than the trained network: recall@1 went from 99.9 % to"
+        in page.text
+    )
+    facts_shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", run_report(told)))
+    assert (facts_shown["ended early"], facts_shown["heads"]) == ("at step 300 of 1,500", "H")
+    assert facts_shown["data set"] == "my &lt;b&gt;shapes"
+    both = Page(comparison_report(run, told)).text
+    assert "B, quick: a short run" in both
+    assert "A, " not in both.partition("Metrics")[0]
+
+
+def test_each_metric_is_explained(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        links = {own["title"] for tag, own in Page(text).tags if tag == "a" and own.get("class") == "metric"}
+        assert len(links) >= 8
+        for words in (
+            "Recall@k: the share of queries",
+            "Normalised mutual information",
+            "Hierarchical average precision",
+        ):
+            assert any((title or "").startswith(words) for title in links)
+        listed = text.partition('id="meanings"')[2].partition("</dl>")[0]
+        assert listed.count("<dt>R@") == 1
+        assert listed.count("<dt>") == len(set(re.findall("<dd>(.*?)</dd>", listed)))
+
+
 def test_unknown_is_no_class(make_run: MakeRun) -> None:
     run = read_run(make_run("a"))
     labels = run.queries.labels.copy()
@@ -167,7 +204,7 @@ def test_a_report_of_little(make_run: MakeRun) -> None:
     bare = replace(run.queries, positions=None, metrics=unscored, names=(), made_with={})
     text = run_report(replace(run, history=(), queries=bare, choices={}))
     assert re.findall("<h2>(.*)</h2>", text) == ["Metrics", "Settings"]
-    assert re.findall("<summary>(.*)</summary>", text) == ["Configuration"]
+    assert re.findall("<summary>(.*)</summary>", text) == ["What the metrics are", "Configuration"]
 
 
 def test_each_picture_is_on_the_sheet(images: Path) -> None:

@@ -6,95 +6,100 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageColor
+from torch import Tensor
 
 from dml.evaluation.sheets.pictures import (
-    CORRECT,
+    COARSER,
+    COLORS,
+    OTHER,
     PAPER,
-    WRONG,
+    QUERY,
+    SAME,
     choose_queries,
-    draw_contact_sheet,
-    draw_retrieval_sheet,
+    draw_sheet,
+    is_sheet,
 )
 from dml.ops.errors import InputError
 
-BLUE = np.full((20, 20, 3), (40, 60, 200), dtype=np.uint8)
+BLUE = torch.tensor([40, 60, 200], dtype=torch.uint8)[:, None, None].expand(3, 20, 20)
+
+
+def read_blue(path: str) -> Tensor:
+    return BLUE
 
 
 def pixels(path: Path) -> Any:
     return np.asarray(Image.open(path).convert("RGB"))
 
 
-def count(image: Any, colour: str) -> int:
-    return int((image == ImageColor.getrgb(colour)).all(axis=2).sum())
+def count(image: Any, color: str) -> int:
+    return int((image == ImageColor.getrgb(color)).all(axis=2).sum())
 
 
-def test_rows_of_frames_in_the_two_colours(tmp_path: Path) -> None:
-    right, wrong = (BLUE, True), (BLUE, False)
-    draw_retrieval_sheet([(BLUE, [right, right, right, wrong]), (BLUE, [right, wrong, wrong])], tmp_path / "sheet.png")
+def row(*relations: str, title: str = "a class") -> tuple[str, list[tuple[str, str]]]:
+    return title, [("", relation) for relation in relations]
+
+
+def test_rows_of_frames_in_the_colors_of_the_relations(tmp_path: Path) -> None:
+    rows = [row(QUERY, SAME, SAME, COARSER, OTHER), row(QUERY, SAME, OTHER, OTHER)]
+    draw_sheet(rows, tmp_path / "sheet.png", read_blue, legend={SAME: "same", COARSER: "near", OTHER: "other"})
     image = pixels(tmp_path / "sheet.png")
     assert image.shape[1] == 800
     assert (image[0] == ImageColor.getrgb(PAPER)).all()
-    names = {ImageColor.getrgb(colour): colour for colour in (CORRECT, WRONG)}
+    names = {ImageColor.getrgb(COLORS[relation]): relation for relation in (SAME, COARSER, OTHER)}
     across = [names.get(tuple(pixel.tolist())) for pixel in image[100]]  # through the first row of tiles
-    frames = [colour for before, colour in pairwise(across) if colour and colour != before]
-    assert frames == [CORRECT] * 6 + [WRONG] * 2  # a left and a right edge each
-    assert count(image, CORRECT) > count(image, WRONG) > 1000
+    frames = [color for before, color in pairwise(across) if color and color != before]
+    assert frames == [SAME] * 4 + [COARSER] * 2 + [OTHER] * 2  # a left and a right edge each
+    for relation in (SAME, COARSER, OTHER):
+        assert count(image, COLORS[relation]) > 1000
+    draw_sheet([row(QUERY, "", "")], tmp_path / "plain.png", read_blue)  # what is unsure has no mark
+    assert not any(count(pixels(tmp_path / "plain.png"), COLORS[relation]) for relation in (SAME, COARSER, OTHER))
 
 
-def test_marks_tell_without_colour(tmp_path: Path) -> None:
-    """The strokes of tick and cross, what is nearly white in the mark, share less than half their pixels."""
+def test_marks_tell_without_color(tmp_path: Path) -> None:
+    """The strokes of the marks, what is nearly white in them, share less than half their pixels."""
     strokes = []
-    for correct in (True, False):
-        draw_retrieval_sheet([(BLUE, [(BLUE, correct)])], tmp_path / "sheet.png", width=300)
-        mark = pixels(tmp_path / "sheet.png")[146:162, 262:278]  # the tile ends at 164 down, 280 across
+    for relation in (SAME, COARSER, OTHER):
+        draw_sheet([row(relation)], tmp_path / "sheet.png", read_blue, width=200)
+        mark = pixels(tmp_path / "sheet.png")[192:208, 162:178]  # the tile ends at 210 down, 180 across
         strokes.append(mark.min(axis=2) > 170)
     assert all(stroke.sum() > 15 for stroke in strokes)
-    assert 2 * (strokes[0] & strokes[1]).sum() < (strokes[0] | strokes[1]).sum()
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert 2 * (strokes[one] & strokes[other]).sum() < (strokes[one] | strokes[other]).sum()
 
 
-def test_every_kind_of_picture_and_size(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    kinds = [
-        rng.integers(0, 256, (40, 90, 3), dtype=np.uint8),
-        torch.zeros(3, 17, 500),
-        torch.ones(3, 1, 1, dtype=torch.uint8),
-        torch.full((3, 8, 8), 2.0, dtype=torch.bfloat16),
-        torch.rand(3, 8, 8, requires_grad=True, generator=torch.Generator().manual_seed(0)),
-    ]
-    draw_retrieval_sheet(
-        [(kind, [(other, True) for other in kinds]) for kind in kinds], tmp_path / "sheet.png", width=640
-    )
+def test_pictures_of_every_size_are_read_one_at_a_time(tmp_path: Path) -> None:
+    sizes = [(40, 90), (17, 500), (1, 1), (8, 8)]
+    read: list[str] = []
+
+    def read_picture(path: str) -> Tensor:
+        read.append(path)
+        return torch.zeros(3, *sizes[int(path)], dtype=torch.uint8)
+
+    paths = [(str(i), SAME) for i in range(4)]
+    draw_sheet([("one", paths), ("two", paths[::-1])], tmp_path / "sheet.png", read_picture, width=640)
     assert pixels(tmp_path / "sheet.png").shape[1] == 640
+    assert read == [*"0123", *"3210"]
 
 
-def test_tensor_and_array_draw_the_same(tmp_path: Path) -> None:
-    tensor = torch.from_numpy(BLUE).permute(2, 0, 1)
-    for name, picture in (("array", BLUE), ("tensor", tensor), ("float", tensor / 255)):
-        draw_retrieval_sheet([(picture, [(picture, False)])], tmp_path / name)
-    files = [(tmp_path / name).read_bytes() for name in ("array", "tensor", "float")]
-    assert files[0] == files[1] == files[2]
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "message"),
-    [
-        ([], 800, "no query"),
-        ([(BLUE, [])], 800, "no query"),
-        ([(BLUE, [(BLUE[..., :2], True)])], 800, "picture of shape"),
-        ([(BLUE / 255, [(BLUE, True)])], 800, "float64, expected uint8"),
-        ([(torch.zeros(8, 8), [(BLUE, True)])], 800, "picture of shape"),
-    ],
-)
-def test_errors(tmp_path: Path, rows: Any, width: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        draw_retrieval_sheet(rows, tmp_path / "sheet.png", width=width)
+@pytest.mark.parametrize("rows", [[], [("nothing", [])]])
+def test_a_sheet_of_nothing(rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="sheet: no picture to show"):
+        draw_sheet(rows, tmp_path / "sheet.png", read_blue)
     assert not (tmp_path / "sheet.png").exists()
 
 
-def test_a_sheet_of_many_neighbours_is_wider(tmp_path: Path) -> None:
-    for number, width in [(16, 800), (30, 2 * 20 + 22 + 32 + 30 * (32 + 10))]:
-        draw_retrieval_sheet([(BLUE, [(BLUE, True)] * number)], tmp_path / "sheet.png", width=800)
-        assert pixels(tmp_path / "sheet.png").shape[1] == width
+@pytest.mark.parametrize(
+    ("relations", "width"),
+    [
+        ((QUERY, *[SAME] * 16), 800),
+        ((QUERY, *[SAME] * 30), 2 * 20 + 22 + 31 * 42 - 10),
+        (("",) * 25, 2 * 20 + 25 * 42 - 10),
+    ],
+)
+def test_a_sheet_of_many_pictures_is_wider(tmp_path: Path, relations: tuple[str, ...], width: int) -> None:
+    draw_sheet([row(*relations)], tmp_path / "sheet.png", read_blue, width=800)
+    assert pixels(tmp_path / "sheet.png").shape[1] == width
 
 
 def test_chosen_queries_are_a_uniform_sample_by_seed() -> None:
@@ -115,13 +120,11 @@ def test_more_queries_than_there_are(number: int) -> None:
         choose_queries(5, number)
 
 
-# contact sheets
-
-
-def test_a_contact_sheet_has_a_line_a_title(tmp_path: Path) -> None:
-    draw_contact_sheet([("one", [BLUE] * 4), ("two", [BLUE] * 2), ("", [BLUE])], tmp_path / "sheet.png", width=400)
+def test_each_row_has_a_title(tmp_path: Path) -> None:
+    rows = [row(*[""] * 4, title="one"), row("", "", title="two"), row("", title="")]
+    draw_sheet(rows, tmp_path / "sheet.png", read_blue, width=400)
     image = pixels(tmp_path / "sheet.png")
-    blue = (image == BLUE[0, 0]).all(axis=2)
+    blue = (image == [40, 60, 200]).all(axis=2)
     runs = [sum(1 for before, now in pairwise(line) if now and not before) for line in blue]
     assert image.shape[1] == 400
     assert [count for before, count in pairwise([0, *runs]) if count and not before] == [4, 2, 1]
@@ -130,20 +133,10 @@ def test_a_contact_sheet_has_a_line_a_title(tmp_path: Path) -> None:
     assert blue.sum() > 7 * 70 * 70
 
 
-def test_a_contact_sheet_is_a_function_of_its_pictures(tmp_path: Path) -> None:
+def test_a_sheet_is_a_function_of_its_pictures_and_is_known_as_one(tmp_path: Path) -> None:
     for name in ("first.png", "second.png"):
-        draw_contact_sheet([("a title", [BLUE, BLUE])], tmp_path / name)
+        draw_sheet([row(QUERY, SAME)], tmp_path / name, read_blue, legend={SAME: "same"})
     assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
-
-
-@pytest.mark.parametrize("rows", [[], [("nothing", [])]])
-def test_a_contact_sheet_of_nothing(rows: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="contact sheet: no picture to show"):
-        draw_contact_sheet(rows, tmp_path / "sheet.png")
-
-
-def test_a_contact_sheet_of_many_pictures_is_wider(tmp_path: Path) -> None:
-    for number, width in [(4, 200), (9, 2 * 20 + 9 * 32 + 8 * 10)]:
-        draw_contact_sheet([("many", [BLUE] * number)], tmp_path / "sheet.png", width=200)
-        with Image.open(tmp_path / "sheet.png") as sheet:
-            assert sheet.width == width
+    assert is_sheet(tmp_path / "first.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    assert not is_sheet(tmp_path / "photo.png")

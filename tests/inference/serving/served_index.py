@@ -21,7 +21,7 @@ from dml.metrics.pair_calibration import Calibration
 
 HOSTS = ["127.0.0.1", "localhost"]
 LIMITS = ImageLimits(max_image_bytes=200_000, max_pixels=1_000_000)
-THRESHOLD = 0.98
+THRESHOLD = 0.9965
 CALIBRATION = Calibration(40.0, -36.0, 0.05)
 CALIBRATION_OF_INDEX = replace(CALIBRATION, prior=2 * 6 * 5 / (12 * 11))  # two labels of six images each
 
@@ -29,7 +29,7 @@ CALIBRATION_OF_INDEX = replace(CALIBRATION, prior=2 * 6 * 5 / (12 * 11))  # two 
 def build_index(folder: Path, count: int) -> Index:
     """Build an index of as many photographs below a folder, whose model has a threshold and probabilities."""
     embedder = make_model()
-    metrics = {"threshold/similarity": THRESHOLD, "threshold/fmr": 0.01}
+    metrics = {"threshold/similarity": THRESHOLD, "threshold/wanted_wrong_share": 0.05, "threshold/wrong_share": 0.06}
     metrics |= {f"threshold/calibration_{name}": value for name, value in asdict(CALIBRATION).items()}
     settings = replace(embedder.settings, metrics=metrics)
     return Index.build(ImageEmbedder(embedder.model, settings, device="cpu"), write_photos(folder, count))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chromium import NEEDS_CHROMIUM, playwright
-from served_index import CALIBRATION_OF_INDEX, LIMITS, served
+from served_index import CALIBRATION_OF_INDEX, LIMITS, THRESHOLD, served
 
 from dml.inference.image_index import Index
 from dml.inference.serving.image_search import ImageSearch
@@ -70,7 +70,14 @@ def test_the_page_searches(browser: Any, address: str, index: Index, tmp_path: P
     assert "if 45 % of all pairs of images are of one class." in page.locator("#explanation").text_content()
     shown = [float(text.split()[0]) for text in scores.all_text_contents()]
     assert shown == sorted(shown, reverse=True)
-    assert "From 0.980 on" in page.locator("#explanation").text_content()
+    explanation = page.locator("#explanation").text_content()
+    assert 'from 0.997 on, where the share of wrong "same" among the nearest is 5 % on the validation' in explanation
+    assert "Of the nearest test images that it marks, 6 % are wrong." in explanation
+    is_same = [float(text.split()[0]) >= THRESHOLD for text in scores.all_text_contents()]
+    assert 0 < sum(is_same) < len(is_same)
+    assert ["same" in text for text in scores.all_text_contents()] == is_same
+    assert page.locator("#results .mark").count() == page.locator("#results .picture.same").count() == sum(is_same)
+    assert page.locator(".other").count() == 0  # what is unsure is never crossed out
     choose_label("cats")
     wait_for_results("Most similar images with the label cats", "cats0", 6)
     choose_label("birds")

@@ -28,6 +28,16 @@ def test_what_is_as_it_was_passes() -> None:
     check_unchanged(config(), ["loss=rll", "loss.margin=0.4", "resume=folder"], STORED)
 
 
+def test_a_threshold_is_chosen_as_the_present_version_does() -> None:
+    stored = StoredConfiguration(
+        [], STORED.config | {"evaluation": {"threshold": {"fmr": 0.001, "seed": 0}, "alpha": 1}}
+    )
+    now = {"threshold": {"wrong_share": 0.05, "fmr": None}, "alpha": 1}
+    check_unchanged(config(evaluation=now), [], stored)
+    with pytest.raises(InputError, match=r"^evaluation\.alpha=2: the run was made with 1"):
+        check_unchanged(config(evaluation={**now, "alpha": 2}), [], stored)
+
+
 @pytest.mark.parametrize("override", ["loss.margin=0.2", "loss=rll_other", "experiment=rll/some"])
 def test_what_is_asked_for_may_differ(override: str) -> None:
     check_unchanged(config(margin=0.2), ["loss=rll", override], STORED)

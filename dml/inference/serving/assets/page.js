@@ -60,7 +60,7 @@
   }
 
   function picture(item) {
-    const relation = item.same === true ? "same" : item.same === false ? "other" : "";
+    const relation = item.same ? "same" : ""; // what is below the threshold is unsure, and no error
     const button = make("button", `picture ${relation}`);
     button.type = "button";
     button.title = `${item.label ? `${item.label}, ` : ""}${item.name}: search by it`;
@@ -74,8 +74,8 @@
     const words = make("span", "words");
     words.append(make("strong", "", item.label || item.name));
     if (item.score !== undefined) {
-      const probability = item.probability === null ? "" : ` ${(100 * item.probability).toFixed(0)} %`;
-      words.append(make("span", "score", `${item.score.toFixed(3)} ${relation}${probability}`));
+      const probability = item.probability === null ? "" : `${(100 * item.probability).toFixed(0)} %`;
+      words.append(make("span", "score", [item.score.toFixed(3), relation, probability].filter(Boolean).join(" ")));
     }
     else if (item.label) words.append(item.name);
     button.append(frame, words);
@@ -121,12 +121,8 @@
     const score = index.geometry === "cosine" ? "cosine similarity" : "negative distance in the Poincaré ball";
     const sentences = [`The number is the ${score}.`];
     if (index.threshold !== null) {
-      const { fmr, fnmr } = index.threshold_errors;
-      sentences.push(`From ${index.threshold.toFixed(3)} on, an image is judged to be of the query's class.`);
-      if (fmr !== undefined && fnmr !== undefined) {
-        const [wrong, missed] = [fmr, fnmr].map((rate) => `${percent(rate)} %`);
-        sentences.push(`On the test classes, this was wrong for ${wrong} of the pairs of different classes and ${missed} of those of one class.`);
-      }
+      const { wrong_share: wrong } = index.threshold_errors;
+      sentences.push(`A tick and “same” mark what is surely of the query's class: from ${index.threshold.toFixed(3)} on, ${index.threshold_choice} on the validation classes. ${wrong === undefined ? "" : `Of the nearest test images that it marks, ${percent(wrong)} % are wrong. `}An image without them may be of the class, too.`);
     }
     if (index.prior !== null) {
       sentences.push(`The percentage is the probability that an image is of the query's class, if ${percent(index.prior)} % of all pairs of images are of one class${index.prior_is_of_labels ? "" : ", as among the validation classes"}.`);
