@@ -767,7 +767,9 @@ def test_an_approximate_index_finds_almost_the_same() -> None:
 
 def test_points_of_a_ball_are_ranked_by_their_distance(photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    settings = replace(SETTINGS, config={**SETTINGS.config, "geometry": {"curvature": 0.1, "clip": 2.3}})
+    settings = replace(
+        SETTINGS, config={**SETTINGS.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
+    )
     model = ImageEmbedder(settings.build_model(), settings)
     for weights in model.model.heads.parameters():
         weights.data *= 20  # points all over the ball

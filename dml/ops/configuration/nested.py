@@ -4,18 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 PARTS = (
-    *(
-        "adapter",
-        "data",
-        "dataset",
-        "evaluation",
-        "geometry",
-        "heads",
-        "loss",
-        "model",
-        "model.backbone",
-        "model.pretraining",
-    ),
+    *("adapter", "data", "dataset", "evaluation", "heads", "loss", "model", "model.backbone", "model.pretraining"),
     *("optimizer", "sampler", "scheduler", "stages", "trainer", "training", "transform"),
 )
 """The parts of a configuration that are mappings, if they are there."""
@@ -59,7 +48,7 @@ def check_parts(config: Mapping[str, Any]) -> None:
         part: Any = config
         for key in path.split("."):
             part = part.get(key) if isinstance(part, Mapping) else None
-        if part is not None and not isinstance(part, Mapping) and not (path == "geometry" and isinstance(part, str)):
+        if part is not None and not isinstance(part, Mapping):
             raise ValueError(f"{path} is {type(part).__name__}, not a mapping")
     heads = (config.get("model") or {}).get("heads") or []
     if not isinstance(heads, list | tuple) or not all(isinstance(head, str) for head in heads):
