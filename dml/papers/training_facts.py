@@ -5,10 +5,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dml.evaluation.measured_facts import UNKNOWN, describe_configuration, describe_measurement, merge_facts
 from dml.papers.experiments import compose
 from dml.papers.plans import PlannedRun
 from dml.papers.tables.paper_tables import Training
+from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement, merge_facts
 
 KEYS = ("init", "model", "loss", "geometry", "choose_heads", "evaluation")
 """The keys of a configuration that the facts are read from."""

@@ -9,7 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
-from dml.evaluation.printed_metrics.metric_names import HEADS, split_head_names
+from dml.evaluation.names import HEADS, split_head_names
 from dml.evaluation.unit_embeddings import ranking_device
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError

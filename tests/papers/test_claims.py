@@ -11,7 +11,7 @@ from conftest import ROOT
 from omegaconf import OmegaConf
 from PIL import Image
 
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.names import full_metric_name
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.papers.claims import claim_runs

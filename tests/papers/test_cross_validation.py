@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from conftest import PLAIN, ROOT, Here
 
-from dml.evaluation.comparisons.class_sums import ClassSums, sum_by_class, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_files import write_values
 from dml.ops.run_folders.run_folder import RunFolder
@@ -30,6 +29,7 @@ from dml.papers.protocol.fold_ensembles import ensemble_file, join_embeddings, r
 from dml.papers.protocol.protocol_command import parse_options, run_protocol
 from dml.papers.protocol.search_spaces import RATE, RATES, ParameterSearch, SearchedRange, read_ranges
 from dml.papers.tables.paper_tables import Training
+from dml.report.statistics import ClassSums, sum_by_class, sum_runs_by_class
 
 METHODS = [Method(loss, tuple(read_ranges(loss, RATES))) for loss in ("rll", "nra")]
 SETTING = CrossValidation("emoji", folds=3, trials=6, seeds=2)

@@ -12,7 +12,6 @@ from report_runs import MakeRun
 
 from dml.commands.start.log_levels import quiet
 from dml.evaluation.per_query import write_queries
-from dml.evaluation.sheets.pictures import COARSER, COLORS, OTHER, SAME
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.experiments import compose
@@ -29,6 +28,7 @@ from dml.papers.figures.figures_command import run_figures
 from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, csv_rows, find_figures, read_entries, read_values
 from dml.papers.plans import Plan, check_data
 from dml.papers.tables.paper_tables import Training
+from dml.report.pictures import COARSER, COLORS, OTHER, SAME
 from dml.run import jobs
 
 pytest_plugins = ("report_runs",)

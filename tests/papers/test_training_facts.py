@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from dml.evaluation.measured_facts import describe_configuration, join_facts
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import PlannedRun
 from dml.papers.tables.paper_tables import Training, find_tables
 from dml.papers.training_facts import describe_runs, describe_training
+from dml.report.provenance import describe_configuration, join_facts
 
 EMOJI = "leaderboard/emoji"
 

@@ -28,7 +28,6 @@ from dml.evaluation.audit.findings_file import read_decided_rows, write_findings
 from dml.evaluation.audit.odd_images import report_broken_images
 from dml.evaluation.audit.settings import AuditSettings
 from dml.evaluation.audit.spread_embeddings import spread_embeddings
-from dml.evaluation.report import MOST_SHOWN, AuditReport, audit_report
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.filesystem.files import write_text
@@ -36,6 +35,8 @@ from dml.ops.filesystem.paths import expand_home
 from dml.ops.libraries.extras import check_installed
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
+from dml.report.audit import MOST_SHOWN, AuditReport
+from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
 from dml.training.frozen.feature_cache import FeatureCache

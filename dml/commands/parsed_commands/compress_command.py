@@ -40,8 +40,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     """Measure the forms of vectors that the arguments of ``dml compress`` describe; print and write the table."""
     options = _parser().parse_args(arguments)
     with one_line_errors():
-        from dml.evaluation.compression.rows_as_values import format_rows, make_values  # after --help: it takes seconds
         from dml.ops.run_folders.run_files import write_values
+        from dml.report.compression import format_rows, make_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
         model = load_for_many_images(options.model, options.device, trust=options.trust)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
-from dml.evaluation.printed_metrics.metric_table import choose_first_metric
+from dml.evaluation.names import choose_first_metric
 
 Metrics = dict[str, float]
 

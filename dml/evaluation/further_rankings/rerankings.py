@@ -6,7 +6,7 @@ from typing import Any
 
 from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.metric import Kind
-from dml.evaluation.printed_metrics.metric_names import RERANKED
+from dml.evaluation.names import RERANKED
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError
 from dml.retrieval.reranking.database_augmentation import DatabaseAugmentation

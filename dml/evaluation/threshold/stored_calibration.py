@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
-from dml.evaluation.printed_metrics.metric_descriptions import CALIBRATION_PREFIX, format_percent
+from dml.evaluation.names import CALIBRATION_PREFIX, format_percent
 from dml.metrics.pair_calibration import Calibration
 
 RELIABILITY = "reliability"

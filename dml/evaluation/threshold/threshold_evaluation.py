@@ -4,7 +4,7 @@ import numpy as np
 
 from dml.evaluation.metric import Kind
 from dml.evaluation.metric_config import METRICS
-from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX
+from dml.evaluation.names import THRESHOLD_PREFIX
 from dml.evaluation.threshold.open_set import find_nearest, judge_nearest
 from dml.evaluation.threshold.stored_calibration import RELIABILITY, RELIABILITY_BALANCED, name_values
 from dml.evaluation.threshold.threshold_choice import (

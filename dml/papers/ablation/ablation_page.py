@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dml.evaluation.comparisons.intervals import mean_interval
-from dml.evaluation.measured_facts import join_facts
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.text_tables import markdown_table
 from dml.papers.ablation.variants import Ablation, AblationKind
@@ -12,6 +10,8 @@ from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
 from dml.papers.leaderboard.leaderboard_page import format_difference
 from dml.papers.tables.paper_tables import Training
 from dml.papers.training_facts import describe_training
+from dml.report.provenance import join_facts
+from dml.report.statistics import mean_interval
 
 METRICS = {"recall@1": "recall@1", "map@r": "MAP@R"}
 """The metrics of the page, and their labels."""

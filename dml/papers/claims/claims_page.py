@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from dml.evaluation.comparisons.intervals import Interval, mean_interval
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.text_tables import markdown_table, replace_between
@@ -13,6 +12,7 @@ from dml.papers.claims.definitions import METRIC_LABELS, Arm, Claim, Overrides
 from dml.papers.claims.tuning import Candidate, Tuning, select_best
 from dml.papers.claims.verdicts import FEWEST_SEEDS, Outcome, Verdict, combine_verdicts, read_metric
 from dml.papers.experiments import compose, count_steps
+from dml.report.statistics import Interval, mean_interval
 from dml.run.stages import list_stages
 
 SUMMARY_MARKERS = ("<!-- claims -->", "<!-- /claims -->")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.names import full_metric_name
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.claims.claim_results import ClaimResults, validation_folder
 from dml.papers.claims.definitions import Arm, Overrides

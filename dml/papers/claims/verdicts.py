@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dml.evaluation.comparisons.intervals import Interval, mean_interval
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.names import full_metric_name
 from dml.papers.claims.definitions import Arm, Claim, Comparison, Side
 from dml.papers.claims.tuning import Tuning
 from dml.papers.tables.paper_tables import Cell, add_prefix, read_cells
+from dml.report.statistics import Interval, mean_interval
 
 FEWEST_SEEDS = 5
 """The fewest seeds that decide a comparison."""

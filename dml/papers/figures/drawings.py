@@ -18,12 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from dml.commands.failures.error_lines import print_line
-from dml.evaluation.report.reported_run import ReportedRun, read_run
-from dml.evaluation.report.sheets import choose_lowest
-from dml.evaluation.report.side_by_side import align_queries
-from dml.evaluation.sheets.embedding_map import FEWEST, embedding_map
-from dml.evaluation.sheets.pictures import choose_queries
-from dml.evaluation.sheets.table_pictures import draw_queries
+from dml.evaluation.per_query import choose_lowest
 from dml.inference import load
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
@@ -33,6 +28,10 @@ from dml.papers.charts import new_chart
 from dml.papers.experiments import compose
 from dml.papers.figures.sweep_figures import PLANE_MAP, Figure, Plot, Value, read_values
 from dml.papers.plans import Plan, PlannedRun
+from dml.report.embedding_map import FEWEST, embedding_map
+from dml.report.pictures import choose_queries, draw_queries
+from dml.report.run import ReportedRun, read_run
+from dml.report.side_by_side import align_queries
 from dml.run import builders
 
 MAX_POINTS = 5000

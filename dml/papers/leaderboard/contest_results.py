@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from dml.evaluation.comparisons.class_sums import DIGITS, ClassSums, shorten, sum_runs_by_class
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import write_text
 from dml.ops.filesystem.locks import replacing_alone
@@ -14,6 +13,7 @@ from dml.papers.leaderboard.contest_runs import Search, score_candidate
 from dml.papers.leaderboard.contests import SEARCHED_KIND, Contest
 from dml.papers.plans import PlannedRun
 from dml.papers.training_facts import describe_runs
+from dml.report.statistics import DIGITS, ClassSums, shorten, sum_runs_by_class
 
 PER_RUN = {"nmi": "level0/nmi"}
 """The metrics with a value for each run, and their names in metrics.json."""

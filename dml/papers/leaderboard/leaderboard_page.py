@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.evaluation.comparisons.class_sums import PER_QUERY
-from dml.evaluation.comparisons.intervals import mean_interval
-from dml.evaluation.measured_facts import join_facts
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.text_tables import markdown_table, replace_between
 from dml.papers.leaderboard.contest_results import ContestResult, describe_seeds
 from dml.papers.leaderboard.contests import Leaderboard, TrainingKind
 from dml.papers.training_facts import describe_training
+from dml.report.provenance import join_facts
+from dml.report.statistics import PER_QUERY, mean_interval
 
 MARKERS = ("<!-- leaderboard -->", "<!-- /leaderboard -->")
 """The lines of README.md between which the summary stands."""

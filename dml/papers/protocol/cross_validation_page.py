@@ -5,16 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from dml.evaluation.comparisons.class_sums import ClassSums
-from dml.evaluation.comparisons.intervals import mean_interval
-from dml.evaluation.comparisons.paired_tests import adjust_p_values, bootstrap_p_value
-from dml.evaluation.measured_facts import join_facts
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.text_tables import markdown_table
 from dml.papers.protocol.cross_validation import TESTED, CrossValidation, Method
 from dml.papers.protocol.cross_validation_results import MethodResult, ProtocolResult
 from dml.papers.protocol.search_spaces import RATES
 from dml.papers.training_facts import describe_training
+from dml.report.provenance import join_facts
+from dml.report.statistics import ClassSums, adjust_p_values, bootstrap_p_value, mean_interval
 
 RESAMPLES = 10_000
 """The number of draws of the test classes for a p-value."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dml.evaluation.comparisons.class_sums import ClassSums, sum_runs_by_class
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import write_text
@@ -18,6 +17,7 @@ from dml.papers.protocol.cross_validation import CrossValidation, Method
 from dml.papers.protocol.cross_validation_runs import Searches, measure_seconds
 from dml.papers.protocol.fold_ensembles import join_tests, rank_ensemble
 from dml.papers.protocol.search_spaces import Proposal
+from dml.report.statistics import ClassSums, sum_runs_by_class
 
 
 @dataclass(frozen=True)

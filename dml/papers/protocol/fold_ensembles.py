@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.comparisons.class_sums import PER_QUERY, ClassSums, shorten, sum_by_class
 from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.ops.errors import InputError
@@ -16,6 +15,7 @@ from dml.ops.filesystem.checksums import DamageError
 from dml.ops.run_folders.run_files import read_values, write_values
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.papers.plans import PlannedRun
+from dml.report.statistics import PER_QUERY, ClassSums, shorten, sum_by_class
 
 Vectors = npt.NDArray[np.float32]
 

@@ -5,7 +5,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dml.evaluation.measured_facts import join_facts
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.text_tables import markdown_table
 from dml.papers.charts import add_difference_axes, new_chart
@@ -13,6 +12,7 @@ from dml.papers.leaderboard.contest_results import ContestResult
 from dml.papers.leaderboard.leaderboard_page import CRITERION, class_interval, format_difference, sort_results
 from dml.papers.robustness.conditions import Conditions
 from dml.papers.training_facts import describe_training
+from dml.report.provenance import join_facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # importing matplotlib is slow

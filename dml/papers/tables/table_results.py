@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dml.evaluation.comparisons.intervals import Interval, mean_interval
-from dml.evaluation.measured_facts import join_facts
-from dml.evaluation.printed_metrics.metric_names import MetricName, split_head_names
+from dml.evaluation.names import MetricName, split_head_names
 from dml.ops.errors import InputError
 from dml.ops.text.text_tables import markdown_table
 from dml.papers.plans import Plan, PlannedRun
 from dml.papers.tables.paper_tables import Cell, Source, Table
 from dml.papers.training_facts import describe_runs
+from dml.report.provenance import join_facts
+from dml.report.statistics import Interval, mean_interval
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "": lambda values: values[0],

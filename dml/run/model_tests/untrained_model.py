@@ -15,12 +15,12 @@ from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors
 from dml.evaluation.further_rankings.raw_comparison import PrincipalComponents
-from dml.evaluation.printed_metrics.metric_names import PCA
-from dml.evaluation.printed_metrics.result_lines import print_raw_metrics, print_raw_test
+from dml.evaluation.names import PCA
 from dml.evaluation.unit_embeddings import ranking_device
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder, configuration_id
+from dml.report.console import print_raw_metrics, print_raw_test
 from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split

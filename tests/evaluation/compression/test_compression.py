@@ -7,13 +7,13 @@ from torch import Tensor
 
 from dml.data.table import ImageTable
 from dml.evaluation.compression.measurement import CompressionRow, measure_compression, rank_positives
-from dml.evaluation.compression.rows_as_values import format_cells, make_values, read_values
 from dml.evaluation.compression.vector_forms import choose_prefixes, take_prefix
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.metric_config import MetricConfig
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.metrics.binary import map_at_r, recall_at_k
 from dml.ops.errors import InputError
+from dml.report.compression import format_cells, make_values, read_values
 
 COUNT, DIMS = 40, {"L": 8, "H": 8}
 

@@ -12,9 +12,9 @@ from dml.evaluation import evaluate
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.further_rankings.rerankings import evaluate_rerankings, make_rerankings
 from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.printed_metrics.metric_table import summary_table
 from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError
+from dml.report.console import summary_table
 from dml.retrieval.reranking.gallery_comparison import Comparison, compare_among
 from dml.retrieval.reranking.k_reciprocal import KReciprocal
 from dml.retrieval.reranking.query_expansion import AlphaQueryExpansion

@@ -13,7 +13,6 @@ from sklearn.metrics import roc_auc_score
 
 from dml.data.table import ImageTable
 from dml.evaluation import evaluate
-from dml.evaluation.report import read_run, run_report
 from dml.evaluation.threshold.open_set import NearestItems, find_nearest, judge_nearest
 from dml.evaluation.threshold.stored_calibration import describe_choice, find_calibration
 from dml.evaluation.threshold.threshold_choice import (
@@ -29,6 +28,8 @@ from dml.metrics.pair_counts import LabelledPairs
 from dml.metrics.pair_verification import PairVerification, equal_error_rate, opis
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.page import run_report
+from dml.report.run import read_run
 
 pytest_plugins = ("report_runs",)
 
