@@ -18,7 +18,7 @@ from conftest import SMALL, Here, Refused
 from omegaconf import OmegaConf
 
 from dml.commands import main
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors
+from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.per_query import read_queries
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import CHECKSUMS

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from dml.data.table import ImageTable
-from dml.evaluation.metric import Metric
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.metric import Metric, MetricConfig
 from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
 from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import ITERATIONS

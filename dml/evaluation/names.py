@@ -9,8 +9,7 @@ import numpy as np
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.benchmark_lists import has_level_lists
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, Metric
-from dml.evaluation.metric_config import METRICS_BY_NAME, MetricConfig
+from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
 from dml.ops.errors import InputError
 
 HEADS = "heads"
@@ -179,7 +178,7 @@ THRESHOLD_PREFIX = "threshold/"
 """The beginning of the names in metrics.json of a threshold and its errors, see `dml.evaluation.threshold`."""
 
 CALIBRATION_PREFIX = "calibration_"
-"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.pair_calibration`."""
+"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.verification`."""
 
 THRESHOLD_METRICS = {
     metric.name: metric

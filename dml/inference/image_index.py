@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.inference.embedder import REMEDY
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
@@ -28,7 +28,7 @@ from dml.inference.index_folder import (
 )
 from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
-from dml.metrics.pair_calibration import Calibration
+from dml.metrics.verification import Calibration
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import file_checksum

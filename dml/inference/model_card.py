@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCardData
 
 from dml.evaluation.names import HEADS, RERANKED, THRESHOLD_PREFIX, format_percent, join_head_names
-from dml.evaluation.threshold.stored_calibration import describe_choice, find_calibration
+from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text.text_tables import markdown_table

@@ -10,12 +10,7 @@ import numpy.typing as npt
 
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import THRESHOLD_PREFIX, MetricDescription, MetricName, describe_metric, format_percent
-from dml.evaluation.threshold.stored_calibration import (
-    RELIABILITY,
-    RELIABILITY_BALANCED,
-    describe_choice,
-    find_calibration,
-)
+from dml.evaluation.threshold import RELIABILITY, RELIABILITY_BALANCED, describe_choice, find_calibration
 from dml.report.metrics import format_metric
 from dml.report.run import ReportedRun
 

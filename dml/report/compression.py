@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dml.evaluation.compression.measurement import METRICS, CompressionRow
+from dml.evaluation.compression import METRICS, CompressionRow
 from dml.ops.text.text_tables import markdown_table
 from dml.report.run import ReportedRun
 

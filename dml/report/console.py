@@ -28,7 +28,7 @@ from dml.evaluation.names import (
     format_reranking,
     format_value,
 )
-from dml.evaluation.threshold.stored_calibration import describe_choice
+from dml.evaluation.threshold import describe_choice
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
 from dml.ops.text.console import console

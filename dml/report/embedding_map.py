@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable, compare_classes
-from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.report.pictures import choose_queries

@@ -12,9 +12,9 @@ from markupsafe import Markup
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
 from dml.data.table import UNKNOWN, ImageTable
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import join_lists, score_queries, write_queries
 from dml.evaluation.ranking.queries import PerQuery
-from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.escaping import printable
 from dml.ops.filesystem.files import replacing
 from dml.ops.run_folders.run_folder import RunFolder

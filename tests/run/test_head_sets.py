@@ -14,7 +14,7 @@ from conftest import SMALL, Here, Refused
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation import Evaluator, MetricConfig
-from dml.evaluation.metric_config import METRICS, METRICS_BY_NAME
+from dml.evaluation.metric import METRICS, METRICS_BY_NAME
 from dml.evaluation.monitor import make_validation_config
 from dml.evaluation.names import MetricName, list_evaluated_heads, metric_names, select_joint
 from dml.ops.errors import InputError

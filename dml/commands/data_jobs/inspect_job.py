@@ -24,9 +24,9 @@ from dml.data.overview.split_overview import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import ImageTable
+from dml.evaluation.benchmark_lists import check_queries, is_of_one_class
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.raw_comparison import Metrics, describe_best, evaluate_projections
-from dml.evaluation.query_check import check_queries, is_of_one_class
+from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections
 from dml.models.networks import describe_timm_model
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest

@@ -62,9 +62,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
 
 def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
     """Embed the training images and the tested ones, and measure."""
-    from dml.evaluation.compression.measurement import measure_compression
-    from dml.evaluation.compression.vector_forms import choose_prefixes
-    from dml.evaluation.unit_embeddings import UnitEmbeddings
+    from dml.evaluation.compression import choose_prefixes, measure_compression
+    from dml.evaluation.geometry import UnitEmbeddings
     from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}

@@ -147,7 +147,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         path: file to write.
     """
     from dml.evaluation.names import format_percent
-    from dml.evaluation.threshold.stored_calibration import describe_choice
+    from dml.evaluation.threshold import describe_choice
     from dml.ops.filesystem.files import write_text
     from dml.report.page import search_report
     from dml.report.searches import FoundImage, ImageSearches

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from dml.evaluation.further_rankings.raw_comparison import PrincipalComponents
+from dml.evaluation.raw_features import PrincipalComponents
 
 IMAGES_PER_COMPONENT = 10
 """The number of images that a principal component needs, so that few images don't all become strangers."""

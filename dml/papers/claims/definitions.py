@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.metric import Kind
-from dml.evaluation.metric_config import METRICS
+from dml.evaluation.metric import METRICS, Kind
 from dml.ops.errors import InputError
 from dml.ops.filesystem.plain_text import parse_yaml
 from dml.papers.experiments import shorten

@@ -15,11 +15,11 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors, recall_among
-from dml.evaluation.further_rankings.rerankings import evaluate_rerankings
+from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking.queries import PerQuery
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.rerankings import evaluate_rerankings
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors
-from dml.evaluation.further_rankings.raw_comparison import PrincipalComponents
+from dml.evaluation.fixed_neighbors import FixedNeighbors
+from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import PCA
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.raw_features import PrincipalComponents
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder, configuration_id

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
-from dml.retrieval.reranking.gallery_comparison import Comparison, compare_among
-from dml.retrieval.reranking.ranges import join_ranges
+from dml.retrieval.reranking import Comparison, compare_among, join_ranges
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

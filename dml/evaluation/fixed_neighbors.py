@@ -9,9 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.ranking.items import Labels
-from dml.evaluation.ranking.positives import Positives
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.ranking.items import Labels, Positives
 from dml.metrics.binary import positive_ranks, recall_at_k
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, check_zip

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.retrieval import row_order
-from dml.retrieval.row_order import LONG, RADIX_SORTED, sort_codes
+from dml.evaluation.ranking import ranks
+from dml.evaluation.ranking.ranks import LONG, RADIX_SORTED, sort_codes
 
 FLOATS = st.floats(-2, 2, width=32) | st.sampled_from([0.0, -0.0, np.inf, 1e-45, -1e-45, 1e-30, -1e-30])
 
@@ -19,8 +19,8 @@ def assert_sorted(codes: Any, distances: Any) -> None:
 @pytest.fixture(params=[True, False], ids=["radix", "packed"])
 def _sort_both_ways(request: Any, monkeypatch: Any) -> None:
     """Sort short rows by the code for long ones too."""
-    monkeypatch.setattr(row_order, "_has_radix_sort", lambda: request.param)
-    monkeypatch.setattr(row_order, "LONG", 1)
+    monkeypatch.setattr(ranks, "_has_radix_sort", lambda: request.param)
+    monkeypatch.setattr(ranks, "LONG", 1)
 
 
 @pytest.mark.usefixtures("_sort_both_ways")

@@ -10,14 +10,13 @@ from printed_tables import print_lines
 from dml.data.table import ImageTable
 from dml.evaluation import evaluate
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.rerankings import evaluate_rerankings, make_rerankings
-from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.metric import MetricConfig
+from dml.evaluation.rerankings import evaluate_rerankings, make_rerankings
 from dml.ops.errors import InputError
 from dml.report.console import summary_table
-from dml.retrieval.reranking.gallery_comparison import Comparison, compare_among
-from dml.retrieval.reranking.k_reciprocal import KReciprocal
-from dml.retrieval.reranking.query_expansion import AlphaQueryExpansion
+from dml.retrieval.k_reciprocal import KReciprocal
+from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, compare_among
 
 CHOSEN: dict[str, Any] = {
     "rerankings": ["alpha_qe", "dba", ["dba", "alpha_qe"], "k_reciprocal"],

@@ -7,8 +7,8 @@ import torch
 
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.raw_comparison import PrincipalComponents, describe_best, evaluate_projections
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.metric import MetricConfig
+from dml.evaluation.raw_features import PrincipalComponents, describe_best, evaluate_projections
 
 CONFIG = MetricConfig(metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
 

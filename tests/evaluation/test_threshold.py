@@ -13,19 +13,27 @@ from sklearn.metrics import roc_auc_score
 
 from dml.data.table import ImageTable
 from dml.evaluation import evaluate
-from dml.evaluation.threshold.open_set import NearestItems, find_nearest, judge_nearest
-from dml.evaluation.threshold.stored_calibration import describe_choice, find_calibration
-from dml.evaluation.threshold.threshold_choice import (
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.threshold import (
+    NearestItems,
     ThresholdSettings,
     choose_threshold,
     compute_threshold_errors,
+    describe_choice,
+    evaluate_threshold,
+    find_calibration,
+    find_nearest,
+    judge_nearest,
     make_pairs,
 )
-from dml.evaluation.threshold.threshold_evaluation import evaluate_threshold
-from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.metrics.pair_calibration import compute_calibration_errors, fit_calibration
-from dml.metrics.pair_counts import LabelledPairs
-from dml.metrics.pair_verification import PairVerification, equal_error_rate, opis
+from dml.metrics.pairs import LabelledPairs
+from dml.metrics.verification import (
+    PairVerification,
+    compute_calibration_errors,
+    equal_error_rate,
+    fit_calibration,
+    opis,
+)
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.page import run_report

@@ -5,14 +5,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dml.evaluation.evaluator import Evaluator, Metrics
+from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import Kind
 from dml.evaluation.names import RERANKED
-from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.errors import InputError
-from dml.retrieval.reranking.database_augmentation import DatabaseAugmentation
-from dml.retrieval.reranking.gallery_comparison import Comparison, Reranker
-from dml.retrieval.reranking.k_reciprocal import KReciprocal
-from dml.retrieval.reranking.query_expansion import AlphaQueryExpansion
+from dml.retrieval.k_reciprocal import KReciprocal
+from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker
 
 STEPS: Mapping[str, Callable[..., Reranker]] = {
     "alpha_qe": AlphaQueryExpansion,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.evaluation import evaluate
-from dml.evaluation.further_rankings.fixed_neighbors import recall_among
+from dml.evaluation.fixed_neighbors import recall_among
 from dml.ops.errors import InputError
 
 

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.compression.measurement import CompressionRow, measure_compression, rank_positives
-from dml.evaluation.compression.vector_forms import choose_prefixes, take_prefix
+from dml.evaluation.compression import CompressionRow, choose_prefixes, measure_compression, rank_positives, take_prefix
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.metric import MetricConfig
 from dml.metrics.binary import map_at_r, recall_at_k
 from dml.ops.errors import InputError
 from dml.report.compression import format_cells, make_values, read_values
@@ -45,7 +44,7 @@ TABLES = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_rows_without_a_loss_have_the_metrics_of_the_evaluation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.evaluation.compression.measurement.TIMED_SECONDS", 0.0)
+    monkeypatch.setattr("dml.evaluation.compression.TIMED_SECONDS", 0.0)
     test = unit(2)
     rows = measure(TABLES[kind], test)
     expected = Evaluator(TABLES[kind], MetricConfig(metrics=("recall", "map@r"), recall_at=(1,)))(test)
