@@ -4,9 +4,10 @@ python scripts/audit_planted_errors.py dataset=emoji
 python scripts/audit_planted_errors.py dataset=csv dataset.root=grocery.csv transform.size=112
 
 Planted, with seeds 0, 1 and 2: 1, 5 and 10 % of the labels swapped; 50 copies of images under other names, stored as
-JPEG files of another quality and size, half of them in another split; 10 classes split into two at random; 10 pairs of
-classes merged. The data set itself stays as it is. What the audit finds in it without planted errors counts as a false
-alarm, and is printed first. It takes one to two minutes on two cores.
+JPEG files of another quality and size, half of them in another split; 50 crops of 60 to 90 % of the area, one in four
+mirrored, and of 35 to 60 %, stored the same way; 10 classes split into two at random; 10 pairs of classes merged. The
+data set itself stays as it is. What the audit finds in it without planted errors counts as a false alarm, and is
+printed first; so is what it finds in 27 classes of 12 images. It takes two to three minutes on two cores.
 """
 
 from dml.ops.process.signals import handle_signals
@@ -31,7 +32,7 @@ from dml.commands.data_jobs.audit_job import collect_images
 from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
 from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, take_readable
 from dml.data.image_files.images import read_image
-from dml.data.overview.picture_traits import HASH_BITS, measure_traits
+from dml.data.overview.picture_traits import SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import UNKNOWN, ImageTable
@@ -49,6 +50,8 @@ SEEDS = (0, 1, 2)
 SHARES = (0.01, 0.05, 0.1)
 COPIES = 50
 CLASSES = 10
+CROPS = ((0.6, 0.9), (0.35, 0.6))
+"""Smallest and largest shares of the area of crops."""
 LARGEST_SCALE, SMALLEST_SCALE = 0.9, 0.5
 BEST_QUALITY, WORST_QUALITY = 95, 40
 
@@ -66,15 +69,20 @@ def main(overrides: list[str]) -> None:
         images = collect_images(config, take_readable(table, checked), checked, folder, network, settings)
     clean = audit_images(images, settings)
     print("without planted errors:", ", ".join(f"{count_issue(clean, issue)} {issue}" for issue in ISSUES))
+    for seed in SEEDS:
+        few = audit_images(take_few(images, settings, network.embed(config, images.table, folder), seed), settings)
+        print("27 classes of 12 images:", ", ".join(f"{count_issue(few, issue)} {issue}" for issue in ISSUES))
     print("| planted | found of planted | all findings | precision | recall |\n| --- | --- | --- | --- | --- |")
-    copies = find_duplicate_pairs(images, settings).list_copies(images, settings)
+    copies = find_duplicate_pairs(images, settings).list_copies(len(images.table))
     for share in SHARES:
         results = [measure_swaps(images, copies, settings, share, seed) for seed in SEEDS]
         flagged, first, suggested = zip(*results, strict=True)
         print_row(f"{share:.0%} of labels swapped", [*flagged])
         print_row("the same, the first n of n planted", [*first])
         print_row("the found ones, with the true class suggested", [*suggested])
-    print_row(f"{COPIES} copies", [measure_copies(config, network, images, folder, settings, seed) for seed in SEEDS])
+    for area in (None, *CROPS):
+        name = f"{COPIES} copies" if area is None else f"{COPIES} crops of {area[0]:.0%} to {area[1]:.0%} of the area"
+        print_row(name, [measure_copies(config, network, images, folder, settings, seed, area) for seed in SEEDS])
     print_row(f"{CLASSES} classes split", [measure_split_classes(images, settings, seed) for seed in SEEDS])
     print_row(f"{CLASSES} pairs of classes merged", [measure_merged(images, settings, seed) for seed in SEEDS])
 
@@ -142,10 +150,11 @@ def measure_copies(
     folder: CacheFolder,
     settings: AuditSettings,
     seed: int,
+    area: tuple[float, float] | None = None,
 ) -> tuple[int, int, int]:
-    """Add copies of images -> the numbers of copies found, of copies, and of pairs found."""
+    """Add copies or crops of images -> the numbers of copies found, of copies, and of pairs found."""
     with tempfile.TemporaryDirectory(prefix="dml-audit-") as name:
-        rows, copies = write_copies(images.table, Path(name), seed)
+        rows, copies = write_copies(images.table, Path(name), seed, area)
         copy_features = network.embed(config, copies, CacheFolder(Path(name), name))
         features = torch.cat([network.embed(config, images.table, folder), copy_features])
         traits = torch.from_numpy(measure_traits(copies.paths.tolist(), processes=1, advance=lambda _: None))
@@ -157,8 +166,8 @@ def measure_copies(
     planted = AuditedImages(
         table=replace(images.table, **columns),
         embeddings=spread_embeddings(features, settings.components),
-        hashes=torch.cat([images.hashes, traits[:, :HASH_BITS]]),
-        contrasts=np.append(images.contrasts, traits[:, HASH_BITS].numpy()),
+        pictures=torch.cat([images.pictures, traits[:, :-1].reshape(-1, SIDE, SIDE)]),
+        contrasts=np.append(images.contrasts, traits[:, -1].numpy()),
         sizes=np.concatenate([images.sizes, np.array(sizes)]),
     )
     pairs = find_duplicate_pairs(planted, settings)
@@ -167,8 +176,10 @@ def measure_copies(
     return num_found, len(rows), len(report_duplicates(planted, pairs))
 
 
-def write_copies(table: ImageTable, folder: Path, seed: int) -> tuple[np.ndarray, ImageTable]:
-    """Write copies of images as JPEG files -> the rows of the images, and the table of the copies.
+def write_copies(
+    table: ImageTable, folder: Path, seed: int, area: tuple[float, float] | None
+) -> tuple[np.ndarray, ImageTable]:
+    """Write copies of images, or crops of a share of their area, as JPEG files -> the rows of the images, and a table.
 
     Every second copy is in another split than its image.
     """
@@ -178,6 +189,7 @@ def write_copies(table: ImageTable, folder: Path, seed: int) -> tuple[np.ndarray
     paths, split = [], []
     for number, row in enumerate(rows.tolist()):
         picture = Image.fromarray(read_image(table.paths[row]).permute(1, 2, 0).contiguous().numpy())
+        picture = picture if area is None else crop(picture, rng, rng.uniform(*area), mirrors=number % 4 == 3)
         scale = rng.uniform(SMALLEST_SCALE, LARGEST_SCALE)
         width, height = (max(1, round(scale * side)) for side in picture.size)
         paths.append(str(folder / f"copy{number:02}.jpg"))
@@ -187,6 +199,32 @@ def write_copies(table: ImageTable, folder: Path, seed: int) -> tuple[np.ndarray
         other_splits = [name for name in splits if name != table.split[row]]
         split.append(str(rng.choice(other_splits)) if other_splits and number % 2 else str(table.split[row]))
     return rows, replace(table.take(rows.astype(np.int64)), paths=np.array(paths), split=np.array(split))
+
+
+def crop(picture: Image.Image, rng: np.random.Generator, area: float, *, mirrors: bool) -> Image.Image:
+    """Take a part of a picture, of up to 1.15 times other proportions."""
+    ratio = np.exp(rng.uniform(-np.log(1.15), np.log(1.15)))
+    width = min(picture.width, round(picture.width * np.sqrt(area * ratio)))
+    height = min(picture.height, round(picture.height * np.sqrt(area / ratio)))
+    left, top = rng.integers(0, picture.width - width + 1), rng.integers(0, picture.height - height + 1)
+    part = picture.crop((int(left), int(top), int(left) + width, int(top) + height))
+    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrors else part
+
+
+def take_few(images: AuditedImages, settings: AuditSettings, features: torch.Tensor, seed: int) -> AuditedImages:
+    """Draw 12 images of each of 27 classes that have as many."""
+    rng = np.random.default_rng((seed, 5))
+    classes, sizes = np.unique(images.labels[images.labels != UNKNOWN], return_counts=True)
+    chosen = rng.choice(classes[sizes >= 12], min(27, int((sizes >= 12).sum())), replace=False).tolist()
+    drawn = [rng.choice(np.flatnonzero(images.labels == label), 12, replace=False) for label in chosen]
+    rows = np.sort(np.concatenate(drawn or [np.arange(2)]))
+    return AuditedImages(
+        table=images.table.take(rows),
+        embeddings=spread_embeddings(features[torch.from_numpy(rows)], settings.components),
+        pictures=images.pictures[torch.from_numpy(rows)],
+        contrasts=images.contrasts[rows],
+        sizes=images.sizes[rows],
+    )
 
 
 def measure_split_classes(images: AuditedImages, settings: AuditSettings, seed: int) -> tuple[int, int, int]:
@@ -201,7 +239,7 @@ def measure_split_classes(images: AuditedImages, settings: AuditSettings, seed: 
         labels[rows[: len(rows) // 2]] = new
         pairs.add(frozenset({str(label), str(new)}))
     planted = with_labels(images, labels)
-    findings = report_mixed_classes(planted, find_neighbors(planted, settings)[0], settings)
+    findings = report_mixed_classes(planted, find_neighbors(planted, settings)[0], [()] * len(labels), settings)
     found_pairs = {frozenset({finding.label, finding.other_label}) for finding in findings}
     return len(pairs & found_pairs), len(pairs), count_issue(findings, MIXED_CLASSES)
 

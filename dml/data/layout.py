@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from dml.data.image_files.limits import read_list_bytes
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -23,7 +26,7 @@ BINARY_KINDS = {
     b"\xfd7zXZ\x00": "an xz file; unpack it",
     b"\x28\xb5\x2f\xfd": "a Zstandard file; unpack it",
     b"PK\x03\x04": "a zip file or a spreadsheet; unpack it, or save the spreadsheet as .csv",
-    b"PAR1\x15": "a Parquet file; store it as .csv",
+    b"PAR1\x15": "a Parquet file; name it .parquet",
 }
 """What a file that isn't text is, and what to do with it, by its first bytes."""
 
@@ -147,6 +150,8 @@ def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
 def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of the header of a .csv file, and then of each line that isn't empty.
 
+    The first row of a .parquet file is line 2.
+
     The separator is the one of `SEPARATORS` that is most frequent in the header. Lines may end in any way; within
     quotes, the characters of a line end are part of the cell.
 
@@ -158,6 +163,9 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
         ListError: if the file isn't text in this encoding.
         InputError: if quotes are misplaced, or for the reasons of `read_list_lines`.
     """
+    if path.suffix.lower() == ".parquet":
+        yield from enumerate(_read_parquet_rows(path), 1)
+        return
     lines = io.StringIO(_read_list_text(path, encoding), newline="").readlines() or [""]
     reader = csv.reader(lines, delimiter=max(SEPARATORS, key=lines[0].count), strict=True)
     try:
@@ -167,6 +175,18 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
                 yield reader.line_num, row
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _read_parquet_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the names of the columns of a .parquet file that hold no lists, and then the texts of each row."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(read_list_bytes(path)))
+        table = file.read([field.name for field in file.schema_arrow if not pa.types.is_nested(field.type)])
+        columns = [column.cast(pa.string()).fill_null("").to_pylist() for column in table.columns]
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: not a Parquet file of texts ({' '.join(str(error).split())})") from error
+    yield table.column_names
+    yield from map(list, zip(*columns, strict=True))
 
 
 def _read_list_text(path: Path, encoding: str) -> str:

@@ -17,7 +17,7 @@ from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.inference.embedder import REMEDY
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.image_inputs import check_readable
+from dml.inference.image_inputs import check_readable, to_vectors, unpack_paths
 from dml.inference.index_folder import (
     DESCRIPTION,
     FORMAT,
@@ -40,6 +40,8 @@ from dml.retrieval.vector_index import EXACT, VectorIndex
 
 UNIT_TOLERANCE = 1e-5
 """Difference of a vector's length from 1 that comes from rounding."""
+
+DEFAULT_NEIGHBORS = 10
 
 MOST_TRAINING_VECTORS = 100_000
 """The largest number of vectors that an approximate index is trained with."""
@@ -78,7 +80,7 @@ class Index:
 
         Args:
             model: model that embeds images.
-            source: folder of images, .csv file as ``dataset=csv`` reads it, paths of images, or an `ImageTable`.
+            source: folder of images, list of them (.csv, .tsv, .txt or .parquet), paths of images, or an `ImageTable`.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
                 "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbours.
             parameters: search parameters of an approximate index, such as "nprobe=32".
@@ -133,7 +135,7 @@ class Index:
             return None
         return calibration if calibration is None or share is None else replace(calibration, prior=share)
 
-    def search(self, images: Any, k: int = 10) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
+    def search(self, images: Any, k: int | None = None) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         """Find the images that are most similar to each query -> scores (Q, k) and paths (Q, k), best first.
 
         A score is the cosine similarity, or the negative distance in the model's Poincare ball; in an index with a PCA,
@@ -142,9 +144,9 @@ class Index:
         index. Where an approximate index finds fewer than k, the path is an empty string and the score -inf.
 
         Args:
-            images: queries, as `ImageEmbedder.embed` takes them; or their vectors, an array (Q, D) of floats, which are
-                L2-normalised, or points of the model's Poincare ball.
-            k: number of neighbours.
+            images: queries, as `ImageEmbedder.embed` takes them; or their vectors (Q, D), an array, a tensor or lists,
+                which are L2-normalised, or points of the model's Poincare ball.
+            k: number of neighbours; None takes 10, or all of a smaller index.
 
         Raises:
             InputError: if ``k`` is not between 1 and the number of images, or vectors have another size or are outside
@@ -154,14 +156,16 @@ class Index:
         scores, positions = self.search_positions(images, k)
         return scores, np.where(positions < 0, "", self.items.paths[positions]).astype(np.str_)
 
-    def search_positions(self, images: Any, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def search_positions(self, images: Any, k: int | None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Do the work of `search` -> scores (Q, k), and positions (Q, k) in ``items``; -1 for none."""
         if not len(self):
             raise InputError("the index is empty; dml index, or dml.Index.add, puts images into it")
+        k = min(DEFAULT_NEIGHBORS, len(self)) if k is None else k
         if not isinstance(k, Integral) or not 1 <= k <= len(self):
             raise InputError(f"k={k}: the index holds {len(self)} images; k is from 1 to that number")
+        images = to_vectors(images)
         is_vectors = isinstance(images, np.ndarray) and images.dtype.kind == "f"
-        queries = np.atleast_2d(images).astype(np.float32) if is_vectors else self._embed_queries(images)
+        queries = np.atleast_2d(images) if is_vectors else self._embed_queries(images)
         if queries.ndim != 2 or queries.shape[1] != self.model.dimension:
             raise InputError(
                 f"vectors of shape {queries.shape}: the index has vectors of {self.model.dimension} dimensions"
@@ -253,7 +257,7 @@ class Index:
         Raises:
             InputError: if a path isn't in the index, or this kind of index can't remove vectors.
         """
-        removed = {*map(absolute_path, [paths] if isinstance(paths, str | Path) else paths)}
+        removed = {*map(absolute_path, [paths] if isinstance(paths, str | Path) else unpack_paths(paths))}
         is_removed = np.array([path in removed for path in self.items.absolute_paths()], dtype=bool)
         unknown = sorted(removed - set(self.items.take(is_removed).absolute_paths()))
         if unknown:

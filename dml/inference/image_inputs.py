@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dml.data.image_files.decoding import PixelValueError, decode_opened
+from dml.data.image_files.decoding import PixelValueError, decode_opened, flatten
 from dml.data.image_files.images import ImageFile, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.data.image_listing import list_images
+from dml.data.layout import name_similar, read_list_lines
+from dml.data.names import compose_name
+from dml.data.readers import csv
 from dml.data.transforms import Pipeline
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -24,25 +28,34 @@ from dml.ops.filesystem.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
+LISTS = (".csv", ".tsv", ".txt", ".parquet")
+"""The endings of the files that list images."""
+
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
-"""A path, a PIL image, or pixels: an array (H, W, 3) or (H, W) uint8, or a tensor (3, H, W) uint8."""
+"""A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
+
+The C channels of an array are grey, grey and alpha, RGB, or RGB and alpha.
+"""
+
+
+def unpack_paths(paths: Any) -> Any:
+    """Return the paths in an array of texts, of any shape, as a list; everything else as it is."""
+    return paths.reshape(-1).tolist() if isinstance(paths, np.ndarray) and paths.dtype.kind in "OU" else paths
 
 
 def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
-    """List the images that a user names: one image, several of them, or a folder.
+    """List the images that a user names: one image, several of them, a folder or a list.
 
     Args:
         images: an image, a sequence of images, or the path of a folder, which stands for all images in it and in the
-            folders below it, sorted by path.
+            folders below it, sorted by path, or of a list, see `list_named_images`.
 
     Raises:
         InputError: if there is no image.
     """
-    if isinstance(images, np.ndarray) and images.dtype.kind == "U":
-        images = images.reshape(-1).tolist()  # paths, as an index's search returns them
+    images = unpack_paths(images)
     if isinstance(images, str | Path):
-        path = expand_home(images)
-        listed: list[ImageInput] = [*list_images(path)] if os.path.isdir(path) else [images]
+        listed: list[ImageInput] = [*list_named_images(images)[0]]
     elif isinstance(images, Image.Image | np.ndarray | Tensor):
         # a batch of pixels holds one image for each index of its first dimension
         listed = [images] if isinstance(images, Image.Image) or images.ndim < 4 else [*images]
@@ -53,6 +66,57 @@ def list_inputs(images: ImageInput | Iterable[ImageInput]) -> list[ImageInput]:
     if not listed:
         raise InputError("images: there is none; give paths, PIL images, arrays or a folder of images")
     return listed
+
+
+def list_named_images(path: str | Path) -> tuple[list[str], list[str]]:
+    """List the images that a path names -> their paths, and the names of their classes.
+
+    The class of an image in a folder is the folder that holds it, relative to the whole folder. A list has a column
+    ``path`` and perhaps ``label``, as ``dataset=csv`` reads it, or is a .txt file with a path in each line; without
+    classes, their names are empty.
+
+    Args:
+        path: path of a folder, of a list that ends with one of `LISTS`, or of an image.
+
+    Raises:
+        InputError: if there is no such list, or it can't be read.
+    """
+    if path == Path():
+        raise InputError("images: Path('') stands for the whole working folder; give '.' if you mean that")
+    place = expand_home(path)
+    if os.path.isdir(place):
+        paths = list_images(place)
+        parents = (os.path.relpath(os.path.dirname(image), place) for image in paths)
+        return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
+    ending = place.suffix.lower()
+    if ending not in LISTS:
+        return [str(place)], [""]
+    if not os.path.exists(place):
+        raise InputError(
+            f"{printable(place)}: no such file{name_similar(place)}; give images, a list or folder of them"
+        )
+    if ending == ".txt" and "path" not in re.split(r"[,;\t]", (lines := read_list_lines(place))[0]):
+        paths = [str(place.parent / expand_home(line.strip())) for line in lines if line.strip()]
+        return paths, [""] * len(paths)
+    table = csv.read_listed(place)
+    return table.paths.tolist(), [table.name_class(label) for label in table.labels[:, 0].tolist()]
+
+
+def to_vectors(values: Any) -> Any:
+    """Return vectors, numbers in a tensor or in nested lists, as an array of floats; everything else as it is."""
+    if isinstance(values, Tensor) and values.is_floating_point():
+        return values.float().numpy(force=True)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        return values.astype(np.float32)
+    if not isinstance(values, list | tuple) or not values:
+        return values
+    rows = [to_vectors(row) for row in values]
+    if not all(isinstance(row, float | int | np.floating) or getattr(row, "dtype", None) == np.float32 for row in rows):
+        return values
+    try:
+        return np.array(rows, np.float32)
+    except ValueError as error:
+        raise InputError("vectors: they have different sizes") from error
 
 
 def check_readable(readable: int, images: int) -> None:
@@ -112,7 +176,7 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
         if not (image.width and image.height):
             raise InputError(f"{name}: an image of {image.width} x {image.height} pixels; expected at least 1 x 1")
         try:
-            return torch.from_numpy(decode_opened(image, logger.warning, in_place=False)).permute(2, 0, 1)
+            return torch.from_numpy(decode_opened(image, logger.warning, limits.color, in_place=False)).permute(2, 0, 1)
         # Pillow decodes a file when its pixels are needed; a ValueError tells that it can't convert a mode
         except (OSError, PixelValueError, ValueError) as error:
             raise UnreadableImageError(f"{name}: cannot be decoded ({error})") from error
@@ -121,9 +185,11 @@ def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> 
             return image
         raise InputError(f"{name}: a tensor {tuple(image.shape)} of {image.dtype}; expected (3, H, W) of torch.uint8")
     if isinstance(image, np.ndarray):
-        is_image = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3))
-        if image.dtype == np.uint8 and is_image and image.size:
-            pixels = image if image.ndim == 3 else image[:, :, None]
-            return torch.from_numpy(np.repeat(pixels, 3 // pixels.shape[2], axis=2)).permute(2, 0, 1)
-        raise InputError(f"{name}: an array {image.shape} of {image.dtype}; expected (H, W, 3) or (H, W) of uint8")
+        channels = image.shape[2:] if image.ndim > 1 else None
+        if image.dtype == np.uint8 and channels in ((), (1,), (2,), (3,), (4,)) and image.size:
+            picture = Image.fromarray(np.ascontiguousarray(image.squeeze(2) if channels == (1,) else image))
+            return torch.from_numpy(flatten(picture, limits.color)).permute(2, 0, 1)
+        raise InputError(
+            f"{name}: an array {image.shape} of {image.dtype}; expected (H, W, 3) or (H, W) of uint8, or with alpha"
+        )
     raise InputError(f"{name}: {printable(type(image).__name__)}; expected a path, a PIL image, an array or a tensor")

@@ -1,6 +1,5 @@
 """The images in an index: their ids, paths and labels."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,19 +12,18 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dml.data.image_files.contents import MISSING, read_stamps
-from dml.data.image_listing import list_images
 from dml.data.layout import name_similar
-from dml.data.names import check_paths, compose_name
-from dml.data.readers import csv
+from dml.data.names import check_paths
 from dml.data.table import ImageTable
+from dml.inference.image_inputs import list_named_images, unpack_paths
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import absolute_path, expand_home
 
 Source = str | Path | Sequence[str | Path] | ImageTable
-"""A folder of images, a .csv file, paths, or a table."""
+"""A folder of images, a list of them, paths, or a table."""
 
-SOURCES = "a folder of images, a .csv file, paths, or an ImageTable"
+SOURCES = "a folder of images, a list of them (.csv, .txt or .parquet), paths, or an ImageTable"
 
 
 @dataclass(frozen=True)
@@ -130,16 +128,16 @@ def _as_objects(texts: Iterable[str]) -> NDArray[np.object_]:
 
 
 def list_source(source: Source) -> tuple[list[str], list[str]]:
-    """List the images of a source -> their paths, and the names of their classes.
-
-    The class of an image in a folder is the folder that holds it, relative to the whole folder.
+    """List the images of a source -> their paths, and the names of their classes; empty names where none is known.
 
     Args:
-        source: folder of images; .csv file as ``dataset=csv`` reads it without options; paths of images; or a table.
+        source: folder of images or a list of them, see `dml.inference.image_inputs.list_named_images`; paths of images;
+            or a table.
 
     Raises:
         InputError: if there is no image, the file can't be read, or a path isn't UTF-8, as the written files are.
     """
+    source = unpack_paths(source)
     if not isinstance(source, str | Path | ImageTable | Iterable):
         raise InputError(f"images: {printable(type(source).__name__)}; expected {SOURCES}")
     paths, names = _list_images_and_classes(source)
@@ -151,23 +149,11 @@ def list_source(source: Source) -> tuple[list[str], list[str]]:
 
 def _list_images_and_classes(source: Source) -> tuple[list[str], list[str]]:
     if isinstance(source, ImageTable):
-        names = (
-            source.names[0] if source.names else tuple(map(str, range(int(source.labels[:, 0].max(initial=-1)) + 1)))
-        )
-        return source.paths.tolist(), [names[label] for label in source.labels[:, 0].tolist()]
+        return source.paths.tolist(), [source.name_class(label) for label in source.labels[:, 0].tolist()]
     if not isinstance(source, str | Path):
         paths = [str(expand_home(path)) for path in source]
         return paths, [""] * len(paths)
     path = expand_home(source)
-    if os.path.isdir(path):
-        paths = list_images(path)
-        parents = (os.path.relpath(os.path.dirname(image), path) for image in paths)
-        return paths, ["" if parent == "." else compose_name(parent) for parent in parents]
-    if path.suffix.lower() in (".csv", ".tsv", ".txt"):
-        if not os.path.exists(path):
-            similar = name_similar(path)
-            raise InputError(f"{printable(path)}: no such file{similar}; give a .csv file or a folder of images")
-        return _list_images_and_classes(csv.read_listed(path))
     if read_stamps([str(path)])[0, 0] == MISSING[0]:
-        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a folder or a .csv file")
-    return [str(path)], [""]
+        raise InputError(f"{printable(path)}: no such file{name_similar(path)}; give images, a list or folder of them")
+    return list_named_images(source)

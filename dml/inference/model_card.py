@@ -102,6 +102,7 @@ def _list_facts(embedder: Embedder, license_id: str | None) -> Iterable[tuple[st
     yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
     yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
     yield "input", f"RGB images of any size, {_describe_input(embedder)}"
+    yield "background of transparent images", settings.limits.background
     yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
     yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
     yield "steps", str(training.get("step", "unknown"))

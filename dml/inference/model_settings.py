@@ -66,7 +66,7 @@ class ModelSettings:
 
     @property
     def limits(self) -> ImageLimits:
-        """The largest image that is read, ``data.max_pixels`` and so on."""
+        """How images are read, ``data.max_pixels``, ``data.background`` and so on."""
         return ImageLimits.from_settings(self.config["data"])
 
     @property
@@ -86,7 +86,10 @@ class ModelSettings:
         ball = self.ball
         geometry = {"geometry": ball._asdict()} if ball else {}
         views = {"views": self.views} if self.views > 1 else {}
-        return {"model": _without_weights(model), "transform": self.config["transform"]["test"], **geometry, **views}
+        color = self.limits.color
+        background = {"background": color} if color != ImageLimits().color else {}
+        test = {"transform": self.config["transform"]["test"]}
+        return {"model": _without_weights(model), **test, **geometry, **views, **background}
 
     @property
     def ball(self) -> Ball | None:

@@ -14,6 +14,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +23,7 @@ from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.data.image_files.images import UnreadableImageError
+from dml.data.readers import csv, folder
 from dml.data.table import ImageTable
 from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
@@ -94,6 +97,171 @@ def test_a_csv_and_a_table_make_the_same_index(model: ImageEmbedder, photos: Pat
     assert dml.Index.build(model, paths).items.labels.tolist() == [""] * 12
 
 
+def _write_list(file: Path, photos: Path, images: list[str]) -> Path:
+    """Write a list of images without classes, relative to its folder, in the format that its name ends with."""
+    shutil.copytree(photos, file.parent, dirs_exist_ok=True)
+    if file.suffix == ".parquet":
+        pq.write_table(pa.table({"path": images, "vector": [[0.5]] * len(images), "width": [24] * len(images)}), file)
+    else:
+        header = {".csv": ["path"], ".tsv": ["id\tpath"], ".txt": []}[file.suffix]
+        file.write_text("\n".join([*header, *("7\t" * (file.suffix == ".tsv") + image for image in images)]))
+    return file
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.tsv", "list.txt", "LIST.TXT", "list.parquet"])
+def test_a_list_needs_no_classes(model: ImageEmbedder, photos: Path, tmp_path: Path, name: str) -> None:
+    images = ["dogs/07.png", "cats/01.png"]
+    file = _write_list(tmp_path / name.lower(), photos, images).rename(tmp_path / name)
+    index = dml.Index.build(model, file)
+    assert index.items.paths.tolist() == [f"{tmp_path}/{image}" for image in images]
+    assert index.items.labels.tolist() == ["", ""]
+    np.testing.assert_array_equal(model.embed(str(file)), model.embed([tmp_path / image for image in images]))
+    np.testing.assert_array_equal(index.search(file, k=1)[1][:, 0], index.items.paths)
+
+
+def test_a_parquet_list_may_have_classes(model: ImageEmbedder, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path, dirs_exist_ok=True)
+    pq.write_table(pa.table({"label": [3, 5], "path": ["dogs/07.png", "cats/01.png"]}), tmp_path / "list.parquet")
+    assert list_source(tmp_path / "list.parquet") == (
+        [f"{tmp_path}/dogs/07.png", f"{tmp_path}/cats/01.png"],
+        ["3", "5"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.csv", b"path,class\n1.jpg,x\n", "no column 'label' among 'path', 'class'; rename class to label"),
+        ("a.csv", b"path,lable\n1.jpg,x\n", "unknown column 'lable', is it 'label'"),
+        ("a.csv", b"path\n1,2.jpg\n", "line 2: 2 cells, the header has 1"),
+        ("a.csv", b"1.jpg\n2.jpg\n", "no column 'path' among '1.jpg'"),
+        ("a.txt", b"1.jpg\nhttps://a.org/2.jpg\n", "https://a.org/2.jpg: a URL; only files can be read"),
+        ("a.txt", b"\n", "images: there is none"),
+        ("a.parquet", b"path\n1.jpg\n", "a.parquet: not a Parquet file"),
+    ],
+)
+def test_mistakes_in_a_list_are_one_line(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=line) as raised:
+        list_source(tmp_path / name)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_training_needs_classes(tmp_path: Path) -> None:
+    for name, content in (("a.csv", "path\n1.jpg\n"), ("a.txt", "1.jpg\n2.jpg\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(InputError, match=r"line 1: no column .* which holds the columns path and label"):
+            csv.read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://a.org/1.jpg", "http://a.org", "s3://a/b", "gs://a/b.png", "hf://a/b", "file:///a.jpg", "HTTPS://A.ORG/1"],
+)
+def test_urls_are_named(index: dml.Index, model: ImageEmbedder, url: str) -> None:
+    for images in (url, [url], Path(url), np.array([url])):
+        for take in (model.embed, index.search, list_source):
+            with pytest.raises(InputError, match=r"(?i)^[a-z0-9]+:/.*: a URL; only files can be read, so download it"):
+                take(images)
+    with pytest.raises(InputError, match="a URL; only files can be read"):
+        folder.read(url)
+
+
+def test_an_empty_path_is_not_the_working_folder(index: dml.Index, model: ImageEmbedder) -> None:
+    for take in (model.embed, index.search, list_source, folder.read):
+        with pytest.raises(
+            InputError, match=r"an empty path: give that of a file or folder, or \. for the working folder"
+        ):
+            take("")
+    for take in (model.embed, index.search, list_source):
+        with pytest.raises(InputError, match=r"stands for the whole working folder; give '\.' if you mean that"):
+            take(Path(""))
+
+
+def test_by_default_a_small_index_gives_all_that_it_has(model: ImageEmbedder, photos: Path) -> None:
+    index = dml.Index.build(model, sorted(photos.rglob("*.png"))[:3])
+    assert index.search(photos)[1].shape == (12, 3)
+    assert dml.Index.build(model, photos).search(photos)[1].shape == (12, 10)
+
+
+def test_paths_may_stand_in_arrays(index: dml.Index, model: ImageEmbedder) -> None:
+    paths = index.items.paths[:4]
+    assert paths.dtype == object
+    expected = model.embed(paths.tolist())
+    for images in (paths, paths.astype(str), paths.reshape(2, 2), [*map(Path, paths)], map(Path, paths)):
+        np.testing.assert_array_equal(model.embed(images), expected)
+    np.testing.assert_array_equal(index.search(paths, k=1)[1][:, 0], paths.astype(str))
+    other = dml.Index.build(model, paths.reshape(2, 2))
+    assert other.remove(paths[:2]) == 2
+    assert other.upsert(paths) == 4
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        torch.from_numpy,
+        lambda vectors: torch.from_numpy(vectors).double().requires_grad_(),
+        lambda vectors: vectors.astype(np.float16).astype(np.float64),
+        np.ndarray.tolist,
+        lambda vectors: tuple(map(tuple, vectors)),
+        lambda vectors: [*vectors],
+        lambda vectors: [*torch.from_numpy(vectors)],
+    ],
+)
+def test_vectors_may_be_tensors_and_lists(index: dml.Index, model: ImageEmbedder, photos: Path, convert: Any) -> None:
+    vectors = model.embed(photos).astype(np.float16).astype(np.float32)
+    expected = index.search(vectors, k=3)[0]
+    np.testing.assert_array_equal(index.search(convert(vectors), k=3)[0], expected)
+    np.testing.assert_allclose(index.search(convert(vectors)[0], k=3)[0], expected[:1], atol=1e-6)
+
+
+def test_vectors_of_different_sizes_are_named(index: dml.Index) -> None:
+    with pytest.raises(InputError, match="vectors: they have different sizes"):
+        index.search([[0.5] * 8, [0.5] * 7])
+    assert index.search([[1, 0, 0, 0, 0, 0, 0, 0]], k=1)[0].shape == (1, 1)
+
+
+def test_what_a_transparent_ground_hides_makes_no_difference(model: ImageEmbedder, tmp_path: Path) -> None:
+    """The same drawing as a file, as an image of Pillow, and as an array, with other colors where it is transparent."""
+    alpha = np.zeros((28, 28), np.uint8)
+    alpha[4:20, 6:12] = 255
+    images: list[Any] = []
+    for hidden in (0, 77):
+        grey = np.where(alpha > 0, 30, hidden).astype(np.uint8)
+        images += [
+            np.dstack([grey, grey, grey, alpha]),
+            np.dstack([grey, alpha]),
+            Image.fromarray(np.dstack([grey, alpha])),
+        ]
+        images[-1].save(tmp_path / f"{hidden}.png")
+        images.append(tmp_path / f"{hidden}.png")
+    shown = model.preprocess(np.where(alpha > 0, 30, 255).astype(np.uint8)[..., None])
+    for image in images:
+        assert torch.equal(model.preprocess(image), shown)
+    moved = np.dstack([images[1][..., 0], np.roll(alpha, 5)])
+    assert not np.array_equal(model.embed([moved]), model.embed(images[:1]))
+
+
+def test_the_background_is_a_part_of_the_model(model: ImageEmbedder, photos: Path) -> None:
+    data = SETTINGS.config["data"]
+    models = {
+        name: ImageEmbedder(
+            model.model, replace(SETTINGS, config={**SETTINGS.config, "data": data | {"background": name}})
+        )
+        for name in ("white", "#ffffff", "black", "none")
+    }
+    assert (
+        models["white"].fingerprint == models["#ffffff"].fingerprint == model.fingerprint
+    )  # as those of older versions
+    assert len({made.fingerprint for made in models.values()}) == 3
+    clear = np.zeros((28, 28, 4), np.uint8)
+    white, black = (models[name].embed([clear]) for name in ("white", "black"))
+    np.testing.assert_array_equal(black, models["none"].embed([clear]))
+    np.testing.assert_array_equal(white, model.embed([np.full((28, 28, 3), 255, np.uint8)]))
+    assert not np.array_equal(white, black)
+    assert ImageSearch(dml.Index.build(models["black"], photos)).limits.color == (0, 0, 0)  # for uploads too
+
+
 @pytest.mark.parametrize("split", ["test", "train", "gallery", "val"])
 def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Path, split: str) -> None:
     lines = [f"{path.relative_to(photos)},{path.parent.name},{split}" for path in sorted(photos.rglob("*.png"))]
@@ -115,7 +283,7 @@ def test_a_csv_of_one_split_is_a_list_of_images(model: ImageEmbedder, photos: Pa
             "columns path and label (or level0, level1... from fine to coarse), and perhaps split (docs/own_data.md)",
         ),
         ("path,label\n1.jpg,Zo\xeb\n", "list.csv: not in UTF-8, it seems to be in cp1252; store it in UTF-8"),
-        ("", "lists.csv: no such file, but there is {folder}/list.csv; give a .csv file or a folder of images"),
+        ("", "lists.csv: no such file, but there is {folder}/list.csv; give images, a list or folder of them"),
     ],
 )
 def test_a_csv_that_cannot_be_read_has_a_remedy_that_needs_no_option(tmp_path: Path, lines: str, line: str) -> None:
@@ -486,7 +654,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         index.search(np.eye(2, 8, k=-1), k=1)
     with pytest.raises(InputError, match="given 2 times"):
         dml.Index.build(model, [image, image])
-    with pytest.raises(InputError, match=r"images: there is none; give a folder of images, a \.csv file, paths, or an"):
+    with pytest.raises(InputError, match=r"images: there is none; give a folder of images, a list of them"):
         dml.Index.build(model, [])
     for source, line in [
         (None, "images: NoneType; expected a folder of images"),
@@ -506,7 +674,7 @@ def test_mistakes_are_named(index: dml.Index, model: ImageEmbedder, photos: Path
         dml.Index.build(model, photos, parameters="nprobe=4")
     with pytest.raises(InputError, match=r"factory=IVF64,Flat: 64 cells for 12 vectors"):
         dml.Index.build(model, photos, factory="IVF64,Flat")
-    with pytest.raises(InputError, match=r"gone\.png: no such file; give images, a folder or a \.csv file"):
+    with pytest.raises(InputError, match=r"gone\.png: no such file; give images, a list or folder of them"):
         dml.Index.build(model, tmp_path / "gone.png", on_corrupt="skip")
     with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
         dml.Index.build(model, [tmp_path / "gone.png"], on_corrupt="skip")

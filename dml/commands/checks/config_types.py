@@ -31,6 +31,7 @@ OWN_KEYS: dict[str, Any] = {
     "data.eval_batch_size": int,
     "data.max_image_bytes": int,
     "data.max_pixels": int,
+    "data.background": str,
     "data.check_images": int,
     "data.max_list_bytes": int,
     "data.on_corrupt": Literal["raise", "skip"],

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
 from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
 from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview.picture_traits import FORMAT, HASH_BITS, measure_traits
+from dml.data.overview.picture_traits import FORMAT, SIDE, measure_traits
 from dml.data.overview.split_changes import find_base_folder, make_relative
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
@@ -32,7 +31,6 @@ from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.filesystem.files import write_text
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.libraries.extras import check_installed
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
 from dml.report.audit import MOST_SHOWN, AuditReport
@@ -48,10 +46,9 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
     """Write what may be wrong with a data set, as a page and as a CSV file that corrections are read from.
 
     Raises:
-        InputError: if a library is missing, an option can't be used, the network can't be had, the data set has a
+        InputError: if an option can't be used, the network can't be had, the data set has a
             fault or fewer than two images that can be read, or another process prepares the data set.
     """
-    check_installed("cleanlab", "imagehash", extra="audit")
     settings: AuditSettings = build(config.audit)
     if isinstance(config.shown, bool) or not isinstance(config.shown, int) or not 1 <= config.shown <= MOST_SHOWN:
         raise InputError(f"shown={config.shown}: a whole number from 1 to {MOST_SHOWN}")
@@ -92,7 +89,7 @@ def collect_images(
     network: AuditNetwork,
     settings: AuditSettings,
 ) -> AuditedImages:
-    """Embed the images of all splits, each once, and compute their hashes; both are kept in the cache folder.
+    """Embed the images of all splits, each once, and scale them down; both are kept in the cache folder.
 
     Args:
         config: configuration of the command.
@@ -116,8 +113,8 @@ def collect_images(
     return AuditedImages(
         table=table,
         embeddings=spread_embeddings(features, settings.components),
-        hashes=traits[:, :HASH_BITS],
-        contrasts=traits[:, HASH_BITS].numpy(),
+        pictures=traits[:, :-1].reshape(-1, SIDE, SIDE),
+        contrasts=traits[:, -1].numpy(),
         sizes=np.array(sizes, dtype=np.int64),
     )
 
@@ -137,19 +134,20 @@ def _choose_rows(table: ImageTable) -> np.ndarray[tuple[int, ...], np.dtype[np.i
 
 
 def _load_traits(config: DictConfig, table: ImageTable, folder: CacheFolder) -> Tensor:
-    """Return the traits (N, 257) of the images, computed once for each state of the files."""
+    """Return the traits (N, 1025) of the images, computed once for each state of the files."""
+    limits = ImageLimits.from_settings(config.data)
 
     def compute(images: ImageTable, _names: object) -> tuple[dict[str, Tensor], Tensor]:
-        with progress_bar("hashed", len(images)) as advance:
+        with progress_bar("scaled down", len(images)) as advance:
             traits = measure_traits(
                 images.paths.tolist(),
                 processes=choose_processes(config.processes),
                 advance=advance,
-                limits=ImageLimits.from_settings(config.data),
+                limits=limits,
             )
         return {"traits": torch.from_numpy(traits)}, torch.arange(len(images))
 
-    settings = {"traits": {"format": FORMAT, "imagehash": version("imagehash")}}
+    settings = {"traits": {"format": FORMAT, "background": limits.color}}
     return FeatureCache(folder, warn).load(table, nn.Identity(), settings, compute)["traits"]
 
 

@@ -17,6 +17,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile as OpenedImage
 
 Pixels = npt.NDArray[np.uint8]
+Color = tuple[int, ...]
+"""Red, green and blue, from 0 to 255."""
 
 MAKE_UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     2: np.fliplr,
@@ -149,31 +151,38 @@ def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImag
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def decode_with_pillow(content: bytes, check_size: Callable[[int, int], None], warn: Callable[[str], None]) -> Pixels:
+def decode_with_pillow(
+    content: bytes, check_size: Callable[[int, int], None], warn: Callable[[str], None], background: Color | None
+) -> Pixels:
     """Decode an image and turn it upright.
 
     Args:
         content: the bytes of the image file.
         check_size: function that is called with height and width as stored, before the image is decoded.
         warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
+        background: color behind transparent pixels, see `flatten`.
     """
     with _open_with_pillow(content, warn) as image:
         check_size(image.height, image.width)
-        return decode_opened(image, warn)
+        return decode_opened(image, warn, background)
 
 
-def decode_opened(image: Image.Image, warn: Callable[[str], None], *, in_place: bool = True) -> Pixels:
+def decode_opened(
+    image: Image.Image, warn: Callable[[str], None], background: Color | None, *, in_place: bool = True
+) -> Pixels:
     """Decode an image that Pillow has opened, and turn it upright. -> (H, W, 3)
 
     Args:
         image: image of any of Pillow's modes.
         warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
+        background: color behind transparent pixels, see `flatten`.
         in_place: whether the image itself may be turned, which saves a copy.
 
     Raises:
         PixelValueError: if it isn't clear which of the values is black and which is white.
     """
-    is_wide = ";16" in str(getattr(image, "tile", ""))  # of the two bytes a channel, Pillow keeps the upper one
+    tile, file_format = str(getattr(image, "tile", "")), image.format
+    is_wide = ";16" in tile  # of the two bytes a channel, Pillow keeps the upper one
     stated_bits = getattr(image, "tag_v2", {}).get(ExifTags.Base.BitsPerSample, (16,))[0]
     if not in_place:
         image = image.copy()  # which lacks what the lines above read
@@ -181,17 +190,45 @@ def decode_opened(image: Image.Image, warn: Callable[[str], None], *, in_place: 
     image.load()
     _read_exif(image, warn)  # Pillow keeps it for the next line, which doesn't warn again
     ImageOps.exif_transpose(image, in_place=True)  # otherwise an image that is upright already would be copied
+    key = upright.info.get("transparency")  # the color, or the entries of the palette, that are transparent
     if upright.mode.startswith(("I", "F")):  # Pillow would clip these grey values instead of scaling them
-        upright = Image.fromarray(_scale_to_bytes(np.asarray(upright), stated_bits))
+        values = np.asarray(upright)
+        upright = Image.fromarray(_scale_to_bytes(values, stated_bits))
+        if key is not None:
+            upright.putalpha(Image.fromarray(values != key))
         is_wide = False
-    elif "transparency" in upright.info:
-        upright = upright.convert("RGBA")  # Pillow would warn about a conversion straight to RGB
-    pixels = np.array(upright.convert("RGB"))
-    if is_wide and pixels.max(initial=0) < 16:
-        raise PixelValueError(
-            "colours of 16 bits, all below 4096, would become black; store them in 8 bits, or from 0 to 65535"
-        )
-    return pixels
+    if is_wide:
+        *colors, (lowest, highest) = upright.convert("RGBA").getextrema()
+        if np.max(colors) < 16 and lowest == highest:  # another alpha channel may draw in black
+            raise PixelValueError(
+                "colors of 16 bits, all below 4096, would become black; store them in 8 bits, or from 0 to 65535"
+            )
+    if file_format in ("BMP", "DIB", "TGA") and upright.mode == "RGBA" and not upright.getchannel("A").getbbox():
+        upright = upright.convert("RGB")  # a fourth byte that isn't used
+    return flatten(upright, background)
+
+
+def flatten(image: Image.Image, background: Color | None) -> Pixels:
+    """Lay an image over a ground of one color, as a person sees it. -> (H, W, 3)
+
+    A drawing in the color of the ground is laid over black, or white: all such drawings would else be equal.
+
+    Args:
+        image: image of 8 bits a channel.
+        background: color of the ground; None drops the alpha channel, so that the colors of transparent pixels show.
+    """
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+    if background is None or image.mode != "RGBA":
+        return np.array(image.convert("RGB"))
+    alpha = image.getchannel("A")
+    lowest, highest = alpha.getextrema()
+    ground = Image.new("RGB", image.size, background)
+    ground.paste(image, mask=alpha)
+    if lowest != highest and ground.getcolors(1):
+        ground = Image.new("RGB", image.size, tuple(0 if value > 127 else 255 for value in background))
+        ground.paste(image, mask=alpha)
+    return np.array(ground)
 
 
 def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:

@@ -90,14 +90,14 @@ class ImageFile:
     """An image file, which is decoded when `pixels` is called, and turned upright.
 
     JPEG files of one or three channels are decoded by libjpeg-turbo, which gives the same pixels as Pillow; Pillow
-    decodes all other files. The alpha channel is dropped, so that the colours of transparent pixels show. Grey values
+    decodes all other files. A transparent image is laid over a ground of one color, ``data.background``. Grey values
     of more than 8 bits are scaled to 8 bits: since a file rarely states which value is white, the range is guessed
     from the largest value, see `dml.data.image_files.decoding`. Of damaged EXIF data, the part that can be read counts:
     without an orientation the image stays as it is stored. A warning names the file.
 
     Args:
         path: path of the file, or ``archive.zip/member``.
-        limits: largest size of the file and of the image, which is measured before it is decoded.
+        limits: largest size of the file and of the image, which is measured before it is decoded, and the background.
         content: the bytes of the file, if they are in memory already; then ``path`` is its name in error lines. None
             reads the file.
 
@@ -124,7 +124,7 @@ class ImageFile:
                 self._set_size(*stored_size)
                 self._orientation = read_orientation(self.content, self._warn)
             else:
-                self._decoded = decode_with_pillow(self.content, self._set_size, self._warn)
+                self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
                 self._stored = self._decoded.shape[:2]
         height, width = self._stored
         self.height, self.width = (width, height) if self._orientation in SIDEWAYS else (height, width)
@@ -168,7 +168,7 @@ class ImageFile:
         except ValueError as error:  # Pillow decodes some damaged files, and its errors describe the damage better
             if is_out_of_memory(error):
                 raise
-            self._decoded = decode_with_pillow(self.content, self._set_size, self._warn)
+            self._decoded = decode_with_pillow(self.content, self._set_size, self._warn, self.limits.color)
             return self._decoded
         return MAKE_UPRIGHT[self._orientation](stored).copy() if self._orientation != 1 else stored
 

@@ -1,11 +1,13 @@
-"""Limits on the size of a data set's files: a file of a few bytes can claim more pixels than memory can hold."""
+"""How a data set's files are read, and their largest size: a few bytes can claim more pixels than memory can hold."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from PIL import ImageColor
 
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
@@ -20,26 +22,37 @@ _max_list_bytes = ContextVar("max_list_bytes", default=MAX_LIST_BYTES)
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """The largest image file and the largest image that are read; larger ones are refused before they take memory.
+    """How image files are read: how large they may be, and the color behind transparent pixels.
 
-    The pixels that a file claims count, not those that are decoded: libjpeg holds a progressive JPEG in memory at its
-    full size, even if it decodes it at an eighth of that size.
+    Larger files and images are refused before they take memory. The pixels that a file claims count, not those that are
+    decoded: libjpeg holds a progressive JPEG in memory at its full size, even if it decodes it at an eighth of that.
 
     Args:
         max_image_bytes: largest size of an image file, or of an unpacked member of an archive.
         max_pixels: largest number of pixels, height times width, of an image and of what a `Resize` makes of it.
             Decoding takes up to 13 bytes of memory a pixel.
+        background: color that transparent images are laid over, by its name or as #rrggbb; "none" ignores alpha.
 
     Raises:
-        InputError: if a limit isn't a whole number above 0.
+        InputError: if a limit isn't a whole number above 0, or the background is no color.
     """
 
     max_image_bytes: int = 512 << 20
     max_pixels: int = 120_000_000
+    background: str = "white"
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            _check_limit(f"data.{limit.name}", getattr(self, limit.name))
+        for option in ("max_image_bytes", "max_pixels"):
+            _check_limit(f"data.{option}", getattr(self, option))
+        _ = self.color  # which tells of a background that is no color
+
+    @property
+    def color(self) -> tuple[int, ...] | None:
+        """The background as red, green and blue from 0 to 255; None if alpha is ignored."""
+        with suppress(ValueError):
+            if self.background == "none" or len(color := ImageColor.getrgb(str(self.background))) == 3:
+                return None if self.background == "none" else color
+        raise InputError(f"data.background={self.background}: a color, such as white or #808080, or none (no alpha)")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "ImageLimits":

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml.data.image_files.contents import read_stamps
+from dml.data.image_files.images import LIMITS
+from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.pixel_file import PixelFile
 from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, read_parquet, refuse_links
 from dml.data.table import ImageTable
@@ -32,7 +34,7 @@ from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.filesystem.plain_text import parse_json
 
-FORMAT = 3
+FORMAT = 4
 """Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
 
 
@@ -173,35 +175,39 @@ class CacheFolder:
         stem = self.path / f"{resize.mode}-{resize.size}"
         return CacheFiles(*(stem.with_name(f"{stem.name}.{ending}") for ending in ("pixels", "parquet", "progress")))
 
-    def find(self, table: ImageTable, resize: Resize | None) -> ImageCache | None:
+    def find(self, table: ImageTable, resize: Resize | None, limits: ImageLimits = LIMITS) -> ImageCache | None:
         """Open the cache of the table's images, resized by ``resize``; return None if there is no such cache.
 
         Args:
             table: the table of the images.
             resize: the first step of the transform; None if the transform doesn't begin with a `Resize`.
+            limits: the background that the images must have been laid over.
 
         Raises:
-            InputError: if the cache lacks an image, an image file has changed since it was cached, the index or the
-                file of pixels is damaged, or there is a link in the folder.
+            InputError: if the cache lacks an image or has another background, an image file has changed since it was
+                cached, the index or the file of pixels is damaged, or there is a link in the folder.
         """
         refuse_links(self.path)
         if resize is None:
             return None
         files = self.files(resize)
-        command = " ".join(filter(None, ("dml prepare", self.arguments, f"resize={resize.size}")))
+        background = "" if limits.color == LIMITS.color else shlex.quote(f"data.background={limits.background}")
+        command = " ".join(filter(None, ("dml prepare", self.arguments, background, f"resize={resize.size}")))
         remedy = f"run {command} mode={resize.mode} again, or give data.cache=null"
         try:
-            return self._read(files, table, remedy)
+            return self._read(files, table, remedy, str(limits.color))
         except UnfitFileError as error:
             raise InputError(f"{error}; {remedy}") from error
 
-    def _read(self, files: CacheFiles, table: ImageTable, remedy: str) -> ImageCache | None:
+    def _read(self, files: CacheFiles, table: ImageTable, remedy: str, background: str) -> ImageCache | None:
         if (index_and_pixels := _read_index_and_pixels(files)) is None:
             return None
         index, file = index_and_pixels
         description = read_description(index)
         if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
             raise UnfitFileError(f"{files.index}: made by another version")
+        if description["background"] != background:
+            raise UnfitFileError(f"{files.index}: made with another data.background")
         index_rows = self._find_index_rows(index, files.index, table.paths.tolist())
         if len(file) != description["bytes"]:
             raise UnfitFileError(f"{files.pixels}: {len(file):,} bytes, its index is of {description['bytes']:,}")
@@ -269,8 +275,9 @@ def read_description(index: pa.Table) -> dict[str, Any]:
     """Return the description of a cache that its index holds.
 
     Returns:
-        The version of the cache files ("format"), the mode and size of the `Resize` ("mode", "size"), and the length
-        of the file of pixels ("bytes"); an empty dictionary for a table that isn't an index.
+        The version of the cache files ("format"), the mode and size of the `Resize` ("mode", "size"), the color behind
+        transparent pixels ("background"), and the length of the file of pixels ("bytes"); an empty dictionary for a
+        table that isn't an index.
     """
     description: dict[str, Any] = parse_json((index.schema.metadata or {}).get(b"dml", "{}"))
     return description

@@ -128,7 +128,8 @@ def _plan_index(
         "width": width,
     }
     total = int(ends[-1]) if len(ends) else 0
-    description = {"format": FORMAT, "mode": resize.mode, "size": resize.size, "bytes": total}
+    settings = {"mode": resize.mode, "size": resize.size, "background": str(limits.color)}
+    description = {"format": FORMAT, **settings, "bytes": total}
     checksum_column = INDEX_SCHEMA.get_field_index("crc32")
     schema = INDEX_SCHEMA.remove(checksum_column).with_metadata({"dml": json.dumps(description)})
     return pa.table(columns, schema)

@@ -15,6 +15,7 @@ from dml.data.splits import complete_splits, number_classes, read_split_columns
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
+from dml.ops.filesystem.paths import URL
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,6 @@ OTHER_NAMES = {
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
 MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
-URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
 """Limits of the usual file systems."""
 
@@ -81,19 +81,24 @@ def read(
 
 
 def read_listed(root: str | Path | None) -> ImageTable:
-    """Read the images of a file without their splits; error lines name no options but what to change in the file."""
-    return _read_file(root, {"split": None}, "utf-8")
+    """Read the images of a file without their splits; error lines name no options but what to change in the file.
+
+    A file without a column of labels gives all images a class whose name is empty.
+    """
+    return _read_file(root, {"split": None}, "utf-8", needs_labels=False)
 
 
-def _read_file(root: str | Path | None, columns: Mapping[str, str | None], encoding: str) -> ImageTable:
+def _read_file(
+    root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
+) -> ImageTable:
     """Return the table of a file, with "" as the split where the file says none."""
     file = _find_file(root)
     rows = read_csv_rows(file, encoding)
     _, header = next(rows)
     file_header, header = header, _rename_columns(file, header, columns)
-    levels = tuple(_find_levels(file, header))
-    positions = {name: header.index(name) for name in ("path", *levels)}
-    cells: dict[str, list[str]] = {name: [] for name in positions}
+    levels = tuple(_find_levels(file, header, needs_labels=needs_labels))
+    positions = {name: header.index(name) for name in ("path", *levels) if name in header}
+    cells: dict[str, list[str]] = {name: [] for name in ("path", *levels)}
     other_cells = {column: list[str]() for column in range(len(header)) if column not in positions.values()}
     distinct_cells: dict[int, dict[str, str]] = {column: {} for column in other_cells}
     lines: dict[str, int] = {}
@@ -116,7 +121,7 @@ def _read_file(root: str | Path | None, columns: Mapping[str, str | None], encod
             raise InputError(f"{file}, line {line}: {cells['path'][-1]} stands in line {lines[image]} already")
     if not lines:
         raise InputError(f"{file}: no line below the header")
-    labels, names = zip(*(number_classes(cells[level]) for level in levels), strict=True)
+    labels, names = zip(*(number_classes(cells[level] or [""] * len(lines)) for level in levels), strict=True)
     by_name = {file_header[column]: values for column, values in other_cells.items()}
     return ImageTable(
         paths=np.array([str(file.parent / path) for path in cells["path"]]),
@@ -203,7 +208,7 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     """
     fault = f"{file}, line 1: no column {missing[0]!r} among {_quote(header)}"
     if len(header) == 1:
-        return InputError(f"{fault}; commas, semicolons or tabs stand between the cells of a line")
+        return InputError(f"{fault}; give {LAYOUT}, with commas, semicolons or tabs between the cells of a line")
     likely = {
         name: next((cell for cell in header if _simplify(cell) in OTHER_NAMES[name]), "")
         for name in missing
@@ -217,8 +222,11 @@ def _missing_column_error(file: Path, header: list[str], missing: list[str]) -> 
     return ListError(fault, f"rename {renamed}", f"'dataset.reader.columns={{{columns}}}' would do")
 
 
-def _find_levels(file: Path, header: list[str]) -> list[str]:
-    """Return the names of the columns that hold class names, and check all column names."""
+def _find_levels(file: Path, header: list[str], *, needs_labels: bool) -> list[str]:
+    """Return the names of the columns that hold class names, and check all column names.
+
+    Unless the file needs labels, "label" may be none of its columns, if no other column has one of its `OTHER_NAMES`.
+    """
     level_columns = [name for name in header if re.fullmatch(r"level\d+", name)]
     repeated = [name for name in ("path", "label", *level_columns, "split") if header.count(name) > 1]
     if repeated:
@@ -231,7 +239,9 @@ def _find_levels(file: Path, header: list[str]) -> list[str]:
             raise InputError(f"{file}, line 1: unknown column {name!r}, is it {close[0]!r}?")
     if not any(header):
         raise InputError(f"{file}, line 1: empty; give {LAYOUT}")
-    if missing := [name for name in missing if name != "split"]:
+    missing = [name for name in missing if name != "split"]
+    has_no_labels = missing == ["label"] and {*map(_simplify, header)}.isdisjoint(OTHER_NAMES["label"])
+    if missing and (needs_labels or not has_no_labels):
         raise _missing_column_error(file, header, missing)
     if level_columns and "label" in header:
         raise InputError(

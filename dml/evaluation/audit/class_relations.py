@@ -1,12 +1,11 @@
 """Classes that could be merged, split or left out."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
-from sklearn.metrics import silhouette_score
 
 from dml.data.table import UNKNOWN
 from dml.evaluation.audit.findings import DIVIDED_CLASS, MIXED_CLASSES, SMALL_CLASS, AuditedImages, Finding
@@ -16,62 +15,75 @@ SHOWN = 8
 """Number of images of a class that a page shows."""
 EVIDENCE = 1.5
 """Mean number of neighbours in the other class from which on two classes may be mixed."""
+COPIED = 0.5
+"""Share of the images of a class with copies in another from which on the two are one class."""
+UNUSUAL = 1.5
+"""The least ratio of the score of a divided class to the median score."""
 DIVIDED_FROM = 10
 """Number of images from which on a class may be split."""
 SMALLEST_HALF = 3
-MOST_JUDGED = 1000
-"""Largest number of images of a class by which its division is judged; more are drawn at random."""
+TINY = 1e-6
+"""The least difference of similarities that is divided by."""
 
 
-def report_mixed_classes(images: AuditedImages, neighbors: NDArray[np.int64], settings: AuditSettings) -> list[Finding]:
-    """Find pairs of classes whose images have each other for neighbours, as if the classes were one.
+def report_mixed_classes(
+    images: AuditedImages, neighbors: NDArray[np.int64], copies: Sequence[Sequence[int]], settings: AuditSettings
+) -> list[Finding]:
+    """Find pairs of classes whose images have each other for neighbors or for copies, as if the classes were one.
 
     The mixing of class A into B is the ratio of two shares of the neighbours of A's images: of those in B and of those
     in A itself, each divided by the number of images there. It is 1 if A's images are as near to an image of B as to
     another of A. The score is the geometric mean of both directions, each at most 1. In both directions, the images
-    must have 1.5 neighbours in the other class on average: small classes are mixed by chance otherwise.
+    must have 1.5 neighbours in the other class on average: small classes are mixed by chance otherwise. If more of a
+    class has copies in the other, the score is this share of its images.
 
     Args:
         images: the images.
         neighbors: (N, k) rows of the nearest neighbours of each image, without its copies; -1 where there are fewer.
+        copies: rows of the copies of each image.
         settings: the thresholds.
     """
     labels = images.labels
-    sizes = np.bincount(labels[labels != UNKNOWN])
+    sizes = np.bincount(labels[labels != UNKNOWN]).tolist()
     is_pair = (neighbors >= 0) & (labels[:, None] != UNKNOWN) & (labels[neighbors] != UNKNOWN)
     own = np.broadcast_to(labels[:, None], neighbors.shape)[is_pair]
-    pairs, counts = np.unique(np.stack([own, labels[neighbors[is_pair]]], axis=1), axis=0, return_counts=True)
-    count_by_pair = {(first, second): count for (first, second), count in zip(pairs.tolist(), counts, strict=True)}
+    pairs, numbers = np.unique(np.stack([own, labels[neighbors[is_pair]]], axis=1), axis=0, return_counts=True)
+    counts = Counter({(first, second): number for (first, second), number in zip(pairs.tolist(), numbers, strict=True)})
+    copied = Counter(
+        (label, other)
+        for label, rows in zip(labels.tolist(), copies, strict=True)
+        for other in {*labels[list(rows)].tolist()}
+    )
     findings = []
-    for (first, second), count in count_by_pair.items():
-        back_count = count_by_pair.get((second, first), 0)
+    for first, second in sorted({*counts, *copied}):
         is_small = min(sizes[first], sizes[second]) < settings.smallest_class
-        evidence = min(count / sizes[first], back_count / sizes[second])
-        if first >= second or is_small or evidence < EVIDENCE:
+        if first >= second or first == UNKNOWN or is_small:
             continue
-        there = _mix(count, count_by_pair.get((first, first), 0), sizes[first], sizes[second])
-        back = _mix(back_count, count_by_pair.get((second, second), 0), sizes[second], sizes[first])
-        score = float(np.sqrt(there * back))
-        if score >= settings.mixed:
-            findings.append((evidence, _describe_mixed(images, first, second, score)))
+        ways = ((first, second), (second, first))
+        share = max(copied[way] / sizes[way[0]] for way in ways)
+        evidence = min(counts[way] / sizes[way[0]] for way in ways)
+        mixing = float(np.sqrt(np.prod([_mix(counts, sizes, *way) for way in ways]))) if evidence >= EVIDENCE else 0.0
+        if mixing >= settings.mixed or share >= COPIED:
+            findings.append((evidence, _describe_mixed(images, first, second, mixing, share)))
     return [finding for _, finding in sorted(findings, key=lambda pair: (-pair[1].score, -pair[0]))]
 
 
-def _mix(other: int, own: int, own_size: int, other_size: int) -> float:
-    """Return the mixing of a class into another, at most 1, by the numbers of neighbours in either."""
-    expected = own * other_size / max(1, own_size - 1)
-    return min(1.0, other / expected) if expected else 1.0
+def _mix(counts: Counter[tuple[int, int]], sizes: Sequence[int], own: int, other: int) -> float:
+    """Return the mixing of a class into another, at most 1, by the numbers of neighbors in either."""
+    expected = counts[own, own] * sizes[other] / max(1, sizes[own] - 1)
+    return min(1.0, counts[own, other] / expected) if expected else 1.0
 
 
-def _describe_mixed(images: AuditedImages, first: int, second: int, score: float) -> Finding:
+def _describe_mixed(images: AuditedImages, first: int, second: int, mixing: float, share: float) -> Finding:
     rows = [np.flatnonzero(images.labels == label) for label in (first, second)]
     (kept, kept_rows), (other, other_rows) = sorted(
         zip((first, second), rows, strict=True), key=lambda pair: (-len(pair[1]), pair[0])
     )
+    reason = "as near to each other as to themselves" if mixing >= share else "of one class have copies in the other"
     return Finding(
         issue=MIXED_CLASSES,
-        score=score,
-        remark=f"{len(kept_rows)} and {len(other_rows)} images; {score:.0%} as near to each other as to themselves",
+        score=max(mixing, share),
+        remark=f"{len(kept_rows)} and {len(other_rows)} images; {max(mixing, share):.0%} {reason}",
         label=images.name_class(kept),
         other_label=images.name_class(other),
         pictures=(tuple(kept_rows[:SHOWN].tolist()), tuple(other_rows[:SHOWN].tolist())),
@@ -79,37 +91,46 @@ def _describe_mixed(images: AuditedImages, first: int, second: int, score: float
 
 
 def report_divided_classes(images: AuditedImages, settings: AuditSettings, seed: int = 0) -> list[Finding]:
-    """Find classes whose images fall into two clusters, by the silhouette of k-means with two clusters.
+    """Find classes whose two halves, by k-means, are nearly as far apart as two classes.
+
+    The score is (w - b) / (w - o) for the mean similarities of two images of one half (w), of images of both halves
+    (b), and of images of this class and of others (o). Few images always fall into two clusters, so a measure of the
+    clusters alone, such as the silhouette, would divide most small classes. It must also be 1.5 times the median score:
+    embeddings that tell no classes apart would divide all of them.
 
     Args:
         images: the images.
         settings: the thresholds.
-        seed: seed of k-means, and of the draw of images from large classes.
+        seed: seed of k-means.
     """
     findings = []
-    labels, sizes = np.unique(images.labels[images.labels != UNKNOWN], return_counts=True)
-    for label in labels[sizes >= DIVIDED_FROM].tolist():
+    is_known = images.labels != UNKNOWN
+    total = images.embeddings[is_known].sum(dim=0)
+    labels, sizes = np.unique(images.labels[is_known], return_counts=True)
+    for label in labels[(sizes >= DIVIDED_FROM) & (sizes < sizes.sum())].tolist():
         rows = np.flatnonzero(images.labels == label)
-        if len(rows) > MOST_JUDGED:
-            rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_JUDGED, replace=False))
-        embeddings = images.embeddings[torch.from_numpy(rows)].numpy()
+        embeddings = images.embeddings[rows].numpy()
         if len(np.unique(embeddings, axis=0)) <= 2:
             continue
         clusters = KMeans(n_clusters=2, n_init=4, random_state=seed).fit_predict(embeddings)
         halves = sorted((rows[clusters == number] for number in (0, 1)), key=len, reverse=True)
         if len(halves[1]) < SMALLEST_HALF:
             continue
-        score = float(silhouette_score(embeddings, clusters, metric="cosine"))
-        if score >= settings.divided:
-            findings.append(_describe_divided(images, label, halves, score))
-    return sorted(findings, key=lambda finding: -finding.score)
+        centers = [images.embeddings[half].mean(dim=0) for half in halves]  # their products are mean similarities
+        within = sum((len(half) * c @ c - 1) / (len(half) - 1) for half, c in zip(halves, centers, strict=True)) / 2
+        own = images.embeddings[rows].sum(dim=0)
+        outside = own @ (total - own) / (len(rows) * (sizes.sum() - len(rows)))
+        score = float((within - centers[0] @ centers[1]) / max(within - outside, TINY))
+        findings.append(_describe_divided(images, label, halves, score))
+    least = max(settings.divided, UNUSUAL * float(np.median([0.0, *(finding.score for finding in findings)])))
+    return sorted((finding for finding in findings if finding.score >= least), key=lambda finding: -finding.score)
 
 
 def _describe_divided(images: AuditedImages, label: int, halves: list[NDArray[np.int64]], score: float) -> Finding:
     return Finding(
         issue=DIVIDED_CLASS,
         score=score,
-        remark=f"{len(halves[0])} and {len(halves[1])} images, silhouette {score:.2f}",
+        remark=f"{len(halves[0])} and {len(halves[1])} images, {score:.0%} as far apart as two classes",
         path=str(images.table.paths[halves[1][0]]),
         label=images.name_class(label),
         pictures=tuple(tuple(half[:SHOWN].tolist()) for half in halves),

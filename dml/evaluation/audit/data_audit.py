@@ -31,12 +31,12 @@ def audit_images(
         The findings, ranked within each kind.
     """
     pairs = find_duplicate_pairs(images, settings)
-    copies = pairs.list_copies(images, settings)
+    copies = pairs.list_copies(len(images.table))
     neighbors, similarities = find_neighbors(images, settings, copies)
     return [
         *report_duplicates(images, pairs),
         *report_labels(images, estimate_label_probabilities(images, copies, settings), neighbors),
-        *report_mixed_classes(images, neighbors, settings),
+        *report_mixed_classes(images, neighbors, copies, settings),
         *report_divided_classes(images, settings),
         *report_small_classes(images, settings, class_sizes),
         *report_odd_images(images, similarities, settings),
@@ -66,6 +66,6 @@ def _leave_out_copies(neighbors: NDArray[np.int64], copies: Sequence[Sequence[in
     """Move the neighbours (N, k) of each image that aren't its copies to the front, and fill up with -1."""
     kept = np.full_like(neighbors, -1)
     for row, found in enumerate(neighbors):
-        others = found[~np.isin(found, copies[row])] if copies[row] else found
+        others = found[~np.isin(found, copies[row])] if len(copies[row]) > 1 else found
         kept[row, : len(others)] = others
     return kept

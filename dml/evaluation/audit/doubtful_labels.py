@@ -1,4 +1,4 @@
-"""Images whose neighbours disagree with their label, found by confident learning."""
+"""Images whose neighbors disagree with their label."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,10 @@ from torch import Tensor
 from dml.data.table import UNKNOWN
 from dml.evaluation.audit.findings import DOUBTFUL_LABEL, AuditedImages, Finding
 from dml.evaluation.audit.settings import AuditSettings
+from dml.evaluation.audit.spread_embeddings import IMAGES_PER_COMPONENT
 
 BLOCK_VALUES = 1 << 24
 """Number of similarities that are in memory at a time."""
-KEPT_VALUES = 1 << 26
-"""Number of probabilities up to which they are kept instead of computed twice."""
 SHOWN_NEIGHBORS = 8
 TINY = 1e-30
 NO_IMAGE = -1.0
@@ -45,43 +44,31 @@ class LabelProbabilities:
 def estimate_label_probabilities(
     images: AuditedImages, copies: Sequence[Sequence[int]], settings: AuditSettings
 ) -> LabelProbabilities:
-    """Estimate how probable the label of each image is by its nearest neighbours, without itself and its copies.
+    """Estimate how probable the label of each image is by its nearest neighbors, without itself and its copies.
 
     The similarity of an image to a class is the mean cosine to its nearest images of the class. A softmax makes
-    probabilities of them. Cleanlab's `LabelInspector` estimates from these how many labels are wrong (Northcutt et al.,
-    Confident Learning, 2021). Of so many images with the lowest probability of their own class, those are doubtful
-    whose own class is less probable than one drawn by chance.
+    probabilities of them. A label is doubtful if its class is less probable than one drawn by chance; with fewer images
+    than the principal components need, whose similarities differ more by chance, if it is less probable than that share
+    of chance.
 
     Args:
         images: the images.
-        copies: rows of the copies of each image, which don't count as neighbours.
+        copies: rows of the copies of each image, which don't count as neighbors.
         settings: the thresholds.
     """
-    from cleanlab.experimental.label_issues_batched import LabelInspector  # late: it is in the extra "audit"
-
     labels = images.labels
     rows = _find_testable(labels, copies)
     classes = np.unique(labels[rows])
-    if len(classes) < 2:
-        empty = np.empty(0, dtype=np.int64)
-        return LabelProbabilities(empty, empty.astype(np.float64), empty, len(classes), empty.astype(np.bool_))
     own_classes = np.searchsorted(classes, labels[rows])
-    inspector = LabelInspector(num_class=len(classes), verbose=False, n_jobs=1)
-    kept = []
-    is_small = len(rows) * len(classes) <= KEPT_VALUES
-    for part, probabilities in iterate_probabilities(images, rows, classes, copies, settings):
-        inspector.update_confident_thresholds(own_classes[part], probabilities)
-        kept += [(part, probabilities)] if is_small else []
-    suggested = np.empty(len(rows), dtype=np.int64)
-    for part, probabilities in kept or iterate_probabilities(images, rows, classes, copies, settings):
-        inspector.score_label_quality(own_classes[part], probabilities)
+    quality, suggested = np.ones(len(rows)), labels[rows]
+    for part, probabilities in (
+        iterate_probabilities(images, rows, classes, copies, settings) if len(classes) > 1 else ()
+    ):
+        quality[part] = probabilities[np.arange(len(probabilities)), own_classes[part]]
         probabilities[np.arange(len(probabilities)), own_classes[part]] = -1
         suggested[part] = classes[probabilities.argmax(axis=1)]
-    quality = np.asarray(inspector.get_quality_scores(), dtype=np.float64)
-    is_doubtful = np.zeros(len(rows), dtype=np.bool_)
-    is_doubtful[inspector.get_label_issues()] = True
-    is_doubtful &= quality < 1 / len(classes)
-    return LabelProbabilities(rows, quality, suggested, len(classes), is_doubtful)
+    share_of_chance = min(1, len(labels) / (IMAGES_PER_COMPONENT * settings.components))
+    return LabelProbabilities(rows, quality, suggested, len(classes), quality * len(classes) < share_of_chance)
 
 
 def _find_testable(labels: NDArray[np.int64], copies: Sequence[Sequence[int]]) -> NDArray[np.int64]:
@@ -89,7 +76,7 @@ def _find_testable(labels: NDArray[np.int64], copies: Sequence[Sequence[int]]) -
     is_known = labels != UNKNOWN
     others = np.where(is_known, np.bincount(labels[is_known])[np.maximum(labels, 0)] - 1, 0)
     for row, rows in enumerate(copies):
-        others[row] -= np.count_nonzero(labels[list(rows)] == labels[row])
+        others[row] -= np.count_nonzero(labels[[copy for copy in rows if copy != row]] == labels[row])
     return np.flatnonzero(is_known & (others > 0)).astype(np.int64)
 
 

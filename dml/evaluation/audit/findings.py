@@ -26,14 +26,14 @@ class AuditedImages:
     Args:
         table: the images.
         embeddings: (N, D) L2-normalised embeddings, see `spread_embeddings`.
-        hashes: (N, 256) bits of the perceptual hashes, 0 or 1, float32.
+        pictures: (N, S, S) grey values of the pictures, scaled to small squares, float32.
         contrasts: (N,) standard deviations of the grey values.
         sizes: (N, 2) widths and heights in pixels.
     """
 
     table: ImageTable
     embeddings: Tensor
-    hashes: Tensor
+    pictures: Tensor
     contrasts: NDArray[np.float32]
     sizes: NDArray[np.int64]
 

@@ -1,18 +1,41 @@
-"""Images that are copies of each other: scaled, stored again, or of the same moment."""
+"""Images that are copies of each other: scaled, stored again, cropped, mirrored, or of the same moment."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from scipy.fft import dctn
 from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
+from torchvision.ops import roi_align
 
 from dml.data.table import TEST_SPLITS, TRAINING_SPLITS
 from dml.evaluation.audit.findings import NEAR_DUPLICATE, AuditedImages, Finding
 from dml.evaluation.audit.settings import AuditSettings
 from dml.retrieval.search import nearest_neighbors
+
+TINY = 1e-6
+HASH_SIDE = 16
+"""The side of the square of frequencies that the perceptual hash keeps: 16 x 16 = 256 bits."""
+BLOCK = 1024
+"""Number of pairs that are compared at a time."""
+SPANS = [(start, size) for size, n in ((1, 1), (0.85, 3), (0.7, 4), (0.55, 5)) for start in np.linspace(0, 1 - size, n)]
+PLACES = torch.tensor([(x, y, x + width, y + height) for x, width in SPANS for y, height in SPANS]).float()
+"""The places (169, 4), left, top, right and bottom from 0 to 1, where a part of a picture is looked for first."""
+MOVE = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1], [-0.5, -0.5, 0.5, 0.5]])
+MOVES = torch.cat([torch.zeros(1, 4), MOVE, -MOVE])
+"""The changes (11, 4) of a place that are tried, in steps."""
+ROUNDS = 15
+"""The number of times that a place is changed at each of the `LEVELS`."""
+LEVELS = ((8, 0.06, 0.88), (16, 0.04, 0.93), (32, 0.03, 0.9))
+"""Pixels a side, first step, and least correlation of a part, by which its place is refined."""
+FIRST_CORRELATION = 0.7
+"""The least correlation, of 8 x 8 pixels, of a part whose place is refined."""
+SMALLEST = 0.45
+"""The smallest width and height of a part."""
 
 
 @dataclass(frozen=True)
@@ -41,52 +64,92 @@ class DuplicatePairs:
         groups: NDArray[np.int64] = connected_components(links, directed=False)[1]
         return groups
 
-    def list_copies(self, images: AuditedImages, settings: AuditSettings) -> list[list[int]]:
-        """Return for each image the rows of its copies.
-
-        Of more copies of one picture than ``settings.neighbors``, each image finds only so many. So all images of a
-        larger group, as pairs link them, are compared with each other.
-        """
-        count = len(images.table)
-        copies: list[list[int]] = [[] for _ in range(count)]
-        for first, second in zip(self.first.tolist(), self.second.tolist(), strict=True):
-            copies[first].append(second)
-            copies[second].append(first)
+    def list_copies(self, count: int) -> list[list[int]]:
+        """Return for each of ``count`` images the rows of its group, itself among them."""
         groups = self.group(count)
-        for group in np.flatnonzero(np.bincount(groups) > settings.neighbors + 1).tolist():
-            members = np.flatnonzero(groups == group)
-            for row in members.tolist():
-                others = members[members != row]
-                cosines, bits = _compare(images, np.full_like(others, row), others)
-                copies[row] = others[_are_copies(cosines, bits, settings)].tolist()
-        return copies
+        members = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))[:-1])
+        rows = [group.tolist() for group in members]
+        return [rows[group] for group in groups]
 
 
 def find_duplicate_pairs(images: AuditedImages, settings: AuditSettings) -> DuplicatePairs:
-    """Find the pairs of copies among the nearest neighbours of each image, by embedding and by perceptual hash.
+    """Find the pairs of copies among the nearest neighbors of each image, by embedding and by perceptual hash.
 
     A pair are copies if at most ``copy_bits`` of 256 bits of their hashes differ and their cosine similarity is at
-    least ``copy_cosine``. The similarity alone shows no copies: in a trained network a whole class may be as near.
+    least ``copy_cosine``. The similarity alone shows no copies: in a trained network a whole class may be as near. If
+    the hashes of two pictures differ, that of one is compared with that of the most similar part of the other; within a
+    class also with that of its mirror image. Other classes may be left and right.
     """
-    signs = 2 * images.hashes - 1  # the dot product of two signs is 256 - 2 different bits
-    pairs = np.concatenate([_list_pairs(rows, settings.neighbors) for rows in (images.embeddings, signs)])
-    first, second = np.unique(pairs, axis=0).T
-    cosines, bits = _compare(images, first, second)
-    is_copy = _are_copies(cosines, bits, settings)
+    hashes, labels = hash_pictures(images.pictures), images.labels
+    signs = 2 * hashes.float() - 1  # their dot product is 256 - 2 different bits
+    pairs = _list_pairs(images.embeddings, 2 * settings.neighbors), _list_pairs(signs, settings.neighbors)
+    rows = np.unique(np.concatenate(pairs), axis=0)
+    cosines = (images.embeddings[rows[:, 0]] * images.embeddings[rows[:, 1]]).sum(dim=1).numpy()
+    (first, second), cosines = rows[cosines >= settings.copy_cosine].T, cosines[cosines >= settings.copy_cosine]
+    bits = (hashes[first] != hashes[second]).sum(dim=1).numpy()
+    for sought, may_match in ((images.pictures, True), (images.pictures.flip(-1), labels[first] == labels[second])):
+        for wholes, parts in ((first, second), (second, first)):
+            open_pairs = np.flatnonzero((bits > settings.copy_bits) & may_match)
+            order = open_pairs[np.argsort(wholes[open_pairs], kind="stable")]
+            for block in np.split(order, range(BLOCK, len(order), BLOCK)):
+                bits[block] = np.minimum(bits[block], _find_parts(images.pictures, wholes[block], sought[parts[block]]))
+    is_copy = bits <= settings.copy_bits
     return DuplicatePairs(first[is_copy], second[is_copy], cosines[is_copy], bits[is_copy])
 
 
-def _compare(
-    images: AuditedImages, first: NDArray[np.int64], second: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the cosine similarities (P,) and the numbers (P,) of different bits of the hashes of pairs of rows."""
-    cosines = (images.embeddings[first] * images.embeddings[second]).sum(dim=1).numpy()
-    bits = (images.hashes[first] != images.hashes[second]).sum(dim=1).numpy()
-    return cosines, bits
+def hash_pictures(pictures: Tensor) -> Tensor:
+    """Return which low frequencies of grey pictures (N, S, S) are above their median: 256 bits (N, 256).
+
+    A picture keeps almost all bits when it is scaled or stored as a JPEG file.
+    """
+    frequencies = dctn(pictures.double().numpy(), axes=(1, 2))[:, :HASH_SIDE, :HASH_SIDE].reshape(-1, HASH_SIDE**2)
+    medians = np.median(frequencies, axis=1, keepdims=True)
+    return torch.from_numpy(frequencies > medians + TINY)  # a picture of one color has rounding errors around 0
 
 
-def _are_copies(cosines: NDArray[np.float32], bits: NDArray[np.int64], settings: AuditSettings) -> NDArray[np.bool_]:
-    return (bits <= settings.copy_bits) & (cosines >= settings.copy_cosine)
+def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor) -> NDArray[np.int64]:
+    """Compare the hashes of pictures with those of the parts of others that are most similar to them.
+
+    Args:
+        pictures: (N, S, S) grey values.
+        whole_rows: (B,) rows of the pictures whose parts are compared; equal ones stand together, which saves time.
+        sought: (B, S, S) grey values of the pictures that may be such parts.
+
+    Returns:
+        The numbers (B,) of different bits; 256 where nothing is similar.
+    """
+    unique_rows, counts = np.unique(whole_rows, return_counts=True)
+    parts = _sample(pictures[unique_rows], PLACES, LEVELS[0][0])
+    groups = torch.split(_sample(sought, PLACES[:1], LEVELS[0][0])[:, 0], counts.tolist())
+    found = [(targets @ own_parts.T).max(dim=1) for targets, own_parts in zip(groups, parts, strict=True)]
+    correlations, nearest = (torch.cat(column) for column in zip(*found, strict=True))
+    rows = torch.nonzero(correlations >= FIRST_CORRELATION).flatten()
+    places = PLACES[nearest[rows]]
+    for side, step, least in LEVELS:
+        wholes, targets = pictures[whole_rows][rows], _sample(sought[rows], PLACES[:1], side)
+        steps = torch.full((len(rows), 1, 1), step)
+        for _ in range(ROUNDS):
+            tried = (places[:, None] + steps * MOVES).clamp(0, 1)
+            correlations, best = (_sample(wholes, tried, side) @ targets.mT)[..., 0].max(dim=1)
+            places = tried[torch.arange(len(tried)), best]
+            steps = torch.where(best[:, None, None] == 0, steps / 2, steps)
+        kept = (correlations >= least) & (places[:, 2:] - places[:, :2] >= SMALLEST).all(dim=1)
+        rows, places, targets, wholes = rows[kept], places[kept], targets[kept], wholes[kept]
+    parts = _sample(wholes, places[:, None], side)
+    hashes = [hash_pictures(squares.view(-1, side, side)) for squares in (parts, targets)]
+    bits = np.full(len(sought), HASH_SIDE**2)
+    bits[rows.numpy()] = (hashes[0] != hashes[1]).sum(dim=1).numpy()
+    return bits
+
+
+def _sample(pictures: Tensor, places: Tensor, side: int) -> Tensor:
+    """Scale K parts of each picture (B, S, S) at places (B, K, 4) -> (B, K, side * side), of mean 0 and length 1."""
+    places = places.expand(len(pictures), -1, -1)
+    numbers = torch.arange(len(pictures))[:, None, None].expand(-1, places.shape[1], 1)
+    boxes = torch.cat([numbers, pictures.shape[-1] * places], dim=2).flatten(0, 1)
+    values = roi_align(pictures[:, None], boxes, side, sampling_ratio=2, aligned=True)
+    values = values.view(*places.shape[:2], side * side)
+    return F.normalize(values - values.mean(dim=2, keepdim=True), dim=2, eps=1.0)
 
 
 def _list_pairs(rows: Tensor, neighbors: int) -> NDArray[np.int64]:
@@ -105,28 +168,19 @@ def report_duplicates(images: AuditedImages, pairs: DuplicatePairs) -> list[Find
     One image of them is never proposed: the first in a test split, or else the one with the most pixels.
     """
     count = len(images.table)
-    distances = coo_matrix((1.01 - pairs.scores, (pairs.first, pairs.second)), shape=(count, count))
-    forest = minimum_spanning_tree(distances)
-    groups = pairs.group(count)
-    is_test = np.isin(images.table.split, TEST_SPLITS)
-    order = np.lexsort((np.arange(count), -images.sizes.prod(axis=1), ~is_test))
-    number_by_pair = {
-        pair: number for number, pair in enumerate(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
-    }
-    findings = []
-    _, roots = np.unique(groups[order], return_index=True)
-    sizes = np.bincount(groups)
-    for root in order[roots].tolist():
-        if sizes[groups[root]] == 1:
-            continue
-        visited, predecessors = breadth_first_order(forest, root, directed=False)
-        for row in visited[1:].tolist():
-            other = int(predecessors[row])
-            findings.append(_describe(images, pairs, number_by_pair[min(row, other), max(row, other)], row, other))
+    order = np.lexsort((np.arange(count), -images.sizes.prod(axis=1), ~np.isin(images.table.split, TEST_SPLITS)))
+    kept = {*order[np.unique(pairs.group(count)[order], return_index=True)[1]].tolist()}
+    is_with_kept = np.isin(pairs.first, [*kept]) | np.isin(pairs.second, [*kept])
+    best_pairs: dict[int, int] = {}
+    for number in np.lexsort((-pairs.scores, ~is_with_kept)).tolist():
+        for row in (int(pairs.first[number]), int(pairs.second[number])):
+            best_pairs.setdefault(row, number)
+    findings = [_describe(images, pairs, number, row) for row, number in best_pairs.items() if row not in kept]
     return sorted(findings, key=lambda finding: -finding.score)
 
 
-def _describe(images: AuditedImages, pairs: DuplicatePairs, number: int, row: int, other: int) -> Finding:
+def _describe(images: AuditedImages, pairs: DuplicatePairs, number: int, row: int) -> Finding:
+    other = int(pairs.first[number] + pairs.second[number]) - row
     table, labels = images.table, images.labels
     names = [images.name_class(labels[i]) for i in (row, other)]
     words = [f"cosine {pairs.cosines[number]:.2f}, {pairs.bits[number]} of 256 bits of the hash differ"]

@@ -20,7 +20,7 @@ class AuditSettings:
         copy_bits: largest number of different bits, of 256, between the perceptual hashes of copies.
         copy_cosine: smallest cosine similarity of copies.
         mixed: smallest mixing of two classes that are worth merging, 1 for classes that can't be told apart.
-        divided: smallest silhouette of the two halves of a class that is worth splitting.
+        divided: smallest distance of the two halves of a class that is worth splitting, 1 for that of other classes.
         smallest_class: number of images below which a class is too small.
         smallest_side: number of pixels below which the shorter side of an image is odd.
         largest_ratio: ratio of the sides above which an image is odd.
@@ -36,9 +36,9 @@ class AuditSettings:
     images_per_class: int = 3
     temperature: float = 0.07
     copy_bits: int = 30
-    copy_cosine: float = 0.4
+    copy_cosine: float = 0.3
     mixed: float = 0.6
-    divided: float = 0.25
+    divided: float = 0.75
     smallest_class: int = 3
     smallest_side: int = 32
     largest_ratio: float = 4.0

@@ -128,4 +128,5 @@ def describe_graph(embedder: Embedder, height: int, width: int, levels: tuple[st
         "input": {"name": INPUT, "type": "uint8", "shape": ["batch", height, width, 3], "channels": "RGB"},
         "output": {"name": OUTPUT, "type": "float32", "shape": ["batch", embedder.dimension]},
         "preprocessing": steps,
+        "background": embedder.settings.limits.background,
     } | ({"interpolation": INTERPOLATION} if is_own else {})

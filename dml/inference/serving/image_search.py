@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
 import numpy as np
@@ -83,12 +83,12 @@ class ImageSearch:
 
     Args:
         index: the index, which nobody changes meanwhile.
-        limits: largest number of bytes and pixels of an uploaded image.
+        limits: largest number of bytes and pixels of an uploaded image; the background is that of the model.
     """
 
     def __init__(self, index: Index, limits: ImageLimits = UPLOAD_LIMITS) -> None:
         self.index = index
-        self.limits = limits
+        self.limits = replace(limits, background=index.model.settings.limits.background)
         codes: dict[str, int] = {}
         self._codes = np.fromiter(
             (codes.setdefault(printable(label), len(codes)) for label in index.items.labels), np.int64, len(index)

@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 from dml.ops.errors import InputError
@@ -6,6 +7,9 @@ from dml.ops.escaping import printable
 
 PACKAGE = Path(__file__).resolve().parents[2]
 """The folder of the package."""
+
+URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+"""The beginning of a URL, also of one in a `pathlib.Path`, which has a single slash."""
 
 IS_INSTALLED = (PACKAGE / "conf").is_dir()
 """Whether the package was built into a wheel, which holds its configurations (setup.py)."""
@@ -17,10 +21,14 @@ def expand_home(path: str | Path) -> Path:
     A shell does so where the path is a word of its own, but not in ``dataset.root=~/images``.
 
     Raises:
-        InputError: if it is no path.
+        InputError: if it is no path, is empty, or is a URL.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{printable(type(path).__name__)}: no path; give a path, as a text or a pathlib.Path")
+    if not os.fspath(path):
+        raise InputError("an empty path: give that of a file or folder, or . for the working folder")
+    if URL.match(os.fspath(path)):
+        raise InputError(f"{printable(path)}: a URL; only files can be read, so download it first")
     return Path(os.path.expanduser(path))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
@@ -62,6 +63,7 @@ class FeatureSource:
             "backbone": _to_plain(self.model_config.backbone),
             "transform": _to_plain(self.config.transform.test),
             "precision": self.config.trainer.precision,
+            "background": ImageLimits.from_settings(self.config.data).color,
         }
         if name == RAW:
             return settings | {"crops": self.config.evaluation.crops}

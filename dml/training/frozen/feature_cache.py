@@ -20,7 +20,7 @@ from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, check_zip
 from dml.ops.tensor_hashes import add_tensors
 
-FORMAT = 2
+FORMAT = 3
 """Version of the files of features; it goes up when the features or their storage change."""
 
 Compute = Callable[[ImageTable, Sequence[str]], tuple[Mapping[str, Tensor], Tensor]]

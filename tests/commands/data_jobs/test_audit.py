@@ -19,11 +19,6 @@ SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=32", "proce
 CLASSES, IMAGES = 8, 8
 
 
-def need_extra() -> None:
-    for library in ("cleanlab", "imagehash"):
-        pytest.importorskip(library, reason="the extra dml[audit] is not installed")
-
-
 def draw(label: int, number: int) -> Image.Image:
     """A picture of its class's colours, with noise of its own."""
     rng = np.random.default_rng((label, number))
@@ -56,7 +51,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def audit(here: Here, mine: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """audit("shown=5") -> what the command prints."""
-    need_extra()
 
     def audit(*overrides: str) -> str:
         here("audit", "dataset=folder", f"dataset.root={mine}", *SETTINGS, "output=found", *overrides)
@@ -157,12 +151,5 @@ def test_a_checkpoint_compares_by_its_embeddings(here: Here, audit: Callable[...
     ],
 )
 def test_mistakes_are_one_line(refused: Refused, mine: Path, override: str, message: str) -> None:
-    need_extra()
     line = refused("dataset=folder", f"dataset.root={mine}", *SETTINGS, override, command="audit")
     assert re.search(re.escape(message), line), line
-
-
-def test_a_missing_extra_is_one_line(refused: Refused, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None)
-    line = refused("dataset=folder", f"dataset.root={mine}", *SETTINGS, command="audit")
-    assert line == "error: cleanlab: not installed; pip install 'dml[audit]'"

@@ -262,7 +262,7 @@ def test_mistakes_are_named(model: Path, photos: Path, tmp_path: Path, capsys: p
     assert "isn't UTF-8, as results are; rename the file" in line
     mistyped = photos.with_name(photos.name[:-1])
     assert refusal(capsys, model, mistyped, output) == (
-        f"error: {mistyped}: no such file, but there is {photos}; give images, a folder or a .csv file"
+        f"error: {mistyped}: no such file, but there is {photos}; give images, a list or folder of them"
     )
     assert not list(tmp_path.glob("vectors*"))
 

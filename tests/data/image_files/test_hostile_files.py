@@ -164,7 +164,7 @@ def test_the_limit_can_be_raised_above_pillows(tmp_path: Path) -> None:
         raise RefusedFileError("seen")
 
     with pytest.raises(RefusedFileError, match="seen"):  # past Pillow's own check, before anything is decoded
-        decoding.decode_with_pillow(path.read_bytes(), measure, print)
+        decoding.decode_with_pillow(path.read_bytes(), measure, print, None)
     assert measured == [(20_000, 20_000)]
     assert before == Image.MAX_IMAGE_PIXELS
 

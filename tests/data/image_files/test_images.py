@@ -1,6 +1,7 @@
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from dml.data.image_files.decoding import PixelValueError, decode_opened
 from dml.data.image_files.images import Box, ImageFile, MissingImageError, UnreadableImageError, read_image
+from dml.data.image_files.limits import ImageLimits
 from dml.ops.errors import InputError
 
 COLOURS = np.array(
@@ -158,9 +160,9 @@ def test_sixteen_bits_a_colour(tmp_path: Path) -> None:
     colours = np.array([[0, 25600, 65535], [4096, 0, 0]], "<u2")
     assert read(tmp_path, tiff((16, 16, 16), colours.tobytes()))[:, 0].T.tolist() == [[0, 100, 255], [16, 0, 0]]
     (tmp_path / "dark.tif").write_bytes(tiff((16, 16, 16), (colours % 4096).tobytes()))
-    fails(f"{tmp_path}/dark.tif", "colours of 16 bits, all below 4096, would become black")
+    fails(f"{tmp_path}/dark.tif", "colors of 16 bits, all below 4096, would become black")
     with Image.open(tmp_path / "dark.tif") as opened, pytest.raises(PixelValueError, match="would become black"):
-        decode_opened(opened, print, in_place=False)
+        decode_opened(opened, print, None, in_place=False)
 
 
 def test_a_jpeg_of_twelve_bits_is_refused(tmp_path: Path) -> None:
@@ -182,24 +184,143 @@ def test_palette(tmp_path: Path) -> None:
     assert (centres(read(tmp_path, content)) == COLOURS).all()
 
 
+# transparency
+
+SHAPE = np.array([[255, 0, 255], [0, 128, 0]], dtype=np.uint8)
+"""The alpha channel of a drawing of 2 x 3 pixels."""
+
+
+def drawing(mode: str, alpha: np.ndarray = SHAPE, hidden: int = 0) -> Image.Image:
+    """A drawing of 2 x 3 blocks, whose pixels without alpha have the grey value ``hidden``, and the others 40."""
+    grey = np.where(alpha > 0, 40, hidden).astype(np.uint8)
+    image = large(grey)
+    image.putalpha(large(alpha))
+    return image.convert(mode) if mode[0] == "L" else image.convert("RGBA").convert(mode)
+
+
+def with_key(mode: str, key: int | bytes | tuple[int, ...], content: np.ndarray) -> bytes:
+    """A PNG file in which a value, or entries of the palette, are transparent."""
+    image = large(content.astype(np.uint16) * 256) if mode == "I;16" else large(content).convert(mode)
+    return saved(image, "PNG", transparency=key)
+
+
+def wide_png(channels: int, values: list[list[int]]) -> bytes:
+    """A PNG file of one row with 16 bits a channel and alpha, which Pillow doesn't write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", len(values), 1, 16, 4 if channels == 2 else 6, 0, 0, 0)
+    row = b"\0" + b"".join(struct.pack(f">{channels}H", *pixel) for pixel in values)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def seen(image: Tensor) -> list[list[int]]:
+    """(3, H, W) -> the red value of the middle of each block."""
+    return centres(image)[..., 0].tolist()
+
+
+OVER_WHITE = [[40, 255, 40], [255, 147, 255]]
+"""What is seen of a `drawing`: the half transparent pixel is 255 - (255 - 40) * 128 / 255."""
+
+
+@pytest.mark.parametrize("hidden", [0, 200])
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "TGA", "JPEG2000", "QOI", "SGI", "AVIF", "LA PNG", "LA TIFF"])
+def test_a_drawing_is_laid_over_white(tmp_path: Path, kind: str, hidden: int) -> None:
+    """Whatever colors its transparent pixels have, which nobody sees."""
+    image = drawing("LA" if "LA" in kind else "RGBA", hidden=hidden)
+    file_format = kind.split()[-1]
+    content = saved(image, file_format, **({"lossless": True, "exact": True} if kind == "WEBP" else {}))
+    np.testing.assert_allclose(seen(read(tmp_path, content)), OVER_WHITE, atol=3 if kind == "AVIF" else 1)
+
+
+CONTENT = np.array([[40, 90, 40], [90, 40, 90]], dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_key("L", 90, CONTENT),
+        with_key("RGB", (90, 90, 90), CONTENT),
+        with_key("I;16", 90 * 256, CONTENT),
+        saved(drawing("RGBA", 255 * (CONTENT == 40).astype(np.uint8)), "GIF"),
+        wide_png(2, [[40 * 256, 65535]] * 8 + [[0, 0]] * 16),
+        wide_png(4, [[40 * 256] * 3 + [65535]] * 8 + [[90 * 256] * 3 + [0]] * 16),
+    ],
+    ids=["grey", "color", "16 bits", "GIF", "16 bits, grey and alpha", "16 bits, color and alpha"],
+)
+def test_a_transparent_color_is_laid_over_white(tmp_path: Path, content: bytes) -> None:
+    values = np.unique(read(tmp_path, content).numpy())
+    assert values.tolist() == [40, 255]
+
+
 @pytest.mark.parametrize("transparency", [0, bytes([0, 128, 255, 0, 9, 200]), b""])
 def test_palette_with_transparency(tmp_path: Path, transparency: int | bytes) -> None:
     """Without Pillow's warning, which a loader would repeat for each image."""
-    content = saved(large().quantize(8), "PNG", transparency=transparency)
-    image = Image.open(BytesIO(content))
-    assert image.mode == "P"
-    assert "transparency" in image.info or not transparency
-    assert (centres(read(tmp_path, content)) == COLOURS).all()
+    image = large().quantize(8)
+    alphas = bytes([0]) + bytes([255] * 7) if transparency == 0 else bytes(transparency).ljust(8, b"\xff")
+    alpha = np.array([*alphas])[np.asarray(image)[8::16, 8::16]][..., None]
+    expected = np.rint(255 - (255.0 - COLOURS) * alpha / 255)
+    content = saved(image, "PNG", transparency=transparency)
+    assert Image.open(BytesIO(content)).mode == "P"
+    np.testing.assert_allclose(centres(read(tmp_path, content)), expected, atol=1)
 
 
-@pytest.mark.parametrize("alpha", [0, 100, 255])
-def test_transparency_is_dropped(tmp_path: Path, alpha: int) -> None:
+@pytest.mark.parametrize("mode", ["RGBA", "RGBa", "LA", "PA"])
+def test_images_of_pillow_are_laid_over_white(mode: str) -> None:
+    shown = decode_opened(drawing(mode), print, (255, 255, 255), in_place=False)
+    np.testing.assert_allclose(shown[8::16, 8::16, 0], OVER_WHITE, atol=1)
+
+
+@pytest.mark.parametrize(("background", "ground"), [("black", 0), ("#646464", 100), ("rgb(100,100,100)", 100)])
+def test_the_background_is_chosen(tmp_path: Path, background: str, ground: int) -> None:
+    content = saved(drawing("RGBA", hidden=200), "PNG")
+    file = ImageFile("drawing", ImageLimits(background=background), content)
+    np.testing.assert_allclose(
+        seen(file.pixels()), [[40, ground, 40], [ground, ground - (ground - 40) // 2, ground]], atol=1
+    )
+
+
+def test_alpha_may_be_ignored() -> None:
+    content = saved(drawing("RGBA", hidden=200), "PNG")
+    assert seen(ImageFile("drawing", ImageLimits(background="none"), content).pixels()) == [
+        [40, 200, 40],
+        [200, 40, 200],
+    ]
+
+
+@pytest.mark.parametrize("background", ["whit", "#12", "#ffffff80", 255, None, ""])
+def test_a_background_that_is_no_color_is_refused(background: object) -> None:
+    with pytest.raises(
+        InputError, match=rf"^data\.background={background}: a color, such as white or #808080, or none"
+    ):
+        ImageLimits.from_settings({"background": background})
+
+
+@pytest.mark.parametrize("grey", [0, 255])
+def test_drawings_that_differ_in_their_alpha_alone_differ(grey: int) -> None:
+    """Black ones are seen over white; white ones would vanish there, and are laid over black."""
+    images = []
+    for alpha in (SHAPE, 255 - SHAPE, np.zeros_like(SHAPE)):
+        image = large(np.full_like(SHAPE, grey))
+        image.putalpha(large(alpha))
+        images.append(ImageFile("drawing", content=saved(image, "PNG")).pixels())
+    assert not torch.equal(images[0], images[1])
+    assert (images[2] == 255).all()  # which shows nothing
+
+
+def test_a_black_drawing_of_sixteen_bits_is_no_dark_photograph(tmp_path: Path) -> None:
+    assert read(tmp_path, wide_png(2, [[0, 65535], [0, 0]]))[0].tolist() == [[0, 255]]
+
+
+@pytest.mark.parametrize("kind", ["TGA", "BMP"])
+def test_a_fourth_byte_that_is_not_used_hides_nothing(tmp_path: Path, kind: str) -> None:
+    """Programs write zeros there, where a PNG file with them shows nothing."""
     image = large()
-    image.putalpha(alpha)
-    assert (centres(read(tmp_path, saved(image, "PNG"))) == COLOURS).all()
-    gray = large(np.array([[0, 100]], dtype=np.uint8))
-    gray.putalpha(alpha)
-    assert centres(read(tmp_path, saved(gray, "PNG"))).tolist() == [[[0] * 3, [100] * 3]]
+    image.putalpha(0)
+    assert (centres(read(tmp_path, saved(image, kind))) == COLOURS).all()
+    assert (read(tmp_path, saved(image, "PNG")) == 255).all()
 
 
 # orientation

@@ -106,6 +106,20 @@ def check_rows(images: Prepared, resize: Resize) -> None:
         assert pixels.permute(1, 2, 0).is_contiguous()
 
 
+def test_a_cache_of_another_background_is_refused_and_made_anew(images: Prepared) -> None:
+    resize, black = Resize("warp", 32), ImageLimits(background="black")
+    images.build(resize)
+    with pytest.raises(
+        InputError, match=r"another data\.background; run dml prepare .*data\.background=black resize=32"
+    ):
+        images.folder.find(images.table, resize, black)
+    checked = check_images(images.table, images.folder, processes=1, advance=lambda _: None)
+    build_cache(images.folder, resize, checked, processes=1, advance=lambda _: None, limits=black)
+    assert images.folder.find(images.table, resize, ImageLimits(background="#000000")) is not None
+    with pytest.raises(InputError, match=r"another data\.background; run dml prepare .* resize=32"):
+        images.folder.find(images.table, resize)
+
+
 @pytest.mark.parametrize("resize", RESIZES, ids=lambda resize: resize.mode)
 def test_it_holds_what_the_resize_makes_of_the_files(images: Prepared, resize: Resize) -> None:
     check_rows(images, resize)

@@ -136,7 +136,7 @@ def zipped(content: bytes) -> bytes:
         (bz2.compress, "a bzip2 file; unpack it"),
         (lzma.compress, "an xz file; unpack it"),
         (zipped, r"a zip file or a spreadsheet; unpack it, or save the spreadsheet as \.csv"),
-        (lambda content: b"PAR1\x15\x04" + content, r"a Parquet file; store it as \.csv"),
+        (lambda content: b"PAR1\x15\x04" + content, r"a Parquet file; name it \.parquet"),
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])

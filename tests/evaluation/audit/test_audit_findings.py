@@ -1,6 +1,7 @@
 """The findings of an audit on embeddings that are made up: copies, class probabilities, mixed and divided classes."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from dml.data.table import ImageTable
 from dml.data.table_changes.corrections import read_corrections
 from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes, report_small_classes
 from dml.evaluation.audit.data_audit import find_neighbors
-from dml.evaluation.audit.doubtful_labels import iterate_probabilities
+from dml.evaluation.audit.doubtful_labels import estimate_label_probabilities, iterate_probabilities
 from dml.evaluation.audit.findings import SMALL_CLASS, AuditedImages, Finding
 from dml.evaluation.audit.findings_file import read_decided_rows, write_findings
 from dml.evaluation.audit.near_duplicates import find_duplicate_pairs, report_duplicates
@@ -23,11 +24,17 @@ from dml.evaluation.audit.settings import AuditSettings
 SETTINGS = AuditSettings()
 
 
+def draw_pictures(count: int, side: int = 32) -> torch.Tensor:
+    """Draw smooth pictures (N, side, side) of grey values from 0 to 255, the same for each side."""
+    coarse = 255 * torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(1))
+    return F.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 255)[:, 0]
+
+
 def make_images(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], split: list[str]) -> AuditedImages:
-    """Images of labels, whose embeddings lie around the centres of groups; all hashes are drawn at random."""
+    """Images of labels, whose embeddings lie around the centers of groups; all pictures are drawn at random."""
     rng = torch.Generator().manual_seed(0)
-    centres = torch.randn(int(groups.max()) + 1, 16, generator=rng)
-    rows = centres[torch.from_numpy(groups)] + 0.4 * torch.randn(len(labels), 16, generator=rng)
+    centers = torch.randn(int(groups.max()) + 1, 16, generator=rng)
+    rows = centers[torch.from_numpy(groups)] + 0.4 * torch.randn(len(labels), 16, generator=rng)
     return AuditedImages(
         table=ImageTable(
             paths=np.array([f"/mine/{row}.jpg" for row in range(len(labels))]),
@@ -36,7 +43,7 @@ def make_images(labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], sp
             levels=("class",),
         ),
         embeddings=F.normalize(rows, dim=1),
-        hashes=torch.randint(0, 2, (len(labels), 256), generator=rng).float(),
+        pictures=draw_pictures(len(labels)),
         contrasts=np.full(len(labels), 50, dtype=np.float32),
         sizes=np.full((len(labels), 2), 64, dtype=np.int64),
     )
@@ -51,9 +58,8 @@ def test_of_copies_all_but_one_are_proposed_and_the_test_keeps_its_image() -> No
     images = make_images(labels, labels, ["train"] * 36 + ["test"] * 36)
     for copy in (1, 40, 70):
         images.embeddings[copy] = images.embeddings[0]
-        images.hashes[copy] = images.hashes[0]
-        images.hashes[copy, :5] = 1 - images.hashes[0, :5]
-    images.hashes[20] = images.hashes[21]  # equal hashes alone, of images that are nothing alike
+        images.pictures[copy] = images.pictures[0] + torch.randn(32, 32)
+    images.pictures[20] = images.pictures[21]  # equal pictures alone, of images that are nothing alike
     images.embeddings[20] = -images.embeddings[21]
     findings = report_duplicates(images, find_duplicate_pairs(images, SETTINGS))
     assert {finding.path for finding in findings} == {f"/mine/{row}.jpg" for row in (0, 1, 70)}
@@ -65,10 +71,39 @@ def test_all_of_many_copies_are_known_to_each() -> None:
     labels = make_classes()
     images = make_images(labels, labels, ["train"] * 72)
     copies = [*range(0, 72, 3)]
-    images.embeddings[copies], images.hashes[copies] = images.embeddings[0].clone(), images.hashes[0].clone()
-    listed = find_duplicate_pairs(images, SETTINGS).list_copies(images, SETTINGS)
+    images.embeddings[copies], images.pictures[copies] = images.embeddings[0].clone(), images.pictures[0].clone()
+    listed = find_duplicate_pairs(images, SETTINGS).list_copies(72)
     for row in range(72):
-        assert sorted(listed[row]) == ([copy for copy in copies if copy != row] if row in copies else [])
+        assert sorted(listed[row]) == (copies if row in copies else [row])
+
+
+@pytest.mark.parametrize("change", ["crop", "wide crop", "mirrored crop", "mirrored", "other class", "other picture"])
+def test_a_part_of_a_picture_is_a_copy(change: str) -> None:
+    """Unless it is mirrored and of another class: two classes may differ in left and right."""
+    labels = make_classes()
+    images = make_images(labels, labels, ["train"] * 72)
+    whole = draw_pictures(72, side=320)[0]
+    top, left, height, width = {"mirrored": (0, 0, 320, 320), "wide crop": (90, 0, 200, 320)}.get(
+        change, (30, 60, 260, 240)
+    )
+    part = whole[top : top + height, left : left + width].clone()
+    row = 40 if change == "other class" else 7
+    part = part.flip(1) if change in ("mirrored", "mirrored crop", "other class") else part
+    part = draw_pictures(72, side=320)[50] if change == "other picture" else part
+    images.pictures[row] = F.interpolate(part[None, None], (32, 32), mode="area")[0, 0]
+    images.embeddings[row] = F.normalize(images.embeddings[0] + 0.1, dim=0)
+    pairs = find_duplicate_pairs(images, SETTINGS)
+    assert [*zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)] == ([] if "other" in change else [(0, 7)])
+
+
+def test_pictures_of_one_color_are_parts_of_none() -> None:
+    labels = make_classes()
+    images = make_images(labels, labels, ["train"] * 72)
+    images.embeddings[:] = images.embeddings[0].clone()
+    images.pictures[5] = 128
+    images.pictures[6] = 130
+    pairs = find_duplicate_pairs(images, SETTINGS)
+    assert [*zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)] == [(5, 6)]
 
 
 def test_class_probabilities_are_those_of_a_loop() -> None:
@@ -94,18 +129,57 @@ def test_a_class_under_two_names_is_found_and_no_other_pair() -> None:
     labels = groups.copy()
     labels[6:12] = 6
     images = make_images(labels, groups, ["train"] * len(labels))
-    findings = report_mixed_classes(images, find_neighbors(images, SETTINGS)[0], SETTINGS)
+    findings = report_mixed_classes(images, find_neighbors(images, SETTINGS)[0], [[]] * 72, SETTINGS)
     assert [{finding.label, finding.other_label} for finding in findings] == [{"0", "6"}]
+
+
+def test_a_class_that_is_a_copy_of_another_is_found() -> None:
+    """As faces, and the same faces cut out: their nearest neighbors are copies, which don't count as neighbors."""
+    labels = make_classes()
+    images = make_images(labels, labels, ["train"] * 72)
+    copies = [[row, row + 12] if row < 7 else [row - 12, row] if 12 <= row < 19 else [row] for row in range(72)]
+    neighbors = find_neighbors(images, SETTINGS, copies)[0]
+    (finding,) = report_mixed_classes(images, neighbors, copies, SETTINGS)
+    assert {finding.label, finding.other_label} == {"0", "1"}
+    assert finding.remark == "12 and 12 images; 58% of one class have copies in the other"
+    copies[5:7], copies[17:19] = [[5], [6]], [[17], [18]]  # now 5 of 12
+    assert report_mixed_classes(images, neighbors, copies, SETTINGS) == []
 
 
 def test_two_classes_under_one_name_are_found_and_no_other() -> None:
     groups = make_classes()
     labels = np.where(groups == 5, 4, groups)
     images = make_images(labels, groups, ["train"] * len(labels))
-    findings = report_divided_classes(images, AuditSettings(divided=0.5))
+    findings = report_divided_classes(images, SETTINGS)
     assert [finding.label for finding in findings] == ["4"]
     first, second = ({*rows} for rows in findings[0].pictures)
     assert {frozenset(first), frozenset(second)} == {frozenset(range(48, 56)), frozenset(range(60, 68))}
+    assert (
+        report_divided_classes(make_images(0 * labels, groups, ["train"] * 72), SETTINGS) == []
+    )  # with no other class
+
+
+@pytest.mark.parametrize(("dimensions", "noise"), [(8, 0.6), (32, 1.0), (32, 5.0)])
+def test_few_images_of_one_kind_are_not_divided(dimensions: int, noise: float) -> None:
+    """Their two clusters have silhouettes up to 0.5; with much noise, the embeddings tell no classes apart."""
+    rng = torch.Generator().manual_seed(0)
+    labels = make_classes(27)
+    images = make_images(labels, labels, ["train"] * len(labels))
+    centers = torch.randn(27, dimensions, generator=rng)[torch.from_numpy(labels)]
+    embeddings = F.normalize(centers + noise * torch.randn(len(labels), dimensions, generator=rng), dim=1)
+    assert len(report_divided_classes(replace(images, embeddings=embeddings), SETTINGS)) <= 2
+
+
+def test_few_images_need_more_to_make_a_label_doubtful() -> None:
+    """The share of chance is that of the images which the principal components need, here 70 and many more."""
+    labels = make_classes()
+    images = make_images(labels, labels, ["train"] * 72)
+    images.table.labels[0], copies = 1, [[] for _ in labels]
+    found = estimate_label_probabilities(images, copies, AuditSettings(components=7))
+    assert np.flatnonzero(found.is_doubtful).tolist() == [0]
+    share = float(found.quality[0]) * found.classes
+    strict = AuditSettings(components=int(72 / 10 / share) + 1)
+    assert not estimate_label_probabilities(images, copies, strict).is_doubtful.any()
 
 
 def test_small_classes_and_odd_images() -> None:
