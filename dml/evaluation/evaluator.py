@@ -165,7 +165,7 @@ class Evaluator:
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.labels, unit.curvature)
+        items = Items(unit.rows, self.table.labels, unit.geometry)
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dml.ops.errors import InputError
-from dml.ops.poincare import LARGEST_NORM, Ball, check_ball
+from dml.ops.poincare import LARGEST_NORM, Ball, check_ball, product_distances, ranking_vectors
 from dml.retrieval.rows import Embeddings, float32_rows, unit_rows
 
 
@@ -59,6 +59,86 @@ def ranking_device(device: torch.device) -> torch.device:
     return device if device.type == "cuda" else torch.device("cpu")
 
 
+class Geometry(NamedTuple):
+    """How embeddings are compared: by cosine similarity, or by the distance in a Poincare ball.
+
+    Every ranking and search compares vectors by their inner products. This class alone knows which vectors these are.
+
+    Args:
+        curvature: curvature of the ball whose points the embeddings are; 0 compares embeddings by cosine.
+    """
+
+    curvature: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name of the similarity, for tables."""
+        return f"Poincare distance of curvature {self.curvature:g}" if self.curvature else "cosine"
+
+    @classmethod
+    def from_ball(cls, ball: Ball | None) -> "Geometry":
+        """Return the geometry of a ball; of cosine similarities without one."""
+        return cls(ball.curvature if ball else 0.0)
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether embeddings are compared by cosine: the inner products of their vectors are the similarities."""
+        return not self.curvature
+
+    def check_cosine(self, subject: str) -> None:
+        """Make sure that embeddings are compared by cosine.
+
+        Raises:
+            InputError: if they are points of a ball, for which there is no such ``subject``.
+        """
+        if self.curvature:
+            raise InputError(f"{subject} is of cosine similarities, and needs curvature = 0")
+
+    def scale(self, embeddings: Embeddings, name: str) -> Tensor:
+        """Check embeddings (N, D), and scale them to unit length in float32; points of a ball keep their lengths.
+
+        Args:
+            embeddings: embeddings of any real type, on any device.
+            name: name of the embeddings in error messages.
+
+        Raises:
+            InputError: if the embeddings have another shape, hold values that are not finite, or are outside the ball.
+        """
+        if not self.curvature:
+            return unit_rows(embeddings, name)
+        points, limit = float32_rows(embeddings, name), LARGEST_NORM / self.curvature**0.5
+        num_outside = int((torch.linalg.vector_norm(points, dim=1) > limit * (1.0 + 1e-6)).sum())
+        if num_outside:
+            raise InputError(
+                f"{name}: {num_outside} of {len(points)} points are outside the Poincare ball of curvature "
+                f"{self.curvature}: dml.losses.hyperbolic.to_ball maps embeddings to points of norm {limit:.4g} at most"
+            )
+        return points
+
+    def query_vectors(self, points: Tensor) -> Tensor:
+        """Return the vectors of queries, whose largest inner product is with the nearest item's `gallery_vectors`."""
+        return ranking_vectors(points, self.curvature)[0] if self.curvature else points
+
+    def gallery_vectors(self, points: Tensor) -> Tensor:
+        """Return the vectors of gallery items, for the inner products with `query_vectors`."""
+        return ranking_vectors(points, self.curvature)[1] if self.curvature else points
+
+    def search_scores(self, points: Tensor, products: Tensor) -> Tensor:
+        """Return the similarities that the inner products of a search stand for, to the rounding of the products.
+
+        Args:
+            points: (Q, D) queries.
+            products: (Q, k) inner products of their vectors and those of the items that were found.
+
+        Returns:
+            (Q, k) cosines, or Poincare distances with a negative sign.
+        """
+        return -product_distances(points, products, self.curvature) if self.curvature else products
+
+
+COSINE = Geometry()
+
+
 @dataclass(frozen=True)
 class UnitEmbeddings:
     """Embeddings of unit length, or points of a Poincare ball, which every function of this package takes as they are.
@@ -66,21 +146,18 @@ class UnitEmbeddings:
     A test evaluates, maps and compares the same embeddings: `UnitEmbeddings.normalize` checks and scales them once.
 
     Args:
-        rows: (N, D) float32 embeddings of unit length, or of length 0, on their `ranking_device`; points of the ball
-            if there is a curvature.
-        curvature: curvature of the Poincare ball that the rows are points of; 0 for embeddings of unit length.
+        rows: (N, D) float32 embeddings of unit length, or of length 0, on their `ranking_device`; or points of a ball.
+        geometry: how the rows are compared.
     """
 
     rows: Tensor
-    curvature: float = 0.0
+    geometry: Geometry = COSINE
 
     @classmethod
     def normalize(
         cls, embeddings: "Embeddings | UnitEmbeddings", name: str = "embeddings", curvature: float = 0.0
     ) -> "UnitEmbeddings":
-        """Check embeddings and scale them to unit length; return embeddings that are normalised already as they are.
-
-        Points of a Poincare ball are checked, and keep their lengths.
+        """Check and scale embeddings, see `Geometry.scale`; return embeddings that are normalized already as they are.
 
         Args:
             embeddings: (N, D) embeddings of any real type, on any device.
@@ -88,24 +165,16 @@ class UnitEmbeddings:
             curvature: curvature of the Poincare ball whose points the embeddings are; 0 for other embeddings.
 
         Raises:
-            InputError: if the embeddings have another shape, hold values that are not finite, or are outside the ball.
+            InputError: if `Geometry.scale` raises one.
         """
         if isinstance(embeddings, UnitEmbeddings):
             return embeddings
-        if not curvature:
-            return cls(unit_rows(embeddings, name))
-        points, limit = float32_rows(embeddings, name), LARGEST_NORM / curvature**0.5
-        num_outside = int((torch.linalg.vector_norm(points, dim=1) > limit * (1.0 + 1e-6)).sum())
-        if num_outside:
-            raise InputError(
-                f"{name}: {num_outside} of {len(points)} points are outside the Poincare ball of curvature "
-                f"{curvature}: dml.losses.hyperbolic.to_ball maps embeddings to points of norm {limit:.4g} at most"
-            )
-        return cls(points, curvature)
+        geometry = Geometry(curvature)
+        return cls(geometry.scale(embeddings, name), geometry)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, indices: npt.NDArray[np.int64]) -> "UnitEmbeddings":
         """Return the embeddings of some rows."""
-        return UnitEmbeddings(self.rows[torch.from_numpy(indices).to(self.rows.device)], self.curvature)
+        return UnitEmbeddings(self.rows[torch.from_numpy(indices).to(self.rows.device)], self.geometry)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dml.evaluation.geometry import Geometry
 from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
@@ -266,8 +267,8 @@ class MetricConfig:
             for k in self.recall_at:
                 check_whole("recall_at", k, least=1)
         check_number("curvature", self.curvature, least=0)
-        if self.curvature and (pair_metrics := self.select_kind(Kind.PAIRS)):
-            raise InputError(f"metrics: {pair_metrics[0].name} is of cosine similarities, and needs curvature = 0")
+        for metric in self.select_kind(Kind.PAIRS):
+            Geometry(self.curvature).check_cosine(f"metrics: {metric.name}")
 
     def _check_entries(self) -> None:
         """Make sure that each entry of ``metrics`` is the name of a packaged metric, or a metric."""

@@ -171,7 +171,7 @@ def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabelledPairs |
     Returns:
         The pairs with their finest labels; None if they have no cosine similarity, or a list for each level.
     """
-    if embeddings.curvature or has_level_lists(table):
+    if not embeddings.geometry.is_cosine or has_level_lists(table):
         return None
     (part,) = benchmark_lists(table)
     queries, labels = embeddings.take(part.queries).rows, table.labels[:, 0]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.geometry import choose_ball
+from dml.evaluation.geometry import Geometry, choose_ball
 
 SELECTIONS = {
     "val": "the best on the validation split",
@@ -36,11 +36,7 @@ def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: f
         heads: heads whose embeddings are concatenated.
         curvature: curvature of the Poincare ball in which the vectors lie; 0 for the sphere.
     """
-    return f"{sum(sizes[head] for head in heads):,} dimensions, {_describe_geometry(curvature)}"
-
-
-def _describe_geometry(curvature: float) -> str:
-    return "cosine" if not curvature else f"Poincare distance of curvature {curvature:g}"
+    return f"{sum(sizes[head] for head in heads):,} dimensions, {Geometry(curvature).name}"
 
 
 def describe_weights(config: Mapping[str, Any]) -> str:
@@ -98,7 +94,7 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
     dimensions = f"{least}{sum(dims):,} dimensions" + (" as the validation chooses heads" if chooses else "")
     ball = choose_ball(config.get("geometry"), config.get("loss"))
     return {
-        "vector": f"{dimensions}, {_describe_geometry(ball.curvature if ball else 0.0)}",
+        "vector": f"{dimensions}, {Geometry.from_ball(ball).name}",
         "first weights": describe_weights(config),
         "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
         "split": str(evaluation.get("split") or "test"),

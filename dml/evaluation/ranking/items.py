@@ -8,9 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
 from dml.ops.errors import InputError
-from dml.ops.poincare import ranking_vectors
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 
@@ -20,29 +19,27 @@ Labels = Tensor | npt.NDArray[Any]
 class Items(NamedTuple):
     """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level.
 
-    The embeddings are those of `UnitEmbeddings`. With a curvature above 0, they are points of the Poincare ball of
-    that curvature, and are ranked by Poincare distance.
+    The embeddings are those of `UnitEmbeddings`, and `geometry` says how they are compared.
     """
 
     embeddings: Tensor
     labels: npt.NDArray[Any]
-    curvature: float = 0.0
+    geometry: Geometry = COSINE
 
     def query_vectors(self, rows: slice) -> Tensor:
         """Return vectors of some items as queries, whose largest inner product is with the nearest gallery item."""
-        points = self.embeddings[rows]
-        return ranking_vectors(points, self.curvature)[0] if self.curvature else points
+        return self.geometry.query_vectors(self.embeddings[rows])
 
     def gallery_vectors(self) -> Tensor:
         """Return the vectors of all items as a gallery, for the inner products with `query_vectors`."""
-        return ranking_vectors(self.embeddings, self.curvature)[1] if self.curvature else self.embeddings
+        return self.geometry.gallery_vectors(self.embeddings)
 
     def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
         """Return the items of some rows, with the labels of one level or of all levels."""
         if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
             return self  # without a copy of the embeddings
         labels = self.labels[rows] if level is None else self.labels[rows, level, None]
-        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.curvature)
+        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.geometry)
 
 
 def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
@@ -60,7 +57,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: fl
     unit, columns = UnitEmbeddings.normalize(embeddings, name, curvature), check_labels(labels, name)
     if len(unit) != len(columns):
         raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
-    return Items(unit.rows, columns, unit.curvature)
+    return Items(unit.rows, columns, unit.geometry)
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:

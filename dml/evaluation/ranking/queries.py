@@ -367,28 +367,27 @@ def rank_items(
                 scores = torch.stack([*block.scores.values()]).cpu().numpy()
                 for name, values in zip(block.scores, scores, strict=True):
                     result.values[name][positions] = values
-    if queries.curvature:
-        _set_poincare_similarities(result, queries, searched)
+    if not queries.geometry.is_cosine:
+        _set_distances(result, queries, searched)
     result.mask_queries_without_positives()
     return result
 
 
 def _rerank(queries: Items, gallery: Items | None, positives: Positives, reranker: Reranker) -> Comparison:
     """Return the distances of a re-ranking."""
-    if queries.curvature:
-        raise InputError("a re-ranking is of cosine similarities, and needs curvature = 0")
+    queries.geometry.check_cosine("a re-ranking")
     items = queries if gallery is None else gallery
     return reranker(Comparison(queries.embeddings, items.embeddings, positives.excluded, gallery is None))
 
 
-def _set_poincare_similarities(result: PerQuery, queries: Items, gallery: Items) -> None:
-    """Replace the inner products that rank the neighbours by the negative Poincare distances, a block at a time."""
+def _set_distances(result: PerQuery, queries: Items, gallery: Items) -> None:
+    """Replace the inner products that rank the neighbors by the negative Poincare distances, a block at a time."""
+    device = queries.embeddings.device
     for start in range(0, len(result.queries), LARGEST_BLOCK):
         part = slice(start, start + LARGEST_BLOCK)
-        device = queries.embeddings.device
         points = queries.embeddings[torch.from_numpy(result.queries[part]).to(device)].double()
         neighbors = gallery.embeddings[torch.from_numpy(result.neighbors[part]).to(device)].double()
-        distances = pair_distances(points[:, None], neighbors, queries.curvature)
+        distances = pair_distances(points[:, None], neighbors, queries.geometry.curvature)
         result.similarities[part] = 0.0 - distances.cpu().numpy()
 
 
