@@ -10,10 +10,10 @@ data set itself stays as it is. What the audit finds in it without planted error
 printed first; so is what it finds in 27 classes of 12 images. It takes two to three minutes on two cores.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import sys
 import tempfile

@@ -9,10 +9,10 @@ beside it. docs/benchmarks.json holds what it printed, the day, the machine, the
 and the versions of the libraries. The benchmark against other libraries is another one: scripts/bench_peers.py.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)
+    handle_signals()
 
 import argparse
 import datetime

@@ -7,10 +7,10 @@ The images are noise of 256 x 256 pixels. None of them is in memory at first, an
 cache stands the same file, mapped into memory.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import os

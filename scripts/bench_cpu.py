@@ -11,10 +11,10 @@ how much faster the option is. Weights are random, except those of the default n
 - compiled            ``compile=true``, if there is a compiler; evaluations never use the compiled network
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import shutil
 import sys

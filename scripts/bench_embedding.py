@@ -7,10 +7,10 @@ The bare loop decodes and transforms each image and calls the network with batch
 runs in one process, in turns; ratios are the medians of the rounds.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import statistics
 import sys

@@ -10,10 +10,10 @@ process. --gallery predicts the time of each size by the square of the size, fro
 million images; its embeddings have 128 dimensions, in classes of ten.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 from collections.abc import Callable, Sequence

@@ -10,10 +10,10 @@ are what a call adds at most to the memory that torch holds on the GPU. The embe
 and drawn as for scripts/bench_losses.py and scripts/bench_evaluation.py.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import sys

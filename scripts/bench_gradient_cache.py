@@ -8,10 +8,10 @@ the process has with its images and after a small first step. Gradient caching s
 memory of 64.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import subprocess
 import sys

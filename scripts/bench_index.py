@@ -8,10 +8,10 @@ process. MB are the peak of the process, of which the vectors themselves take 51
 index in blocks, as `Index.build` does.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import json
 import resource

@@ -9,10 +9,10 @@ to the memory of this process at most, without that of the processes that it sta
 exponent: n times as many images as in the column before took n to this power as long; 1 is in proportion.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import io
 import json

@@ -9,10 +9,10 @@ cache where the transform has one. All run in one process with one thread, in tu
 each second of CPU time, in brackets beside those of torchvision's pipeline.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import tempfile
 from collections.abc import Callable, Sequence

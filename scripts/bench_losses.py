@@ -7,10 +7,10 @@ HAPPIER's batches on SOP. A loss and its yardstick are measured in turns. The pr
 turns.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 from collections.abc import Callable
 from statistics import median

@@ -9,10 +9,10 @@ Every measurement is a process of its own in the peer's environment, and the pee
 the method.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)
+    handle_signals()
 
 import argparse
 import datetime

@@ -8,10 +8,10 @@ The embeddings are synthetic, with 512 dimensions, around the centres of classes
 both.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import sys
 from collections.abc import Callable

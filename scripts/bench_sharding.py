@@ -13,10 +13,10 @@ many processes share a core; the largest of all processes is printed. The second
 batch on two processes: both ways in turns, the median, and the median of the ratio.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import sys
 import tempfile

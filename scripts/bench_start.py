@@ -12,10 +12,10 @@ Seconds are CPU time, of user and system together, and wall time, each the media
 Lightning and timm import although dml uses nothing of them (`lean_imports`) count as the libraries' own.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import os
 import resource

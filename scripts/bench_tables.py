@@ -7,10 +7,10 @@ without images. Each row is measured in a new process. MB are what reading adds 
 and at the end.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import json
 import subprocess

@@ -6,10 +6,10 @@ Both loops do the same steps on the same tensors in one process, in turns, so th
 affects both.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import sys
 import tempfile

@@ -10,10 +10,10 @@ the end of the run. Every second run accumulates the gradients of two batches. T
 differs from the uninterrupted one.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import multiprocessing

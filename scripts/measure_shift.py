@@ -3,14 +3,14 @@
 python scripts/measure_shift.py /tmp/shift --raw    features before any training, on both sides of all levels
 python scripts/measure_shift.py /tmp/shift          losses that train the heads alone (frozen=true), levels 0, 2 and 5
 
-All tables are in docs/shift.md. The splits are drawn once, with seed 0; the seeds are those of the trainings. Finished
+docs/shift.md has the means. The splits are drawn once, with seed 0; the seeds are those of the trainings. Finished
 runs are not repeated. It takes about fifteen minutes on two cores.
 """
 
-from dml.ops.process.signals import handle_signals
+from dml.runtime.signals import handle_signals
 
 if __name__ == "__main__":
-    handle_signals(is_importing=True)  # before imports that take seconds
+    handle_signals()  # before imports that take seconds
 
 import argparse
 import json
@@ -27,13 +27,13 @@ from dml.data.table_changes.class_splits import apply_class_splits, read_class_s
 from dml.evaluation.evaluator import Evaluator
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.text_tables import markdown_table
-from dml.papers.plans import run_forks
 from dml.report.provenance import describe_measurement, describe_vector, describe_weights, join_facts, merge_facts
 from dml.report.statistics import PER_QUERY, ClassSums, sum_by_class, sum_runs_by_class
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
 from dml.run.resuming.stored_configuration import plain_config
+from dml.studies.runs import run_forks
 
 LEVELS = (0, 2, 5)
 LOSSES = ("rll", "multi_similarity", "normalized_softmax", "circle")
@@ -50,9 +50,7 @@ def main(output: Path, *, is_raw: bool) -> None:
     """Make the splits and the runs that are missing, and print the tables."""
     splits = output / "splits"
     cache = f"data.cache={output / 'cache'}"
-    if not (splits / "shift.json").exists() and run_forks(
-        [["shift", "dataset=emoji", cache, f"output={splits}"]], report
-    ):
+    if not (splits / "shift.json").exists() and run_forks([["shift", "dataset=emoji", cache, f"output={splits}"]]):
         sys.exit("dml shift failed")
     levels = json.loads((splits / "shift.json").read_text())["levels"]
     distances = [f"{level['distance']:.3f}" for level in levels]
@@ -130,14 +128,9 @@ def train_losses(output: Path, cache: str) -> dict[tuple[int, str], list[RunFold
         for (level, loss), folders in runs.items()
         if not folders[seed].is_finished
     ]
-    if run_forks(commands, report, jobs=1):
+    if run_forks(commands):
         sys.exit("a run failed; the same command goes on")
     return runs
-
-
-def report(line: str) -> None:
-    """Print the line of a command that begins."""
-    print(line, flush=True)
 
 
 def print_loss_tables(distances: list[str], raw: RawFeatures, runs: dict[tuple[int, str], list[RunFolder]]) -> None:

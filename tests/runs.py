@@ -14,8 +14,8 @@ import torch
 from kill_points import die_at
 
 from dml.commands import main
-from dml.ops.process import signals
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.runtime import signals
 
 
 def kill_at(point: str, occurrence: int, *arguments: str, within: str = "") -> None:
@@ -54,7 +54,7 @@ def stop_at(
     """
 
     def send_again() -> None:
-        while signals.state.signum is None:
+        while not signals.is_requested():
             time.sleep(0.01)
         time.sleep(again or 0)
         os.kill(os.getpid(), signum)

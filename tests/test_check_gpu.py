@@ -67,7 +67,7 @@ def test_chosen_checks_train_on_photographs(
     monkeypatch.setattr(check_gpu.Checks, "execute", staticmethod(one_process(here)))
     overrides = [override for override in OVERRIDES if override != "dataset.counts=null"]
     options = ["--accelerator", "cpu", "--steps", "11", "--output", str(tmp_path), "--photographs"]
-    # as docs/gpu.md writes it, the overrides behind the last option
+    # as docs/performance.md has them, the overrides behind the last option
     monkeypatch.setattr("sys.argv", ["check_gpu.py", *options, "--checks", "float32", *overrides, "model.heads=[H]"])
     with pytest.raises(SystemExit) as ended:
         check_gpu.main()

@@ -19,17 +19,18 @@ from dml.commands.start.log_levels import quiet
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.papers.experiments import compose, shrink
-from dml.papers.tables.paper_tables import Training, read_entries, read_tables
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
+from dml.studies.experiments import compose, shrink
+from dml.studies.paper_tables import read_entries, read_tables
+from dml.studies.study import Training
 
 pytestmark = pytest.mark.pipeline
 
 TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false")
 
-# tests/papers/test_tables.py misses the others
+# tests/studies/test_tables.py misses the others
 TABLES = [table for table in read_tables() if table.name in read_entries(table.paper)]
 
 
@@ -121,6 +122,7 @@ KEPT = ("loss", "optimizer", "scheduler.schedule", "scheduler.loss", "model.head
 """What the small form of an experiment has in common with it."""
 
 
+@pytest.mark.usefixtures("own_code")  # the small networks of the tests
 @pytest.mark.parametrize(
     "training",
     [
@@ -144,10 +146,11 @@ def test_an_experiment_trains(training: Training, small_emoji: Path, tmp_path: P
     found = jobs.train(config, RunFolder(tmp_path), list(asked.overrides))
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == steps * stages
     wanted = {
-        source.metric_name(cell)
+        cell.find_metric(number.metric_name)
         for table in TABLES
-        for cell in table.cells
-        if training in (source := table.find_source(cell.row, cell.dataset)).trainings
+        for number in table.numbers
+        for cell in table.find_entry(number.row, number.dataset).cells
+        if training == cell.training
     }
     assert {key for key in wanted if _of_emoji(key)} <= found.keys()
     shutil.rmtree(tmp_path / "checkpoints")  # of all experiments together gigabytes

@@ -5,12 +5,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -34,7 +34,7 @@ from dml.commands.checks.config_types import check_types, select_used_parts
 from dml.commands.checks.required_values import check_parts, check_values
 from dml.commands.command_help import format_help
 from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
-from dml.commands.start import follower_processes
+from dml.commands.start.follower_processes import follow
 from dml.commands.start.log_levels import quiet
 from dml.commands.start.working_folder import import_from_working_folder
 from dml.ops.configuration.nested import is_below
@@ -42,8 +42,7 @@ from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
 from dml.ops.libraries.lean_imports import import_lean
-from dml.ops.process import child_processes, signals
-from dml.ops.run_folders.new_folders import is_unused, note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.ops.run_folders.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
 from dml.run import building, sweeps
@@ -53,7 +52,7 @@ from dml.run.resuming.stored_configuration import (
     read_checkpoint_configuration,
     read_stored_configuration,
 )
-from dml.training.distributed import watch
+from dml.runtime import processes, ranks, signals
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""
@@ -76,7 +75,7 @@ PROCESS_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "tra
 
 def run_job(command: str, arguments: Sequence[str]) -> None:
     """Run one of `JOBS` with the arguments that follow its name, such as ["loss=rll", "--multirun", "seed=1,2"]."""
-    sys.argv[1:] = [command, *arguments]  # Hydra, and the processes that Lightning starts, take them from there
+    sys.argv[1:] = [command, *arguments]  # Hydra takes them from there
     main(command, is_named=True)
 
 
@@ -86,7 +85,7 @@ def main(command: str, *, is_named: bool = False) -> None:
     A user's error ends with one line on stderr and exit code 2; ``HYDRA_FULL_ERROR=1`` or ``debug=true`` shows
     its trace, as any other exception does.
 
-    At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.ops.process.signals`.
+    At SIGINT or SIGTERM it ends with one line and exit code 128 + the signal; see `dml.runtime.signals`.
 
     Args:
         command: one of `JOBS`.
@@ -103,7 +102,6 @@ def main(command: str, *, is_named: bool = False) -> None:
     # Hydra is told to raise: it would print its own shortened trace and exit with 1
     with (
         signals.handling(),
-        child_processes.reporting_signals(),
         one_line_errors(is_debugged),
         _environment("HYDRA_FULL_ERROR", "1"),
     ):
@@ -119,9 +117,9 @@ def main(command: str, *, is_named: bool = False) -> None:
         check_run_folders(typed)
         if asks_for_sweep(typed) and (shown := {"--cfg", "-c", "--info", "-i"}.intersection(typed)):
             raise InputError(f"{min(shown)}: shows one configuration, and a sweep has many; leave out --multirun")
-        arguments = follower_processes.follow(_with_stored_overrides(typed))
+        arguments = follow(_with_stored_overrides(typed))
         sys.argv[1:] = arguments
-        task = Task(command, typed, [*prefix, *arguments], is_debugged, full_error, os.getpid())
+        task = Task(command, typed, is_debugged, full_error, os.getpid())
         if (folder := find_path(arguments, "hydra.run.dir")) and "${" not in str(folder):
             note_new_folder(folder)
         with stopping_workers(arguments), _removing_unused_sweeps():
@@ -135,7 +133,6 @@ class Task:
     Args:
         command: one of `JOBS`.
         typed: overrides that the user has typed.
-        arguments: arguments of a process that does the same: stored overrides stand before those that were typed.
         is_debugged: whether the user asks for the trace of an error.
         full_error: value of HYDRA_FULL_ERROR in the environment; None if it isn't set.
         process: id of the process that the user has started.
@@ -143,7 +140,6 @@ class Task:
 
     command: str
     typed: list[str]
-    arguments: list[str]
     is_debugged: bool
     full_error: str | None
     process: int
@@ -151,7 +147,7 @@ class Task:
     def run(self, config: DictConfig) -> Any:
         """Do the command's job, be it in this process or in a worker of a sweep."""
         try:
-            if os.getpid() != self.process and child_processes.is_started_by_dml():
+            if os.getpid() != self.process and signals.SILENT in os.environ:
                 return run_in_worker(partial(self._run, config))
             return self._run(config)
         finally:
@@ -160,24 +156,26 @@ class Task:
     def _run(self, config: DictConfig) -> Any:
         quiet()  # before FAISS is imported
         import_from_working_folder()  # a launcher may have started this process
-        sys.argv[1:] = self.arguments  # Lightning starts the other processes of a run with them
         hydra_config = HydraConfig.get()
         folder = RunFolder(hydra_config.runtime.output_dir)
         overrides = list_overrides(hydra_config, config)
-        follower_processes.announce_folder(folder.path)
         in_sweep = self.command == "train" and hydra_config.mode == RunMode.MULTIRUN
         signals.state.hint = sweep_hint if in_sweep else partial(_hint, self.command, folder)
         do_job = partial(self._do_job, config, folder, overrides)
         # user errors end within the job: Hydra would announce its failure first
         errors = told_errors(folder.path, self.is_debugged) if in_sweep else one_line_errors(self.is_debugged)
-        is_first = self.command not in WITHOUT_RUN_FOLDER and not follower_processes.is_follower(
-            hydra_config.overrides.hydra
-        )
+        has_folder = self.command not in WITHOUT_RUN_FOLDER
+        trainer = OmegaConf.select(config, "trainer") if has_folder and not in_sweep else None
+        if trainer and ranks.count_processes(trainer) > 1 and not ranks.is_launched(trainer):
+            with errors, _environment("HYDRA_FULL_ERROR", self.full_error):
+                self._launch(trainer, folder)
+        is_first = has_folder and ranks.is_first()
         # a sweeper may propose the same values twice at a time: the second waits for the first, and is skipped
-        lock = _hold(folder, wait=in_sweep) if is_first else follower_processes.announcing_end()
+        lock = _hold(folder, wait=in_sweep) if is_first else nullcontext()
         with errors, lock, _environment("HYDRA_FULL_ERROR", self.full_error):
             check_parts(self.command, config, hydra_config.runtime)
             check_values(self.command, config)
+            ranks.name_folder(str(folder.path))
             if is_first and not in_sweep:
                 announce_start(self.command, config, hydra_config.runtime.choices, folder.path)
             with building.trusting(trust.check_targets(self.command, config, self.typed)):
@@ -196,9 +194,24 @@ class Task:
         check_job(self.command, config)
 
     def _do_job(self, config: DictConfig, folder: RunFolder, overrides: list[str]) -> Any:
-        result = resolve_name(JOBS[self.command])(config, folder, overrides)
-        watch.leave()
-        return result
+        return resolve_name(JOBS[self.command])(config, folder, overrides)
+
+    def _launch(self, trainer: DictConfig, folder: RunFolder) -> NoReturn:
+        """Run the command in a process for each device, and exit as they do."""
+        with _hold(folder, wait=False):  # it removes the folder after an error
+            if asks_for_sweep(self.typed):
+                raise InputError(
+                    f"trainer.devices={trainer.devices}: a sweep of {self.command} takes trainer.devices=1"
+                )
+            if (trainer.get("num_nodes") or 1) > 1:
+                raise InputError(
+                    f"trainer.num_nodes={trainer.num_nodes}: torchrun or srun starts the processes on each machine; "
+                    "see docs/multi_node.md"
+                )
+        command = [*processes.python_command(self.command), *self.typed, f"hydra.run.dir={quote(folder.path)}"]
+        code = ranks.launch(command, ranks.count_processes(trainer))
+        remove_unused_folder(folder, PREPARED if code == 2 else ())
+        sys.exit(code)
 
 
 @contextmanager
@@ -212,8 +225,6 @@ def _hold(folder: RunFolder, *, wait: bool) -> Iterator[None]:
             yield
         except BaseException as error:
             removable = PREPARED if not wait and is_users_mistake(error) else ()
-            if isinstance(error, Exception) and is_unused(folder, removable):
-                follower_processes.wait_for_ends()  # they would make the folder again
             remove_unused_folder(folder, removable)
             raise
 
@@ -328,23 +339,27 @@ def stopping_workers(arguments: Sequence[str]) -> Iterator[None]:
     if not {"launcher=joblib", "hydra/launcher=joblib"} & set(arguments):
         yield
         return
-    with signals.waiting_for_processes(_stop_workers):
-        yield
+    os.environ[signals.SILENT] = "1"  # of the workers
+    try:
+        with processes.waiting_for_processes(_stop_workers):
+            yield
+    finally:
+        os.environ.pop(signals.SILENT)
 
 
-def _stop_workers(signum: int) -> None:
+def _stop_workers() -> None:
     logging.disable()  # Optuna's sweeper would announce that the runs which were stopped have no result
-    child_processes.pass_on(signum)
+    processes.stop_processes()
 
 
 def run_in_worker(run: Callable[[], Any]) -> Any:
     """Do a run in a worker of joblib, unless the sweep is stopping; the process that waits for it tells the user."""
     signals.handle_signals()
     signals.start_raising()
-    if signals.state.signum is not None:
+    if signals.is_requested():
         return None
     try:
         return run()
     except signals.Stopped:
-        signals.state.finish()
+        signals.report()
         return None

@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from dml.data.dataset import Batch, BatchDataset, Draw
-from dml.data.worker_processes import choose_start_method
+from dml.data.worker_processes import choose_start_method, pause_before_forks
 from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
-from dml.ops.process.child_processes import survive_group_signals
+from dml.runtime.processes import follow_parent
 
 
 class BatchSampler(Protocol):
@@ -93,7 +93,7 @@ class BatchStream:
             dataset,
             batch_sampler=self.batches,
             collate_fn=dataset.collate,
-            worker_init_fn=survive_group_signals,
+            worker_init_fn=follow_parent,
             generator=torch.Generator().manual_seed(seed),
             persistent_workers=loader.get("num_workers", 0) > 0,
             multiprocessing_context=choose_start_method(loader.get("num_workers", 0)),
@@ -111,6 +111,8 @@ class BatchStream:
     def __iter__(self) -> Iterator[Batch]:
         while True:
             self.batches.first, self.batches.stop = self.position, self._next_pause()
+            if self.loader.num_workers:
+                pause_before_forks()
             loaded = iter(self.loader)
             while (batch := self._next(loaded)) is not None:
                 self.position += 1

@@ -15,7 +15,7 @@ from typing import Any
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import CHECKSUMS, DamageError, file_checksum
-from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.locks import holding
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_files import read_values
 
@@ -52,12 +52,11 @@ def hold_folder(folder: str | Path, *, wait: bool = False) -> Iterator[Path]:
         if is_new:
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(_remove_if_empty, path)
-        lock = FileLock(path / LOCK)
         try:
-            stack.enter_context(lock.hold(wait=wait))
+            stack.enter_context(holding(path / LOCK, wait=wait))
         except BlockingIOError as error:
             raise InputError(f"{printable(folder)}: {error.strerror} is at work on it; wait for it") from error
-        stack.callback(lock.path.unlink, missing_ok=True)
+        stack.callback((path / LOCK).unlink, missing_ok=True)
         yield path
 
 

@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from dml.ops.process.shared_settings import SharedSetting
+from dml.runtime.shared_settings import SharedSetting
 
 LARGEST_K = 2047
 """The largest number of neighbors, and of searched cells, that every version of FAISS accepts on a GPU."""

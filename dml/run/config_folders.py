@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.filesystem.paths import IS_INSTALLED, PACKAGE
+from dml.runtime.processes import IS_INSTALLED, PACKAGE
 
 FILE = "file://"
 

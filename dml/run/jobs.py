@@ -17,7 +17,6 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.process import signals
 from dml.ops.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
@@ -36,12 +35,12 @@ from dml.run.resuming.stored_configuration import (
 )
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.sweeps import build_pruning
+from dml.runtime import signals
 from dml.training.callbacks.last_checkpoint import RunEnder
 from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
 from dml.training.checkpointing.checkpoints import TrainingProgress, load_model
 from dml.training.checkpointing.frozen_weights import FrozenWeights
 from dml.training.data import DataModule
-from dml.training.distributed import watch
 from dml.training.frozen.frozen_data import FrozenDataModule
 from dml.training.frozen.frozen_learner import FrozenLearner
 from dml.training.hardware import check_accelerator
@@ -143,7 +142,6 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
     if config.init and not config.resume and not expand_home(config.init).is_file():
         raise InputError(f"init={config.init}: no such file; a checkpoint of another run, such as its best.ckpt")
     if config.resume:
-        # Lightning starts the other processes without the overrides
         stored = read_stored_configuration(folder)
         if config.frozen != stored.config.get("frozen", False):
             raise InputError(
@@ -271,7 +269,7 @@ def _fit(parts: StageParts, folder: RunFolder, run: dict[str, Any], progress: Tr
     try:
         trainer.fit(parts.learner, datamodule=images, ckpt_path=folder.last_checkpoint if progress.step else None)
     finally:
-        watch.end_training()
+        signals.stop_deferring()
     signals.check()  # one that came after the last step
     signals.state.checkpoint_note = ""
     console_output.print_training(trainer, images, time.perf_counter() - started)

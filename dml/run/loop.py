@@ -19,7 +19,7 @@ from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
 from dml.training.float32 import Float32Precision
 from dml.training.hardware import check_accelerator, choose_deterministic
-from dml.training.processes import ProcessWatch, disable_signal_handling
+from dml.training.processes import SignalHandling
 from dml.training.run_length import AUTO, COUNTED
 from dml.training.trainer_arguments import check_arguments
 
@@ -48,7 +48,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
                 del trainer_config[key]
         users, plugins = (build(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
     interval = trainer_config.get("val_check_interval")
-    all_callbacks = [ProcessWatch(), Float32Precision(config.matmul_precision)]
+    all_callbacks = [SignalHandling(), Float32Precision(config.matmul_precision)]
     all_callbacks += [] if callbacks is None else [*callbacks, *users]
     if trainer_config.get("enable_progress_bar") is False:
         all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]
@@ -67,7 +67,6 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
         "plugins": [*plugins, *settings.pop("plugins", [])],
     }
     built: Trainer = build(trainer_config, _convert_="all", **(arguments | settings))
-    disable_signal_handling(built)
     keep_freed_memory(built.strategy.root_device)
     return built
 

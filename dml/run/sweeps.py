@@ -10,13 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
-from dml.ops.process import signals
-from dml.ops.process.subprocesses import python_command, python_environment, run_process
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.ops.run_folders.run_folder import HELD_FOLDER, RunFolder
 from dml.ops.text.console import console
 from dml.run.building import build
 from dml.run.config_folders import quote
 from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
+from dml.runtime import ranks, signals
+from dml.runtime.processes import python_command
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback
@@ -48,10 +48,10 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
         if has_checkpoint:
             console.print(f"[bold]resumed[/]  {in_markup(folder.path)}")
             config.resume = str(folder.path)
-        if config.trainer.devices == 1:
-            train()
+        if (count := ranks.count_processes(config.trainer)) > 1:
+            _train_in_processes(count, folder, [*overrides, *([f"resume={folder.path}"] if has_checkpoint else [])])
         else:
-            _train_in_processes(folder, [*overrides, *([f"resume={folder.path}"] if has_checkpoint else [])])
+            train()
     is_grid = HydraConfig.get().runtime.choices["hydra/sweeper"] == "basic"
     return None if is_grid else read_objective(config, folder)
 
@@ -62,21 +62,16 @@ def _is_folder_chosen() -> bool:
     return "sweep_subfolder" not in sweep["subdir"]
 
 
-def _train_in_processes(folder: RunFolder, overrides: list[str]) -> None:
-    """Train on several devices, in new processes, as a single run does.
-
-    Lightning starts the other processes with the command line of the first, and what they share lasts as long as they.
-    The first of them holds the folder's lock as well: should this process be killed, another sweep waits for it.
+def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> None:
+    """Train on several devices, in new processes, as a single run does, while this process holds the folder's lock.
 
     Raises:
         InputError: if the processes fail, which have printed the reason.
     """
     folders = [f"hydra.run.dir={quote(folder.path)}", f"hydra.sweep.dir={quote(HydraConfig.get().sweep.dir)}"]
     command = [*python_command("train"), *overrides, *folders]
-    lock = folder.lock
-    environment = python_environment(**lock.environment)
-    with signals.waiting_for_processes():
-        code = run_process(command, pass_fds=[lock.descriptor], env=environment)
+    code = ranks.launch(command, count, **{signals.SILENT: "1", HELD_FOLDER: str(folder.path)})
+    signals.check()
     if code:
         raise InputError(f"its processes ended with exit code {code}; the lines above say why")
 

@@ -15,9 +15,9 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.stream import BatchSampler, BatchStream, check_sampler
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
-from dml.data.worker_processes import choose_start_method
+from dml.data.worker_processes import choose_start_method, pause_before_forks
 from dml.ops.errors import InputError
-from dml.ops.process.child_processes import survive_group_signals
+from dml.runtime.processes import follow_parent
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -54,6 +54,8 @@ class ImageLoader(DataLoader[Item | None]):
     """
 
     def _get_iterator(self) -> Any:
+        if self.num_workers:
+            pause_before_forks()
         iterator = super()._get_iterator()
         self._find_iterator = weakref.ref(iterator)
         return iterator
@@ -117,7 +119,7 @@ class EvaluationData(LightningDataModule):
             dataset,
             batch_sampler=[list(rows[start : start + size]) for start in range(0, max(1, len(rows)), size)],
             collate_fn=dataset.collate,
-            worker_init_fn=survive_group_signals,
+            worker_init_fn=follow_parent,
             num_workers=num_workers,
             multiprocessing_context=choose_start_method(num_workers),
             pin_memory=self.settings.pin_memory,

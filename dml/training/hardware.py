@@ -10,6 +10,7 @@ from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
 from dml.ops.errors import InputError, suggest
+from dml.runtime.ranks import count_processes
 from dml.training.data import LoaderSettings
 
 MOST_WORKERS = 16
@@ -55,7 +56,8 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         raise InputError(f"data.pin_memory={pins}: true, false or auto")
     has_gpu = uses_cuda(trainer["accelerator"])
     if workers == "auto":
-        settings["num_workers"] = _count_workers(trainer["devices"]) if has_gpu else 1  # Training uses the CPU too.
+        # Training uses the CPU too.
+        settings["num_workers"] = _count_workers(count_processes(trainer)) if has_gpu else 1
     if pins == "auto":
         settings["pin_memory"] = has_gpu
     return LoaderSettings(**settings, limits=limits)
@@ -85,9 +87,9 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
     return {str(name): argument for name, argument in value.items()}
 
 
-def _count_workers(devices: Any) -> int:
-    """Return the number of workers of a process with a GPU: one less than its cores."""
-    return min(MOST_WORKERS, max(1, _count_cores(_count_processes(devices)) - 1))
+def _count_workers(processes: int) -> int:
+    """Return the number of workers of each process with a GPU: one less than its cores."""
+    return min(MOST_WORKERS, max(1, _count_cores(processes) - 1))
 
 
 def _count_cores(processes: int) -> int:
@@ -114,12 +116,3 @@ def check_synchronized(model: nn.Module) -> None:
                 f"trainer.sync_batchnorm=true: would replace {name} by a normalisation without what "
                 f"{type(module).__name__} does beside it, such as its activation; leave it out"
             )
-
-
-def _count_processes(devices: Any) -> int:
-    """Return the number of GPUs of this machine in ``trainer.devices``; each has its process."""
-    if devices is None or str(devices) in ("auto", "-1"):
-        return torch.cuda.device_count()
-    if isinstance(devices, str) and "," in devices:
-        return len([name for name in devices.split(",") if name.strip()])
-    return int(devices) if isinstance(devices, int | str) else len(devices)

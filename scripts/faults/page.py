@@ -25,6 +25,14 @@ What does the project do about damaged files, signals, full disks and hostile in
 kinds of faults happen to real commands, {tries:,} times in all, and writes this page.
 **{held:,} of {tries:,} tries held.**
 
+## What is promised
+
+- Ctrl-C or SIGTERM in training ends the run after the step, with a checkpoint and one line; the exit code is 130 or
+  143. A second signal, at least a second later, ends it at once. Outside of training the first one does.
+- If one of several processes ends, or the process that started them, all end within 30 seconds.
+- After SIGKILL at any point, a run on a CPU can be resumed and ends bit for bit as if nobody had stopped it.
+- A damaged file, a full disk or hostile input changes no result silently: one line names the file.
+
 ## How it is tried
 
 The script trains a small network on {images} drawings, which takes a second. Each try copies the data set or the run

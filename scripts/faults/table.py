@@ -4,7 +4,7 @@ from faults import data, disk, files, hostile, ranks, signals
 
 _BY_NAME = {fault.name: fault for module in (files, signals, ranks, data, hostile, disk) for fault in module.FAULTS}
 _ORDER = (
-    *("flips-best", "checkpoints", "sigterm", "ranks", "ctrl-c", "points", "strangers"),
+    *("flips-best", "checkpoints", "sigterm", "ranks", "ctrl-c", "points"),
     *(
         "links",
         "pixels",

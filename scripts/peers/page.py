@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from dml.ops.errors import InputError
 from dml.ops.text.text_tables import markdown_table
-from peers.protocol import LOSSES
 
 MARKERS = ("<!-- peers -->", "<!-- /peers -->")
 TITLES = {
@@ -75,10 +74,6 @@ EVALUATION = (
     ),
     Column("metrics alone, ms", "metrics_s", "evaluate", factor=1000),
 )
-GIVEN = (
-    Column("recall@1 of given embeddings, %", "given_recall@1", "evaluate", digits=4, factor=100),
-    Column("MAP@R, %", "given_map@r", "evaluate", digits=4, factor=100),
-)
 RECALLS = (Column("seconds", "target_s", "recall"), Column("steps", "target_step", "recall"))
 
 
@@ -108,12 +103,8 @@ def format_page(measured: Mapping[str, Any]) -> str:
         describe_measurement(measured),
         "### Training",
         format_table(runs, peers, TRAINING),
-        "Images per second on emoji with each loss:",
-        format_table(runs, peers, [Column(f"`{loss}`", "images_per_s", "train", loss=loss) for loss in LOSSES]),
         "### Evaluation",
         format_table(runs, peers, EVALUATION),
-        "The same random embeddings of the test images of emoji, evaluated by each library:",
-        format_table(runs, peers, GIVEN),
         "### Time to a recall@1",
         f"Seconds from the start of the process to the first validation with a recall@1 of {target:.0f} %, with a "
         f"validation every {measured['settings']['every']} steps.",
@@ -123,34 +114,15 @@ def format_page(measured: Mapping[str, Any]) -> str:
 
 
 def describe_measurement(measured: Mapping[str, Any]) -> str:
-    """Describe the machine, the day, the load and the versions."""
-    before, after = (", ".join(f"{load:.1f}" for load in measured[name]) for name in ("load_before", "load_after"))
-    settings = measured["settings"]
-    busy = max(measured["load_before"][0], measured["load_after"][0]) > measured["machine"]["cores"]
+    """Describe the day and the machine, with a warning if it was busy."""
+    settings, machine = measured["settings"], measured["machine"]
+    busy = max(measured["load_before"][0], measured["load_after"][0]) > machine["cores"]
     warning = " **Other work ran on the machine: read these figures as rough ratios.**" if busy else ""
-    machine = measured["machine"]
     return (
-        f"Measured on {measured['day']}, on {machine['cores']} cores of {machine['processor']} under "
-        f"{machine['system']}, without a GPU, with {settings['threads']} thread of PyTorch and {settings['workers']} "
-        f"loading process each, in {measured['minutes']:.0f} minutes. Load of the machine (1, 5 and 15 minutes) before "
-        f"the first process: {before}; after the last one: {after}.{warning}\n\n{list_versions(measured['versions'])}"
+        f"Measured on {measured['day']}, on {machine['cores']} cores of {machine['processor']}, with "
+        f"{settings['threads']} thread of PyTorch and {settings['workers']} loading process each.{warning} "
+        "[peers.json](peers.json) has every process and all versions."
     )
-
-
-def list_versions(versions: Mapping[str, Mapping[str, str]]) -> str:
-    """List the versions that all peers have in common, and then those of each peer alone."""
-    shared = set.intersection(*(set(found.items()) for found in versions.values()))
-    first = next(iter(versions.values()))
-    lines = [f"- all: {join_versions({name: number for name, number in first.items() if (name, number) in shared})}"]
-    for peer in [peer for peer in TITLES if peer in versions and peer != "dml_contiguous"]:
-        others = {name: number for name, number in versions[peer].items() if (name, number) not in shared}
-        lines += [f"- {TITLES[peer]}: {join_versions(others)}"]
-    return "\n".join(lines)
-
-
-def join_versions(versions: Mapping[str, str]) -> str:
-    """Join names and versions of packages in a line."""
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def format_table(runs: Sequence[Run], peers: Sequence[str], columns: Sequence[Column]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.__main__ import COMMANDS, dispatch, format_help
+from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
 from dml.commands.parsed_commands.report_command import find_common_folder
 
 ROOT = Path(__file__).parents[2]
@@ -76,20 +76,32 @@ def test_help_fits_a_terminal_and_has_examples(
             "--output a.csv: the name must end with .parquet or .npz",
         ),
         (["embed", "/nowhere", __file__, "--output", "a.npz"], "/nowhere: nothing is there"),
-        (["embed", "/nowhere", "/none.jpg", "--output", "a.npz"], "/none.jpg: no such file; give images, a folder or"),
+        (
+            ["embed", "/nowhere", "/none.jpg", "--output", "a.npz"],
+            "/none.jpg: no such file; give images, a list or folder",
+        ),
         (["index", "/nowhere", "/none.jpg"], "--output FOLDER: the folder of the index is missing"),
-        (["index", "/nowhere", "/none.csv", "--output", "a"], "/none.csv: no such file; give a .csv file or"),
+        (["index", "/nowhere", "/none.csv", "--output", "a"], "/none.csv: no such file; give images, a list or folder"),
         (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),
         (["search", "/nowhere", "a.jpg", "-k", "0"], "-k: 0 is not a whole number above 0"),
-        (["tables", "rll-0"], "rll-0: no table of this name; nearest: rll-"),
-        (["tables", "--seeds", "0"], "--seeds: 0 is not a whole number above 0; dml tables --help lists all"),
-        (["tables", "rll-V"], "table rll-V wants Stanford_Online_Products: give --data /data"),
-        (["claims", "--only", "one"], "--only: one is no list of numbers such as 1,2"),
-        (["claims", "--only", "11"], "claim 11: there is none"),
-        (["figures", "nra3"], "nra3: no figure of this name; nearest: nra_3"),
-        (["figures", "--jobs", "-1"], "--jobs: -1 is not a whole number above 0"),
-        (["reproducibility", "a.md", "b.md"], "b.md: no such argument"),
-        (["reproducibility", "file/page.md"], "file: File exists; choose a path where no file stands"),
+        (["study", "rll-0"], "rll-0: no study of this name; nearest: rll-"),
+        (["study", "nra3"], "nra3: no study of this name; nearest: nra_3"),
+        (["study", "rll-V", "run"], "rll-V wants Stanford_Online_Products: give --data /data"),
+        (
+            ["study", "rll-V", "--data", "/nowhere"],
+            "--data /nowhere: no such folder; it holds a folder for each data set",
+        ),
+        (["study", "rll-V", "shwo"], "shwo: no such action, and no folder of a run; nearest: show"),
+        (["study", "rll-V", "--jobs", "0"], "--jobs: 0 is not a whole number above 0; dml study --help lists all"),
+        (["study", "rll-V", "--launcher", "slurm"], "--launcher slurm: no such choice; nearest: submitit"),
+        (["study", "nothing.yaml"], "nothing.yaml: no such file, which would describe a study"),
+        (["study", "protocol", "run", "datasets=emojis"], "dataset=emojis: no such choice; nearest: emoji"),
+        (["study", "claims", "claims=11"], "claims=11: there is none; nearest: 1"),
+        (
+            ["study", "reproducibility", "page", "--docs", "file"],
+            "file: File exists; choose a path where no file stands",
+        ),
+        *(([name], f"{name}: no such command; dml study {name} does it now") for name in SUCCESSORS),
     ],
     ids=" ".join,
 )
@@ -116,7 +128,7 @@ import sys
 from dml.__main__ import COMMANDS, dispatch
 
 dispatch(["--help"])
-assert not {"argparse", "dataclasses", "hydra", "numpy"} & sys.modules.keys()
+assert not {"argparse", "hydra", "numpy"} & sys.modules.keys()
 for name in COMMANDS:
     try:
         dispatch([name, "--help"])
@@ -140,7 +152,7 @@ from dml.__main__ import run_command
 import_module = builtins.__import__
 
 def import_or_signal(name, *arguments):
-    if name.partition(".")[0] == "torch":
+    if name.partition(".")[0] in ("torch", "hydra"):
         os.kill(os.getpid(), {signum})
     return import_module(name, *arguments)
 

@@ -1,8 +1,10 @@
 from collections.abc import Iterator
 from itertools import islice
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from dml.data import worker_processes
 from dml.data.dataset import Batch, ImageDataset
 from dml.data.stream import BatchStream, check_sampler
 from dml.data.table import ImageTable
+from dml.data.worker_processes import pause_before_forks
 from dml.ops.errors import InputError
+from dml.training.data import ImageLoader
 
 BATCHES, SIZE, ROWS = 3, 4, 12
 
@@ -355,3 +360,25 @@ def test_a_stream_without_workers_closes(dataset: ImageDataset) -> None:
     batches = stream(dataset)
     next(iter(batches))
     batches.close()
+
+
+def test_workers_start_after_a_pause(dataset: ImageDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is forked beside a thread of gloo at work may hang."""
+    events: list[str] = []
+    start = BaseProcess.start
+    monkeypatch.setattr(BaseProcess, "start", lambda process: (events.append("start"), start(process))[1])
+    monkeypatch.setattr(worker_processes, "sleep", lambda _: events.append("pause"))
+    monkeypatch.setattr(worker_processes.sys, "version_info", (3, 11, 7))
+    for is_joined in (True, False):
+        group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda is_joined=is_joined: is_joined)
+        monkeypatch.setattr(worker_processes, "torch", SimpleNamespace(distributed=group))
+        loader = ImageLoader([1, 2, 3], num_workers=2)  # type: ignore[arg-type]
+        list(loader)
+        batches = stream(dataset, num_workers=1)
+        first(batches, 2)
+        batches.close()
+    assert events == ["pause", "start", "start", "pause", "start", *["start"] * 3]
+    group.is_initialized = lambda: True
+    monkeypatch.setattr(worker_processes.sys, "version_info", (3, 12, 0))
+    pause_before_forks()
+    assert events.count("pause") == 2

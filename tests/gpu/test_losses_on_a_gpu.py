@@ -10,7 +10,7 @@ import torch
 from every_loss import LABELS, LOSSES, batch, build, value_and_gradient
 
 WITHOUT_WAITS = ["csl", "nra", "rll", "softmax", "tuplet"]
-"""Losses of which docs/training_options.md says that a step doesn't wait for the GPU."""
+"""Losses of which docs/performance.md says that a step doesn't wait for the GPU."""
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def test_every_loss_with_proxies_begins_at_the_means(loss: tuple[str, nn.Module]
 
 
 def test_the_page_of_the_options_lists_them() -> None:
-    page = (ROOT / "docs" / "training_options.md").read_text(encoding="utf-8")
+    page = " ".join((ROOT / "docs" / "training_options.md").read_text(encoding="utf-8").split())
     listed = page.partition("works for all losses with proxies:")[2].partition(", also at")[0]
     assert {*re.findall(r"`(\w+)`", listed)} == WITH_PROXIES
 

@@ -26,13 +26,13 @@ from runs import kill_at, last, metrics
 from dml.commands.failures.error_lines import explain
 from dml.commands.parsed_commands.compare_command import compare_runs
 from dml.ops.errors import InputError
-from dml.ops.process import signals
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.comparison import compare, find_runs, find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF
 from dml.run.resolvers import sweep_subfolder
 from dml.run.sweeps import read_objective
+from dml.runtime import signals
 from dml.training.callbacks.pruning import is_behind
 
 TINY = [
@@ -147,9 +147,19 @@ def test_the_processes_of_a_run_get_its_folder_whatever_its_name(
     folder, commands = RunFolder(tmp_path / 'a "b" [1]' / "0"), list[list[str]]()
     hydra = OmegaConf.create({"sweep": {"dir": str(folder.path.parent)}})
     monkeypatch.setattr(sweeps.HydraConfig, "get", lambda: hydra)
-    monkeypatch.setattr(sweeps, "run_process", lambda command, **_: commands.append(command))
+
+    def launch(command: list[str], count: int, **variables: str) -> int:
+        commands.append(command)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with RunFolder(folder.path).hold():  # as the first process does, while the sweep holds the folder
+            return 2 * (count != 2)
+
+    monkeypatch.setattr(sweeps.ranks, "launch", launch)
     with folder.hold():
-        sweeps._train_in_processes(folder, [])
+        sweeps._train_in_processes(2, folder, [])
+        with pytest.raises(InputError, match="exit code 2"):
+            sweeps._train_in_processes(3, folder, [])
     parsed = OverridesParser.create().parse_overrides(commands[0][-2:])
     assert [override.value() for override in parsed] == [str(folder.path), str(folder.path.parent)]
 

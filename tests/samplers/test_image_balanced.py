@@ -94,7 +94,7 @@ def test_an_epoch_is_no_shorter_than_the_releases(setup, seed):
 
 
 def test_a_long_tail_is_drawn_as_in_the_release():
-    """What the large classes, a tenth of all, give to an epoch; docs/batches.md prints these figures."""
+    """What the large classes, a tenth of all, give to an epoch; docs/training.md prints these figures."""
     labels = labels_of([64] * 10 + [8] * 90)
     large = labels < 10
     samplers = {"image": ImageBalancedSampler(labels, 8, 4), "class": ClassBalancedSampler(labels, 8, 4)}

@@ -24,10 +24,9 @@ from dml.commands.failures.remedies import explain_grammar, explain_missing, sug
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import printable
 from dml.ops.filesystem.files import DISK_ERRORS
-from dml.ops.process import signals
 from dml.ops.text.console import console
 from dml.run.config_folders import CONF
-from dml.training.distributed import watch
+from dml.runtime import ranks, signals
 from dml.training.trainer_arguments import explain_refusal
 
 
@@ -41,31 +40,34 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
     signals.start_raising()
     try:
         yield
-    except signals.Stopped:
-        _end_by_signal(debug)
+    except signals.Stopped as stopped:
+        _end_by_signal(debug, stopped.__context__)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and is_output_closed():
-            watch.fail(CLOSED_PIPE_CODE, "")
+            if ranks.is_joined():
+                ranks.fail(CLOSED_PIPE_CODE, "")
             end_silently()
         line = _explained(error)
-        if line is None and signals.state.signum is not None:
-            _end_by_signal(debug)  # or a process that was waited for has ended as well
+        if line is None and signals.is_requested():
+            _end_by_signal(debug, error)  # or a process that was waited for has ended as well
         if debug or line is None:
-            watch.fail(1, format_exc())
+            if ranks.is_joined():
+                ranks.fail(1, format_exc(), is_explained=line is not None)
             raise
-        watch.fail(2, f"error: {line}\n")
+        if ranks.is_joined():
+            ranks.fail(2, f"error: {line}\n")
         sys.stderr.write(f"error: {line}\n")
         console.write_log(f"error: {line}", markup=False)
         sys.exit(2)
 
 
-def _end_by_signal(debug: bool) -> NoReturn:
-    code, line = signals.state.finish()
+def _end_by_signal(debug: bool, error: BaseException | None) -> NoReturn:
     if debug:
         sys.stderr.write(format_exc())
-    console.write_log(line, markup=False, end="")
-    watch.stop(code, line)
-    sys.exit(code)
+    if isinstance(error, RuntimeError) and ranks.is_joined() and signals.state.signum == signal.SIGTERM:
+        signals.state.is_silent = True  # the connection to a process that died was lost; the launcher tells of it
+    console.write_log(signals.state.format_line(), markup=False, end="")
+    sys.exit(signals.report())
 
 
 @contextmanager
@@ -75,8 +77,8 @@ def told_errors(folder: Path, debug: bool) -> Iterator[None]:
         yield
     except Exception as error:
         line = _explained(error)
-        if line is None and signals.state.signum is not None:
-            raise signals.Stopped(signals.state.signum) from error
+        if line is None:
+            signals.check()
         sys.stderr.write(f"failed: {printable(folder)}: {line or printable(repr(error))}\n")
         if debug or line is None:
             raise
@@ -115,7 +117,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, InputError):
         return _first_lines(error)
     if isinstance(error, ValueError) and str(error).startswith("No trials are completed"):
-        is_stopped = signals.state.signum is not None  # then that is why, and no mistake of the user's
+        is_stopped = signals.is_requested()  # then that is why, and no mistake of the user's
         return None if is_stopped else "sweep=optuna: no run has finished; the lines above say why"
     return explain_fault(error)
 

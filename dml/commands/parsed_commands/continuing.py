@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dml.ops.process import signals
+from dml.runtime import signals
 
 
 @contextmanager

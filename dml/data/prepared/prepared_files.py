@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.locks import holding
 from dml.ops.filesystem.plain_text import parse_json
 
 FOLDER = ".dml"
@@ -238,7 +238,7 @@ def hold_preparation_lock(folder: Path) -> Iterator[None]:
         try:
             if path.exists() and path.stat().st_nlink > 1:  # the lock would overwrite a file that has a second name
                 path.unlink()
-            stack.enter_context(FileLock(path).hold())
+            stack.enter_context(holding(path))
         except BlockingIOError as error:
             raise InputError(f"{folder}: {error.strerror} is preparing it; try again when that has ended") from error
         except OSError as error:

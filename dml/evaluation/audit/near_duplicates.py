@@ -10,7 +10,6 @@ from scipy.fft import dctn
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
-from torchvision.ops import roi_align
 
 from dml.data.table import TEST_SPLITS, TRAINING_SPLITS
 from dml.evaluation.audit.findings import NEAR_DUPLICATE, AuditedImages, Finding
@@ -144,11 +143,14 @@ def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor)
 
 def _sample(pictures: Tensor, places: Tensor, side: int) -> Tensor:
     """Scale K parts of each picture (B, S, S) at places (B, K, 4) -> (B, K, side * side), of mean 0 and length 1."""
-    places = places.expand(len(pictures), -1, -1)
-    numbers = torch.arange(len(pictures))[:, None, None].expand(-1, places.shape[1], 1)
-    boxes = torch.cat([numbers, pictures.shape[-1] * places], dim=2).flatten(0, 1)
-    values = roi_align(pictures[:, None], boxes, side, sampling_ratio=2, aligned=True)
-    values = values.view(*places.shape[:2], side * side)
+    corners = places.expand(len(pictures), -1, -1)[..., None]
+    positions = (torch.arange(2 * side) + 0.5) / (2 * side)  # four values for each pixel of the part
+    x, y = (corners[:, :, i] + (corners[:, :, i + 2] - corners[:, :, i]) * positions for i in (0, 1))
+    grid = torch.stack(
+        [x[:, :, None, :].expand(-1, -1, 2 * side, -1), y[..., None].expand(-1, -1, -1, 2 * side)], dim=-1
+    )
+    values = F.grid_sample(pictures[:, None], 2 * grid.flatten(1, 2) - 1, padding_mode="border", align_corners=False)
+    values = F.avg_pool2d(values, 2).view(*corners.shape[:2], side * side)
     return F.normalize(values - values.mean(dim=2, keepdim=True), dim=2, eps=1.0)
 
 

@@ -22,7 +22,7 @@ from dml.inference.bulk.shards import WHOLE, Shard
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import DamageError
-from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.locks import holding, is_held
 from dml.ops.run_folders.run_files import read_values, write_values
 from dml.ops.text.counts import format_count
 
@@ -98,7 +98,7 @@ class EmbeddingParts:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(self._lock_path(shard)).hold():
+            with holding(self._lock_path(shard)):
                 self._refuse_busy_shards(shard)
                 self._check_plan()
                 self._delete_outdated(shard)
@@ -110,7 +110,7 @@ class EmbeddingParts:
         """Raise an error if a process is at work on a shard that has parts of this one: the whole job has all."""
         lock_of_shard, lock_of_all = self._lock_path(shard), self._lock_path(WHOLE)
         for path in self.folder.glob(".lock-*") if shard == WHOLE else [lock_of_all]:
-            if path != lock_of_shard and FileLock(path).is_held():
+            if path != lock_of_shard and is_held(path):
                 raise BlockingIOError(errno.EWOULDBLOCK, path.read_text().strip() or "another process")
 
     def missing(self, shard: Shard) -> list[int]:

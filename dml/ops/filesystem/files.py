@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dml.runtime import signals
+
 PARTIAL, OLD = ".partial", ".old"
 """The ends of the names of a file or folder that is being written, and of a folder that is being replaced."""
 _partial_files: set[Path] = set()
@@ -193,5 +195,6 @@ def remove_partial_files_of_this_process() -> None:
         _delete(partial)
 
 
+signals.before_end.append(remove_partial_files_of_this_process)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_partial_files.clear)

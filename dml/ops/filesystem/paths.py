@@ -5,14 +5,8 @@ from pathlib import Path
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
-PACKAGE = Path(__file__).resolve().parents[2]
-"""The folder of the package."""
-
 URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 """The beginning of a URL, also of one in a `pathlib.Path`, which has a single slash."""
-
-IS_INSTALLED = (PACKAGE / "conf").is_dir()
-"""Whether the package was built into a wheel, which holds its configurations (setup.py)."""
 
 
 def expand_home(path: str | Path) -> Path:

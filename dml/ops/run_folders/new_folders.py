@@ -78,7 +78,7 @@ def is_unused(folder: RunFolder, removable: Collection[str] = ()) -> bool:
         folder.path.absolute() in _made_folders
         and folder.path.exists()
         and all(
-            path == folder.lock.path or _is_empty_log(path) or path.name in removable for path in folder.path.iterdir()
+            path == folder.lock_file or _is_empty_log(path) or path.name in removable for path in folder.path.iterdir()
         )
     )
 

@@ -1,14 +1,14 @@
 from time import monotonic
 from typing import Any
 
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from dml.ops.errors import InputError
-from dml.ops.process import signals
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.training.distributed import watch
+from dml.runtime import signals
 from dml.training.history import History
 
 
@@ -71,7 +71,7 @@ class LastCheckpoint(Checkpoint):
         """End a training that had ended early; from now on a signal ends the training after a whole step."""
         saved = f"the last checkpoint is of step {trainer.global_step:,}" if trainer.global_step else ""
         signals.state.checkpoint_note = saved or "there is no checkpoint of this training yet"
-        watch.begin_training(trainer.global_step)
+        signals.defer("stopping after this step")
         self._last_write = monotonic()
         if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
             trainer.should_stop = True
@@ -99,7 +99,7 @@ class LastCheckpoint(Checkpoint):
         trainer.should_stop = self._should_stop and is_whole_step
         if not is_whole_step:
             return
-        self._is_stopped = watch.check_step(trainer.global_step)
+        self._is_stopped = _is_signaled(trainer)
         ends_early = _ends_early(trainer)
         is_last = self._is_stopped or ends_early or trainer.global_step == trainer.max_steps
         interval = trainer.val_check_batch
@@ -122,11 +122,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Set the line that a signal prints: the training ends after the validation."""
-        signals.state.notice = "stopping after this validation"
+        if signals.state.notice:
+            signals.defer("stopping after this validation")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Write the checkpoint, unless no step has been taken."""
-        signals.state.notice = "stopping after this step"
+        if signals.state.notice:
+            signals.defer("stopping after this step")
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and trainer.global_step:
             self._save(trainer)
 
@@ -139,11 +141,10 @@ class LastCheckpoint(Checkpoint):
         trainer.save_checkpoint(RunFolder(trainer.default_root_dir).last_checkpoint)
         self._last_write = monotonic()
         signals.state.checkpoint_note = f"the last checkpoint is of step {trainer.global_step:,}"
-        if self._is_stopped or watch.check_step(trainer.global_step):
+        if self._is_stopped or _is_signaled(trainer):
             name = description.get("stage")
             stage = f" of stage {name}" if name else ""
             signals.state.position = f"at step {trainer.global_step:,} of {trainer.max_steps:,}{stage}"
-            watch.end_training()
             signals.check()
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,6 +165,17 @@ class LastCheckpoint(Checkpoint):
 def _ends_early(trainer: Trainer) -> bool:
     """Return whether something asked the training to end, and it has taken the steps of ``trainer.min_steps``."""
     return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
+
+def _is_signaled(trainer: Trainer) -> bool:
+    """Return whether a process of the training has got a signal; all of them get the same answer."""
+    signum = signals.state.signum or 0
+    if trainer.world_size > 1:
+        number = torch.tensor(signum, device=trainer.strategy.root_device)
+        signum = int(trainer.strategy.reduce(number, reduce_op="max"))
+    if signum:
+        signals.request(signum)
+    return signum > 0
 
 
 def _describe_run(module: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from stored_arrays import stored_arrays
 import dml
 from dml.__main__ import dispatch
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.process import signals
+from dml.runtime import signals
 
 pytestmark = pytest.mark.pipeline
 
@@ -80,7 +80,7 @@ def kill_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: ImageEmbedder, *arguments: Any, **options: Any) -> Iterator[Any]:
         for number, batch in enumerate(embed_in_batches(self, *arguments, **options)):
             if number == batches:
-                raise signals.Stopped(15)
+                raise signals.Stopped(143)
             yield batch
 
     monkeypatch.setattr(ImageEmbedder, "embed_in_batches", stop)
@@ -270,13 +270,13 @@ def test_mistakes_are_named(model: Path, photos: Path, tmp_path: Path, capsys: p
 def test_two_commands_do_not_share_a_shard(
     model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dml.ops.filesystem.locks import FileLock
+    from dml.ops.filesystem.locks import holding
 
     output = tmp_path / "vectors.npz"
     embed(model, photos, output, "--shard", "1/2")
-    with FileLock(tmp_path / "vectors.npz.parts" / ".lock-1-of-1").hold():  # the command without --shard
+    with holding(tmp_path / "vectors.npz.parts" / ".lock-1-of-1"):  # the command without --shard
         assert "is at work on it; wait for it" in refusal(capsys, model, photos, output, "--shard", "1/2")
-    with FileLock(tmp_path / "vectors.npz.parts" / ".lock-2-of-2").hold():
+    with holding(tmp_path / "vectors.npz.parts" / ".lock-2-of-2"):
         embed(model, photos, output, "--shard", "1/2")
         assert "is at work on it; wait for it" in refusal(capsys, model, photos, output, "--shard", "2/2")
         assert "is at work on it; wait for it" in refusal(capsys, model, photos, output)

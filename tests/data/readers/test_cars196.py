@@ -131,10 +131,8 @@ FIELDS = element(5, pack("<i", 8)) + element(1, b"fname\0\0\0class\0\0\0")
 CLAIMS = {
     "cells": matrix(1, 300_000_000),
     "structures": matrix(2, 300_000_000, FIELDS),
-    "characters": matrix(4, 300_000_000, element(4, b"")),
     "numbers": matrix(6, 300_000_000, element(9, bytes(8))),
     "cells, compressed": compressed(matrix(1, 300_000_000)),
-    "cells in cells": matrix(1, 1, matrix(1, 300_000_000)),
 }
 
 
@@ -144,7 +142,7 @@ def test_a_list_that_claims_gigabytes(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "list.mat"
     path.write_bytes(b"MATLAB 5.0".ljust(124) + b"\0\1IM" + CLAIMS[kind])
     assert path.stat().st_size < 300
-    with pytest.raises(InputError, match=r"list\.mat: a matrix of 1 x 300000000 elements in \d+ bytes; a broken"):
+    with pytest.raises(InputError, match=r"list\.mat: more than 1,073,741,824 bytes; data\.max"):
         read_variable(path, "annotations")
 
 

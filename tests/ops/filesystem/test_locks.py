@@ -1,22 +1,22 @@
+import errno
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import filelock
 import pytest
 
-from dml.ops.filesystem.locks import FileLock
+from dml.ops.filesystem.locks import holding, is_held
 
 FORK = multiprocessing.get_context("fork")
 
 
 def hold_and_sleep(path: Path, ready: object, start_child: bool) -> None:
-    with FileLock(path).hold():
+    with holding(path):
         if start_child:  # a loader's worker, which outlives its parent
             FORK.Process(target=time.sleep, args=(30,), daemon=False).start()
         ready.set()  # type: ignore[attr-defined]
@@ -38,23 +38,23 @@ def kill(process: multiprocessing.process.BaseProcess, *, group: bool = True) ->
 
 
 def test_a_held_lock_is_refused_and_names_its_holder(tmp_path: Path) -> None:
-    lock = FileLock(tmp_path / "lock")
-    assert not lock.is_held()
-    process = start(lock.path)
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    process = start(path)
     try:
-        assert lock.is_held()
-        with pytest.raises(BlockingIOError) as refused, lock.hold():
+        assert is_held(path)
+        with pytest.raises(BlockingIOError) as refused, holding(path):
             pass
         assert f"process {process.pid} on " in (refused.value.strerror or "")
     finally:
         kill(process)
-    assert not lock.is_held()
-    with lock.hold():
-        assert lock.is_held()
+    assert not is_held(path)
+    with holding(path):
+        assert is_held(path)
 
 
 def test_one_process_can_hold_it_once_only(tmp_path: Path) -> None:
-    with FileLock(tmp_path / "lock").hold(), pytest.raises(BlockingIOError), FileLock(tmp_path / "lock").hold():
+    with holding(tmp_path / "lock"), pytest.raises(BlockingIOError), holding(tmp_path / "lock"):
         pass
 
 
@@ -63,7 +63,7 @@ def test_a_killed_holders_children_do_not_keep_it(tmp_path: Path) -> None:
     group = os.getpgid(process.pid or 0)
     kill(process, group=False)
     try:
-        with FileLock(tmp_path / "lock").hold():
+        with holding(tmp_path / "lock"):
             pass
     finally:
         os.killpg(group, signal.SIGKILL)
@@ -81,59 +81,36 @@ def test_waiting_ends_with_the_holder(tmp_path: Path) -> None:
 
 
 def _wait(folder: Path) -> None:
-    with FileLock(folder / "lock").hold(wait=True):
+    with holding(folder / "lock", wait=True):
         pass
 
 
-HELD_TOGETHER = """
-import sys
-from pathlib import Path
-from dml.ops.filesystem.locks import FileLock
-with FileLock(Path(sys.argv[1])).hold():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_locks_every_process_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(_file: int, _operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with holding(tmp_path / "lock"):
+        assert not is_held(tmp_path / "lock")
+        with holding(tmp_path / "lock"):
+            pass
 
 
-def test_a_program_can_hold_it_together_with_its_parent(tmp_path: Path) -> None:
-    lock = FileLock(tmp_path / "lock")
-    with lock.hold():
-        program = subprocess.Popen(
-            [sys.executable, "-c", HELD_TOGETHER, str(lock.path)],
-            pass_fds=[lock.descriptor],
-            env=os.environ | lock.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert program.stdout
-        assert program.stdout.readline() == "held\n"
-    # after the parent's end the program alone holds it
-    assert lock.is_held()
-    with pytest.raises(BlockingIOError), lock.hold():
-        pass
-    program.communicate("")
-    assert not lock.is_held()
-
-
-def test_a_descriptor_of_something_else_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "other")
-    lock.path.touch()
-    with other.hold():
-        for environment in (other.environment, {"DML_INHERITED_LOCK": "999"}):
-            for name, value in environment.items():
-                monkeypatch.setenv(name, value)
-            with lock.hold():
-                assert lock.is_held()
-                assert lock.descriptor  # of its own
+def test_a_file_that_may_only_be_read_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of another user's run."""
+    with holding(tmp_path / "lock"):
+        (tmp_path / "lock").chmod(0o444)
+        monkeypatch.setattr(filelock, "FileLock", None)  # which would open it to write
+        assert is_held(tmp_path / "lock")
+    assert not is_held(tmp_path / "lock")
 
 
 def test_who_waits_for_a_lock_whose_file_is_deleted_gets_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "lock"
     path.parent.mkdir()
-    first, second = FileLock(path), FileLock(path)
-    with first.hold():
-        waiting = threading.Thread(target=lambda: (entered.enter_context(second.hold(wait=True)), ready.set()))
+    with holding(path):
+        waiting = threading.Thread(target=lambda: (entered.enter_context(holding(path, wait=True)), ready.set()))
         entered, ready = ExitStack(), threading.Event()
         waiting.start()
         assert not ready.wait(0.2)
@@ -142,5 +119,5 @@ def test_who_waits_for_a_lock_whose_file_is_deleted_gets_a_new_one(tmp_path: Pat
     assert ready.wait(20)
     with entered:
         assert path.exists()
-        with pytest.raises(BlockingIOError), FileLock(path).hold():
+        with pytest.raises(BlockingIOError), holding(path):
             pass

@@ -1,103 +1,205 @@
-"""Several processes as Lightning, torchrun and srun start them."""
+"""Several processes as torch elastic, torchrun and srun start them."""
 
 import os
 import signal
+import sys
 import time
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch.distributed as dist
 from conftest import PLAIN
-from forks import ForkedScript
+from forks import ForkedScript, run_forked
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
+from kill_points import die_at
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import DictConfig
 from ports import free_port
-from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
-from runs import last
+from runs import assert_same_run, last
 
+from dml.commands import main
 from dml.commands.failures.error_lines import explain
-from dml.commands.start import follower_processes
+from dml.commands.start.follower_processes import follow
 from dml.ops.errors import InputError
 from dml.run import loop
 from dml.run.config_folders import CONF
-from dml.training.distributed import watch
-from dml.training.processes import ProcessWatch
+from dml.runtime import ranks
 
 pytestmark = pytest.mark.distributed
 
 
-def second_process(folder: Path) -> int:
-    """Its id: Lightning starts it with a job name of its own; its loader's worker has its command line too."""
-    lines = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
-    found = []
-    for process, path in lines.items():
+class Ended(NamedTuple):
+    """How a process ended: its exit code, and what it printed to stderr."""
+
+    code: int | None
+    errors: str
+
+
+def run_ranks(folder: Path, *arguments: str, signaled: dict[int, tuple[str, int, int]] | None = None) -> list[Ended]:
+    """Run train.py in two copies of this process, which are started as torchrun starts processes.
+
+    Args:
+        folder: folder for the outputs.
+        arguments: arguments of train.py.
+        signaled: for a rank, the arguments of `kill_points.die_at`: a point, its occurrence, and a signal.
+    """
+    environment = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    environment["MASTER_PORT"] = str(free_port())
+
+    def run(rank: int, errors: Path) -> None:
+        os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stderr = errors.open("w", buffering=1)  # pytest has replaced it
+        rank_zero_only.rank = rank  # Lightning has read it from the environment when it was imported
+        if signaled and rank in signaled:
+            point, occurrence, signum = signaled[rank]
+            die_at(point, occurrence, signum=signum)
+        sys.argv = ["train.py", *arguments]
+        main("train")
+
+    paths = [folder / f"errors_{rank}" for rank in range(2)]
+    processes = [get_context("fork").Process(target=run, args=(rank, path)) for rank, path in enumerate(paths)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [Ended(process.exitcode, path.read_text()) for process, path in zip(processes, paths, strict=True)]
+
+
+TWO = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of two processes."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    ended = run_ranks(folder, *TWO, *PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={folder / 'run'}")
+    assert ended == [Ended(0, ""), Ended(0, "")]
+    return folder / "run"
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize(
+    ("rank", "point", "signum", "step"),
+    [
+        (1, "before a validation is judged", signal.SIGINT, 3),
+        (0, "after a step's metrics are logged", signal.SIGTERM, 2),  # which are logged after the step has ended
+        (0, "before last.ckpt is written", signal.SIGINT, 2),
+    ],
+)
+def test_a_signal_to_one_stops_both_at_a_step_and_the_run_goes_on_bit_for_bit(
+    uninterrupted: Path, small_emoji: Path, tmp_path: Path, rank: int, point: str, signum: signal.Signals, step: int
+) -> None:
+    folder = tmp_path / "run"
+    arguments = [*TWO, *PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
+    ended = run_ranks(tmp_path, *arguments, signaled={rank: (point, 1, signum)})
+    line = f"stopped at step {step} of 6 by {signum.name}; resume={folder} goes on\n"
+    assert ended == [Ended(128 + signum, line), Ended(128 + signum, "")]
+    assert last(folder)["global_step"] == step
+    assert run_ranks(tmp_path, f"resume={folder}") == [Ended(0, ""), Ended(0, "")]
+    assert_same_run(uninterrupted, folder)
+
+
+# the launcher
+
+
+def find_ranks(launcher: int) -> dict[str, int]:
+    """Return the process ids of the launcher, "launcher", and of the processes that it has started, "0" and "1"."""
+    found = {"launcher": launcher}
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            line = path.read_bytes()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (path / "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended
             continue
-        if str(folder).encode() in line and b"hydra.job.name=train_ddp_process_1" in line:
-            found.append(process)
-    return min(found)
+        if parent == launcher:
+            found |= {name[5:].decode(): int(path.name) for name in variables if name.startswith(b"RANK=")}
+    return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the second process in /proc")
-def test_a_killed_process_ends_the_run_with_a_line(small_emoji: Path, tmp_path: Path) -> None:
-    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null"]
-    # without workers: one that sends images to a killed process may print a trace of its own
-    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=0"]
-    folder = tmp_path / "run"
-    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *PLAIN, *endless, *two, f"hydra.run.dir={folder}")
+def is_running(process: int) -> bool:
     try:
-        while first.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
-            time.sleep(0.1)
-        os.kill(second_process(folder), signal.SIGKILL)
-        errors = first.finish(timeout=60).stderr
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.first_cases(3)
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
+@pytest.mark.parametrize(
+    ("signum", "to", "code"),
+    [
+        (signal.SIGINT, "launcher", 130),
+        (signal.SIGKILL, "1", 137),
+        (signal.SIGKILL, "launcher", -signal.SIGKILL),
+        (signal.SIGKILL, "0", 137),
+        (signal.SIGTERM, "launcher", 143),
+        (signal.SIGTERM, "1", 143),
+    ],
+)
+def test_a_signal_to_one_ends_all(
+    small_emoji: Path, tmp_path: Path, signum: signal.Signals, to: str, code: int
+) -> None:
+    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "data.num_workers=1"]
+    folder = tmp_path / "run"
+    place = [f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
+    launcher = ForkedScript("train.py", *TWO, *PLAIN, *endless, *place)
+    try:
+        while launcher.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
+            time.sleep(0.05)
+        processes = find_ranks(launcher.pid)
+        assert len(processes) == 3
+        os.kill(processes[to], signum)
+        began = time.monotonic()
+        while any(map(is_running, processes.values())) and time.monotonic() - began < 30:
+            time.sleep(0.05)
+        assert not [name for name, process in processes.items() if is_running(process)]
+        errors = launcher.finish(timeout=10).stderr
     finally:
-        first.kill()
-    assert first.returncode == 1
-    assert errors == "error: process 1 of 2 died, probably killed or out of memory; the job ends with it\n"
+        launcher.kill()
+    assert launcher.returncode == code
+    step = last(folder)["global_step"]
+    if signum != signal.SIGKILL:
+        assert errors == f"stopped at step {step:,} of 1,000,000 by {signum.name}; resume={folder} goes on\n"
+    elif to != "launcher":
+        lines = [line for line in errors.splitlines() if not line.startswith("stopped by SIGTERM")]
+        killed = f"error: process {to} of 2 was killed by SIGKILL: most often memory is short"
+        assert lines == [f"{killed}; what was saved is kept, and resume={folder} goes on"]
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the second process in /proc")
 @pytest.mark.parametrize(
-    ("signum", "to"), [(signal.SIGTERM, "first"), (signal.SIGINT, "second"), (signal.SIGTERM, "all")]
+    ("mistake", "line"),
+    [
+        ("dataset.root=/nowhere", "error: dataset.root=/nowhere: "),
+        ("~loss", "error: ~loss: train needs loss"),
+        ("trainer.num_nodes=2", "error: trainer.num_nodes=2: torchrun or srun starts the processes on each machine"),
+    ],
 )
-def test_a_signal_to_one_or_all_stops_all(small_emoji: Path, tmp_path: Path, signum: signal.Signals, to: str) -> None:
-    endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null"]
-    two = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "data.num_workers=1"]
-    folder = tmp_path / "run"
-    first = ForkedScript("train.py", f"dataset.root={small_emoji}", *PLAIN, *endless, *two, f"hydra.run.dir={folder}")
-    try:
-        while first.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
-            time.sleep(0.1)
-        if to == "all":
-            os.killpg(first.pid, signum)
-        else:
-            os.kill(first.pid if to == "first" else second_process(folder), signum)
-        errors = first.finish(timeout=150).stderr  # nobody is left
-    finally:
-        first.kill()
-    step = last(folder)["global_step"]
-    assert errors == f"stopped at step {step:,} of 1,000,000 by {signum.name}; resume={folder} goes on\n"
-    assert first.returncode == 128 + signum
+def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, mistake: str, line: str) -> None:
+    ended = run_forked("train.py", *TWO, mistake, f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(line)
+    assert ended.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
 
 
 # the run's folder
 
 
-def follow(environment: dict[str, str], numbered: list[str], arguments: list[str]) -> list[str]:
+def follow_as_rank(environment: dict[str, str], numbered: list[str], arguments: list[str]) -> list[str]:
     """What a process of a launcher makes of its arguments."""
     rank = dist.get_rank()
     os.environ |= environment | {name: str(rank) for name in numbered}
-    followed = follower_processes.follow(arguments)
-    follower_processes.announce_folder(Path(f'outputs/of "process" {rank}'))
+    followed = follow(arguments)
+    ranks.name_folder(f'outputs/of "process" {rank}')
     dist.barrier()  # the first process keeps what the others ask
     return followed
 
@@ -115,51 +217,22 @@ def test_the_first_process_names_the_folder(
     tmp_path: Path, environment: dict[str, str], numbered: list[str], argument: str
 ) -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    first, second = on_processes(2, tmp_path, follow, environment | meeting, numbered, [argument])
+    first, second = on_processes(2, tmp_path, follow_as_rank, environment | meeting, numbered, [argument])
     assert first == [argument]
-    assert second == [
-        argument,
-        "hydra.run.dir='outputs/of \"process\" 0'",
-        "hydra.output_subdir=null",
-        "hydra.job.name=process_1",
-    ]
+    assert second == [argument, "hydra.run.dir='outputs/of \"process\" 0'", "hydra.job.name=process_1"]
 
 
 def test_a_process_alone_keeps_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert follower_processes.follow(["loss=rll"]) == ["loss=rll"]
+    assert follow(["loss=rll"]) == ["loss=rll"]
     monkeypatch.setenv("SLURM_PROCID", "1")  # runs side by side, each of its own
-    assert follower_processes.follow(["loss=rll"]) == ["loss=rll"]
+    assert follow(["loss=rll"]) == ["loss=rll"]
 
 
 def test_a_launcher_starts_no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (TORCHRUN | {"RANK": "0"}).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="--multirun: torchrun and srun"):
-        follower_processes.follow(["-m", "seed=1,2"])
-
-
-def join() -> str:
-    """What a process is told whose folder is not that of the first."""
-    rank = dist.get_rank()
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    trainer = Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", logger=False, default_root_dir=Path(f"/outputs/{rank}")
-    )
-    try:
-        ProcessWatch().setup(trainer, LightningModule(), "fit")
-    except InputError as error:
-        watch.leave()
-        return str(error)
-    watch.leave()
-    return ""
-
-
-def test_another_folder_is_refused(tmp_path: Path) -> None:
-    first, second = on_processes(2, tmp_path, join)
-    assert first == ""
-    assert second.startswith(
-        "hydra.run.dir=/outputs/1: that of process 1, process 0 has /outputs/0; give hydra.run.dir"
-    )
+        follow(["-m", "seed=1,2"])
 
 
 # SLURM

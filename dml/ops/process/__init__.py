@@ -1,1 +1,0 @@
-"""Signals, the end of processes, and settings of the whole process."""

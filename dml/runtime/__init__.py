@@ -1,0 +1,1 @@
+"""Signals, and the processes that work together."""

@@ -1,0 +1,97 @@
+"""The processes that a command starts: other commands, and workers that share its work."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from dml.runtime import signals
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of the package."""
+
+IS_INSTALLED = (PACKAGE / "conf").is_dir()
+"""Whether the package was built into a wheel, which holds its configurations (setup.py)."""
+
+_started: set["subprocess.Popen[Any]"] = set()
+"""The programs for whose end this process waits."""
+
+
+def python_command(command: str) -> list[str]:
+    """Return ``python -m dml COMMAND``, which works in every process that can import the package, in any folder."""
+    return [sys.executable, "-m", "dml", command]
+
+
+def python_environment(**variables: str) -> dict[str, str]:
+    """Return the environment in which `python_command` finds the package: the present one, and more variables.
+
+    A checkout need not be installed: ``python checkout/train.py`` finds it beside the script.
+    """
+    environment = os.environ | variables
+    if not IS_INSTALLED:
+        python_path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *([python_path] if python_path else [])])
+    return environment
+
+
+def run_process(command: Sequence[str], **settings: Any) -> int:
+    """Run a program -> its exit code; within `waiting_for_processes` it is stopped with this process.
+
+    Args:
+        command: the program and its arguments.
+        settings: arguments of `subprocess.Popen`.
+    """
+    process = subprocess.Popen(command, **settings)  # noqa: S603
+    _started.add(process)
+    try:
+        if signals.is_requested():  # it came too early for this process
+            stop_processes()
+        return process.wait()
+    finally:
+        _started.discard(process)
+
+
+def stop_processes() -> None:
+    """Send SIGTERM to the processes that this one has started and waits for."""
+    children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+    for process_id in [*children, *(program.pid for program in _started)]:
+        with suppress(OSError):  # it has ended
+            os.kill(process_id, signal.SIGTERM)
+
+
+@contextmanager
+def waiting_for_processes(stop: Callable[[], None] = stop_processes) -> Iterator[None]:
+    """At a signal stop the processes that this one has started, wait for their end, and then raise `signals.Stopped`.
+
+    Args:
+        stop: function that is called at each signal.
+    """
+    signals.defer("stopping the runs under way after their steps", stop)
+    try:
+        yield
+    finally:
+        signals.stop_deferring()
+    signals.check()
+
+
+def follow_parent(_worker: int = 0) -> None:
+    """Let this worker end with its parent alone: the parent receives Ctrl-C and SIGTERM too, and ends the worker.
+
+    A killed parent can't end it, and it would wait for ever.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
