@@ -14,7 +14,7 @@ GEM_FLOOR = 1e-6
 class TwoStepHead(nn.Module):
     """A head in two steps: a pool without parameters, and an embedding of its result.
 
-    The result of the pool doesn't change while only the heads are trained. So `frozen=true` computes it once.
+    The result of the pool doesn't change while only the heads are trained. So `training.frozen=true` computes it once.
     """
 
     embedding: nn.Module
@@ -315,7 +315,7 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     """
     unit = F.normalize(inputs, dim=1).cpu().numpy()
     if not unit.any():
-        raise InputError("initial_heads: the network gives 0 for all images of the training split")
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
     from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
 
     decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)

@@ -4,7 +4,6 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.prepared_files import replacing_file
 from dml.data.table import SPLITS, ImageTable
 from dml.evaluation.per_query import QueryTable
-from dml.ops.errors import InputError, check_whole
+from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.files import replacing
 
@@ -191,16 +190,6 @@ def draw_queries(
         rows.append((title, [(table.paths[query], QUERY), *images]))
     with replacing(path) as partial:
         draw_sheet(rows, partial, read, legend={relation: legend[relation] for relation in relations})
-
-
-def check_sheet(sheet: Mapping[str, Any] | None) -> None:
-    """Make sure that `write_contact_sheets` takes its arguments; None draws nothing.
-
-    Raises:
-        InputError: if a number is too small.
-    """
-    for name, least in {"classes": 1, "pictures": 1, "seed": 0}.items():
-        check_whole(f"sheet.{name}", least if sheet is None else sheet[name], least)
 
 
 def write_contact_sheets(

@@ -23,7 +23,7 @@ from dml.ops.filesystem.files import remove_partial_files
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
 from dml.ops.text.counts import format_count
-from dml.report.pictures import check_sheet, write_contact_sheets
+from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 
 PRINTED_FAULTS = 5
@@ -44,9 +44,6 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
             f"resize={config.resize}: without dataset.root, a training looks for no stored images of {dataset.name}; "
             "give data.cache=FOLDER, also to train.py"
         )
-    if config.verify not in ("stamp", "content"):
-        raise InputError(f"verify={config.verify}: stamp or content")
-    check_sheet(config.sheet)
     with limit_list_bytes(config.data.max_list_bytes):
         table: ImageTable = build(dataset.reader)(dataset.root)
     folder = make_cache_folder(config)

@@ -32,7 +32,7 @@ from dml.ops.filesystem.files import write_text
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
-from dml.report.audit import MOST_SHOWN, AuditReport
+from dml.report.audit import AuditReport
 from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
@@ -49,8 +49,6 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
             fault or fewer than two images that can be read, or another process prepares the data set.
     """
     settings: AuditSettings = build(config.audit)
-    if isinstance(config.shown, bool) or not isinstance(config.shown, int) or not 1 <= config.shown <= MOST_SHOWN:
-        raise InputError(f"shown={config.shown}: a whole number from 1 to {MOST_SHOWN}")
     folder = make_cache_folder(config)
     output = expand_home(config.output) if config.output else folder.path
     read_decided_rows(output / FILE)  # a file that isn't one of an audit is refused before the work
