@@ -46,8 +46,3 @@ def test_importing_packages_and_light_modules_imports_no_heavy_library() -> None
         f"assert not {HEAVY} & {{*sys.modules}}, {HEAVY} & {{*sys.modules}}\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=120)
-
-
-def test_no_two_modules_have_one_name():
-    names = [path.name for path in (ROOT / "dml").rglob("*.py") if path.name != "__init__.py"]
-    assert sorted(names) == sorted({*names})

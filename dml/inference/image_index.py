@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.inference.embedder import REMEDY
-from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import check_readable, to_vectors, unpack_paths
 from dml.inference.index_folder import (
     DESCRIPTION,
     FORMAT,
+    IndexItems,
+    Source,
     check_files,
     hold_folder,
+    list_source,
     read_description,
     remove_unused_versions,
 )
-from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
 from dml.metrics.pair_calibration import Calibration
 from dml.ops.errors import InputError

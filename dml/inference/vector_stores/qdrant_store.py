@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
-from dml.inference.vector_stores.store_protocol import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,53 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.contents import read_sizes, read_stamps
 from dml.data.prepared.prepared_files import UnfitFileError, read_parquet, write_parquet
-from dml.inference.bulk.embedding_files import check_output, make_table, write_embeddings
-from dml.inference.bulk.shards import WHOLE, Shard
+from dml.inference.embedding_files import check_output, make_table, write_embeddings
+from dml.inference.image_embedder import ImageEmbedder
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import DamageError
 from dml.ops.filesystem.locks import holding, is_held
 from dml.ops.run_folders.run_files import read_values, write_values
+from dml.ops.text.console import progress_bar
 from dml.ops.text.counts import format_count
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several shares of a job, which are numbered from 1.
+
+    >>> Shard.parse("2/3").choose(8)
+    range(1, 8, 3)
+
+    Args:
+        number: number of this share, from 1 to ``count``.
+        count: number of the shares.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Read a shard such as "2/4".
+
+        Raises:
+            InputError: if the text is no such shard.
+        """
+        number, _, count = text.partition("/")
+        is_shard = all(part.isascii() and part.isdecimal() and len(part) < 10 for part in (number, count))
+        if not is_shard or not 1 <= int(number) <= int(count):
+            raise InputError(f"--shard {text}: expected I/N with I from 1 to N, such as 2/4 for the second of four")
+        return cls(int(number), int(count))
+
+    def choose(self, pieces: int) -> range:
+        """Return the pieces of this share, of so many that are numbered from 0: every n-th."""
+        return range(self.number - 1, pieces, self.count)
+
+
+WHOLE = Shard()
+"""The whole job as one shard."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -240,3 +280,27 @@ def _hash_listing(paths: Sequence[str], labels: Sequence[str]) -> str:
     for path, label in zip(paths, labels, strict=True):
         digest.update(json.dumps([path, label]).encode())
     return digest.hexdigest()
+
+
+def embed_parts(model: ImageEmbedder, parts: EmbeddingParts, missing: list[int], options: dict[str, Any]) -> None:
+    """Embed the images of parts, and write each part as soon as it is complete.
+
+    One loader reads the images of all parts, so that its processes start once. A part begins where a batch begins.
+
+    Args:
+        model: model that embeds images.
+        parts: where the vectors are written.
+        missing: numbers of the parts to embed, ascending.
+        options: further arguments of `ImageEmbedder.embed_in_batches`.
+    """
+    paths = [parts.paths[row] for part in missing for row in parts.rows(part)]
+    waiting: list[NDArray[np.float32]] = []
+    due = iter(missing)
+    part = next(due, None)
+    with progress_bar("embedded", len(paths)) as advance:
+        for positions, vectors in model.embed_in_batches(paths, **options):
+            waiting.append(vectors)
+            if part is not None and sum(map(len, waiting)) == len(parts.rows(part)):
+                parts.write(part, np.concatenate(waiting))
+                waiting, part = [], next(due, None)
+            advance(len(positions))

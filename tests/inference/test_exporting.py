@@ -18,10 +18,9 @@ from small_embedders import SETTINGS, write_photos
 
 import dml
 from dml.__main__ import dispatch
-from dml.inference.exports import exporting
-from dml.inference.exports.export_graph import EmbeddingGraph, describe_graph
-from dml.inference.exports.exporting import ExportReport
-from dml.inference.exports.graph_comparison import GraphResult, refuse_difference
+from dml.inference import exporting
+from dml.inference.exported_graph import EmbeddingGraph, describe_graph
+from dml.inference.exporting import ExportReport, GraphResult, refuse_difference
 from dml.inference.model_settings import ModelSettings
 from dml.ops.errors import InputError
 

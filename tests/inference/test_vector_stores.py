@@ -21,8 +21,8 @@ from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.vector_stores.store_address import StoreAddress
 from dml.inference.vector_stores.store_upload import Upload, UploadReport
+from dml.inference.vector_stores.stores import StoreAddress
 from dml.ops.errors import InputError
 
 pytest_plugins = ("small_embedders",)
@@ -280,7 +280,7 @@ LOST = {
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that were waited for."""
     seconds: list[float] = []
-    monkeypatch.setattr("dml.inference.vector_stores.retries.sleep", seconds.append)
+    monkeypatch.setattr("dml.inference.vector_stores.stores.sleep", seconds.append)
     return seconds
 
 
