@@ -27,14 +27,13 @@ from dml.evaluation.threshold.stored_calibration import find_calibration
 from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.pair_calibration import Calibration
-from dml.models.embedding import EmbeddingModel
+from dml.models.embedding import EmbeddingModel, embed_views
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
 from dml.ops.tensor_hashes import add_tensors
 from dml.ops.text.console import progress_bar
-from dml.training.crops import embed_views
 
 if TYPE_CHECKING:
     from dml.inference.exporting import ExportReport

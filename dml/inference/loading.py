@@ -25,8 +25,8 @@ from dml.run import resolvers  # noqa: F401 (it registers the resolvers that con
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage, resolve_parts
-from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
-from dml.training.checkpointing.frozen_weights import lacks_weights
+from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
+from dml.training.frozen_weights import lacks_weights
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,10 @@ from dml.losses.rll import RankedListLoss
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.last_checkpoint import LastCheckpoint
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
-from dml.training.checkpointing.checkpoints import read_checkpoint
+from dml.training.checkpoints import read_checkpoint
 from dml.training.divergence import CpuCopy, CudaCopy, DirectCopy, DivergenceCheck
 from dml.training.history import History
 from dml.training.module import MetricLearner

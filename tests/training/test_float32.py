@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning import Callback
 
 from dml.ops.errors import InputError
-from dml.training.float32 import Float32Precision
+from dml.training.hardware import Float32Precision
 
 FLOAT32, TF32 = ("highest", False), ("high", True)
 

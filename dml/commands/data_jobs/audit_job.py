@@ -36,7 +36,7 @@ from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
-from dml.training.frozen.feature_cache import FeatureCache
+from dml.training.frozen import FeatureCache
 
 PAGE, FILE = "audit.html", "audit.csv"
 

@@ -12,8 +12,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
-from dml.data.image_files.archives import DAMAGES, describe_archive_damage
-from dml.data.image_files.contents import read_content
+from dml.data.image_files.contents import DAMAGES, describe_archive_damage, read_content
 from dml.data.image_files.decoding import (
     MAKE_UPRIGHT,
     SIDEWAYS,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set, Sized
 
 import numpy as np
 
-from dml.data.image_files.archives import list_members, split_member
-from dml.data.image_files.contents import UNREADABLE
+from dml.data.image_files.contents import UNREADABLE, list_members, split_member
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.image_files.limits import ImageLimits

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from dml.data.image_files.images import LIMITS, ImageFile
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, read_description
-from dml.data.prepared.pixel_file import PixelFile
+from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, PixelFile, read_description
 from dml.data.prepared.prepared_files import (
     UnfitFileError,
     checksummed_line,

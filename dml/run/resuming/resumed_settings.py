@@ -13,7 +13,7 @@ from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.resuming.resolved_values import open_stored, resolve_values
 from dml.run.resuming.stored_configuration import list_callbacks, plain_config
 from dml.run.stages import Stage, find_stage
-from dml.training.checkpointing.checkpoints import TrainingProgress
+from dml.training.checkpoints import TrainingProgress
 
 CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker", "choose_heads")
 """The keys that say which of two checkpoints is the better one, and of which heads its embeddings are."""

@@ -10,7 +10,7 @@ from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesEmbeddingBank
 from dml.samplers.local_neighborhood import hard_shares
 from dml.training.data import DataModule
-from dml.training.distributed.collectives import gather_batch
+from dml.training.distributed import gather_batch
 from dml.training.embedders import Embedded, EmbeddedBatch
 from dml.training.head_bank import HeadBank, find_neighbors
 from dml.training.module import MetricLearner

@@ -1,4 +1,4 @@
-"""The reading of checkpoints; `checkpoint_io` writes them. Models in use read them without Lightning."""
+"""The reading of checkpoints, without Lightning, and checks that they are of the model or training that takes them."""
 
 import shlex
 from collections.abc import Mapping
@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
+from dml.losses.csl import CSLLoss
 from dml.models.adapters import plain_name
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.configuration.nested import check_parts
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
 from dml.ops.filesystem.plain_text import check_plain
-from dml.training.checkpointing.frozen_weights import PREFIX, fill_in
+from dml.training.frozen_weights import PREFIX, fill_in
 
 
 def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
@@ -232,3 +234,40 @@ def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
             "give the model.* options that it was trained with"
         )
     model.load_state_dict(state)
+
+
+REMEDY = "init=CHECKPOINT begins a new run with its weights"
+
+
+def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse a checkpoint of other losses, trained parameters or another optimizer, which PyTorch couldn't load.
+
+    Args:
+        checkpoint: contents of the checkpoint.
+        learner: the model with its losses.
+        optimizer: the optimizer as the resumed run makes it.
+
+    Raises:
+        InputError: if the checkpoint is of another training.
+    """
+    stored_state, new_state = checkpoint["state_dict"], learner.state_dict()
+    if differing := sorted(new_state.keys() ^ stored_state.keys()):
+        name = differing[0]
+        verb = "lacks" if name in new_state else "has"
+        raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {name}; {REMEDY}")
+    # the one tensor that takes the shape of a checkpoint's
+    adapting = {f"{name}.hierarchy" for name, module in learner.named_modules() if isinstance(module, CSLLoss)}
+    if resized := [name for name in new_state.keys() - adapting if new_state[name].shape != stored_state[name].shape]:
+        name = min(resized)
+        shapes = [tuple(values[name].shape) for values in (stored_state, new_state)]
+        raise InputError(f"resume: {name} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
+    kind = type(optimizer).__name__
+    if (before := checkpoint.get("optimizer_class", kind)) != kind:
+        raise InputError(f"optimizer.optimizer={kind}: the run was trained with {before}; {REMEDY}")
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups)
+    ]
+    if sizes[0] != sizes[1]:
+        before, now = (f"{sum(numbers)} in {len(numbers)} groups" for numbers in sizes)
+        raise InputError(f"resume: the run trained other parameters, {before}, now {now}; {REMEDY}")

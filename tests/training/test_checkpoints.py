@@ -7,8 +7,8 @@ from torch import nn
 
 from dml.ops.errors import InputError
 from dml.training.callbacks.best_checkpoint import BestCheckpoint
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
-from dml.training.checkpointing.checkpoints import load_model, read_checkpoint
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
+from dml.training.checkpoints import load_model, read_checkpoint
 
 
 def checkpoint(weights: torch.Tensor, step: int = 3) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.models.head_beginnings import begin_at_principal_components, last_layers
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, NormalizedPoolHead, PoolHead
 from dml.ops.errors import InputError
+from dml.training.callbacks.principal_heads import begin_at_principal_components, last_layers
 
 
 def draw(images: int, channels: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.ops.errors import InputError
-from dml.training.frozen.feature_cache import FeatureCache
+from dml.training.frozen import FeatureCache
 
 
 @dataclass

@@ -14,9 +14,9 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import number_layers
 from dml.ops.errors import InputError
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
-from dml.training.checkpointing.checkpoints import load_model, read_checkpoint
-from dml.training.checkpointing.frozen_weights import FrozenWeights, fill_in
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
+from dml.training.checkpoints import load_model, read_checkpoint
+from dml.training.frozen_weights import FrozenWeights, fill_in
 
 
 class Network(nn.Sequential):

@@ -9,7 +9,7 @@ from dml.losses.baselines import PairLoss
 from dml.losses.csl import CSLLoss
 from dml.losses.memory import CrossBatchMemory
 from dml.ops.errors import InputError
-from dml.training.checkpointing.resumed_state import check_resumed_state
+from dml.training.checkpoints import check_resumed_state
 
 
 def check(before: nn.Module, after: nn.Module) -> None:
