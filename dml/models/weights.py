@@ -1,4 +1,4 @@
-"""Weights of networks from files: state_dicts, those of packages, and ``.caffemodel`` files in protobuf's wire format."""
+"""Weights of networks from files: state_dicts, those of packages, and ``.caffemodel`` files, which are protobuf."""
 
 import importlib.util
 import re
