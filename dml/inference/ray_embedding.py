@@ -10,7 +10,7 @@ import numpy as np
 import ray
 from ray.data import DataContext, from_items
 
-from dml.inference.embedding_parts import EmbeddingParts
+from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.loading import load
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import absolute_path

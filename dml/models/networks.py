@@ -24,6 +24,8 @@ from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
 from dml.ops.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 LAYERS = (
     *("conv1", "maxpool1", "conv2", "conv3", "maxpool2", "inception3a", "inception3b", "maxpool3"),
     *("inception4a", "inception4b", "inception4c", "inception4d", "inception4e", "maxpool4"),
@@ -73,8 +75,6 @@ class BranchedGoogLeNet(GoogLeNet):  # type: ignore[misc]  # torchvision has no 
         means = [norm.running_mean for norm in norms if isinstance(norm, nn.BatchNorm2d)]
         return all(mean is not None and bool(mean.any()) for mean in means)
 
-
-logger = logging.getLogger(__name__)
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 

@@ -35,9 +35,9 @@ from dml.training.frozen_weights import FrozenWeights
 from dml.training.gradient_cache import check_chunk_size
 from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
 from dml.training.module import MetricLearner
+from dml.training.optimizers import SchedulePace
 from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
 from dml.training.run_length import count_steps
-from dml.training.schedules import SchedulePace
 
 
 def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:

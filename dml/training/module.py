@@ -16,8 +16,7 @@ from dml.training.distributed import compute_losses
 from dml.training.divergence import DivergenceCheck, check_embeddings
 from dml.training.embedders import CHOSEN_HEADS, Evaluate, HeadChoice, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import embed_in_chunks
-from dml.training.optimizers import ParameterGroups, change_settings, list_settings
-from dml.training.schedules import SchedulePace, rebuild_schedule
+from dml.training.optimizers import ParameterGroups, SchedulePace, change_settings, list_settings, rebuild_schedule
 
 
 class MetricLearner(ModelEmbedder):

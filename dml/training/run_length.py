@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dml.ops.errors import InputError, check_number
 
 if TYPE_CHECKING:  # it imports torch, and the command line needs this module before its first line
-    from dml.training.schedules import SchedulePace
+    from dml.training.optimizers import SchedulePace
 
 AUTO = "auto"
 """The value of a length that follows the size of the data set."""

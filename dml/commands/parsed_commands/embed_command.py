@@ -14,7 +14,7 @@ from dml.ops.filesystem.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
-    from dml.inference.embedding_parts import EmbeddingParts, Shard
+    from dml.inference.embedding_files import EmbeddingParts, Shard
 
 DESCRIPTION = """\
 Embed images with a trained model, and write their vectors to a file: a
@@ -54,8 +54,7 @@ def embed_images(arguments: Sequence[str]) -> None:
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
-        from dml.inference.embedding_files import check_output
-        from dml.inference.embedding_parts import WHOLE, Shard
+        from dml.inference.embedding_files import WHOLE, Shard, check_output
         from dml.ops.libraries.extras import check_installed
 
         check_output(options.output)
@@ -74,7 +73,7 @@ def embed_images(arguments: Sequence[str]) -> None:
 
 def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingParts]":
     """List the images and open the model, which takes seconds to import."""
-    from dml.inference.embedding_parts import EmbeddingParts
+    from dml.inference.embedding_files import EmbeddingParts
     from dml.inference.index_folder import list_source
 
     paths, labels = list_source(options.images)
@@ -85,7 +84,7 @@ def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingPart
 
 
 def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "EmbeddingParts", shard: "Shard") -> None:
-    from dml.inference.embedding_parts import WHOLE, embed_parts
+    from dml.inference.embedding_files import WHOLE, embed_parts
 
     missing = parts.missing(shard)
     if len(missing) < len(shard.choose(len(parts))):
@@ -102,7 +101,7 @@ def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "Embeddin
 
 def _describe_parts(parts: "EmbeddingParts") -> str:
     """Return the line about the parts of all shards; none is missing if the others are done, on the same disk."""
-    from dml.inference.embedding_parts import WHOLE
+    from dml.inference.embedding_files import WHOLE
 
     missing = len(parts.missing(WHOLE))
     wait = "" if not missing else "when the other shards are done, "

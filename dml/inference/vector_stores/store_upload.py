@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.image_files.contents import UNREADABLE, read_content
-from dml.inference.embedding_parts import check_names
+from dml.inference.embedding_files import check_names
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
 from dml.inference.index_folder import IndexItems, Source, list_source

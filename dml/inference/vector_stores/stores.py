@@ -18,6 +18,8 @@ from dml.ops.escaping import printable
 from dml.ops.filesystem.plain_text import parse_json
 from dml.ops.libraries.extras import check_installed
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 1
 """The version of the facts and columns in a collection."""
 
@@ -122,8 +124,6 @@ class VectorStore(Protocol):
     def close(self) -> None:
         """Close the connection, or the files."""
 
-
-logger = logging.getLogger(__name__)
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")

@@ -31,7 +31,7 @@ def cluster() -> Iterator[None]:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_embeds_what_one_process_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.inference.embedding_parts.PART_SIZE", 4)
+    monkeypatch.setattr("dml.inference.embedding_files.PART_SIZE", 4)
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     write_photos(Path("photos"), 18)
