@@ -118,7 +118,6 @@ class ImageDataset(BatchDataset):
             logger.warning("skipped: %s", str(error).removesuffix(REMEDY))
 
     def _load(self, row: int) -> Tensor:
-        """Read and transform the image of a row."""
         try:
             resized = self.cache.pixels(row) if self.cache else None
         except DamagedPixelsError as error:

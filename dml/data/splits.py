@@ -304,7 +304,6 @@ def _hash_to_fraction(seed: int, option: str, name: str) -> float:
 
 
 def _describe_lack(source: str, count: int, option: str, fewest: int, to_keep: int) -> str:
-    """Return the error line for a data set with too few classes to draw some of them."""
     classes, needed = "class" if count == 1 else "classes", fewest + to_keep
     if option == "val_fraction":
         return (

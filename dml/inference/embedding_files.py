@@ -35,11 +35,7 @@ SUFFIXES = (".parquet", ".npz")
 
 
 def check_output(file: Path) -> None:
-    """Check the name of a file of embedded images.
-
-    Raises:
-        InputError: if it doesn't end with one of `SUFFIXES`.
-    """
+    """Check the name of a file of embedded images."""
     if file.suffix not in SUFFIXES:
         raise InputError(f"--output {printable(file)}: the name must end with {' or '.join(SUFFIXES)}")
 
@@ -92,7 +88,6 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
 
 
 def _write_parquet(file: Path, tables: Iterator[pa.Table]) -> int:
-    """Write tables to a .parquet file, and return the number of their rows."""
     first = next(tables)
     rows = len(first)
     with pq.ParquetWriter(file, first.schema, write_page_checksum=True) as writer:
@@ -130,11 +125,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """Read a shard such as "2/4".
-
-        Raises:
-            InputError: if the text is no such shard.
-        """
+        """Read a shard such as "2/4"."""
         number, _, count = text.partition("/")
         is_shard = all(part.isascii() and part.isdecimal() and len(part) < 10 for part in (number, count))
         if not is_shard or not 1 <= int(number) <= int(count):
@@ -319,7 +310,6 @@ class EmbeddingParts:
         return self.folder / f"{part:06}.parquet"
 
     def _check_plan(self) -> None:
-        """Write the plan, or compare it with that of the parts that are there."""
         file = self.folder / PLAN
         if not file.is_file():
             if stray := next((path.name for path in self.folder.iterdir() if not path.name.startswith(".")), None):
@@ -344,11 +334,7 @@ class EmbeddingParts:
 
 
 def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:
-    """Check that paths and labels can be written as UTF-8, before hours of work.
-
-    Raises:
-        InputError: if one can't.
-    """
+    """Check that paths and labels can be written as UTF-8, before hours of work."""
     for name in (*paths, *labels):
         try:
             name.encode()
@@ -357,7 +343,6 @@ def check_names(paths: Sequence[str], labels: Sequence[str]) -> None:
 
 
 def _hash_listing(paths: Sequence[str], labels: Sequence[str]) -> str:
-    """Compute a hash of the paths and labels of images."""
     digest = sha256()
     for path, label in zip(paths, labels, strict=True):
         digest.update(json.dumps([path, label]).encode())
@@ -368,12 +353,6 @@ def embed_parts(model: ImageEmbedder, parts: EmbeddingParts, missing: list[int],
     """Embed the images of parts, and write each part as soon as it is complete.
 
     One loader reads the images of all parts, so that its processes start once. A part begins where a batch begins.
-
-    Args:
-        model: model that embeds images.
-        parts: where the vectors are written.
-        missing: numbers of the parts to embed, ascending.
-        options: further arguments of `ImageEmbedder.embed_in_batches`.
     """
     paths = [parts.paths[row] for part in missing for row in parts.rows(part)]
     waiting: list[NDArray[np.float32]] = []

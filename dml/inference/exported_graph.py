@@ -66,11 +66,7 @@ def copy_to_cpu(embedder: ImageEmbedder) -> ImageEmbedder:
 
 
 def take_one_view(embedder: ImageEmbedder) -> ImageEmbedder:
-    """Return the model as its graph computes it, with the fingerprint of one view; warn if it averages several.
-
-    Args:
-        embedder: model on the CPU.
-    """
+    """Return the model as its graph computes it, with the fingerprint of one view; warn if it averages several."""
     settings = embedder.settings
     if settings.views == 1:
         return embedder
@@ -115,14 +111,7 @@ def trace(embedder: ImageEmbedder, height: int, width: int) -> ExportedProgram:
 
 
 def describe_graph(embedder: ImageEmbedder, height: int, width: int, levels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the facts that are written into an exported file, by name.
-
-    Args:
-        embedder: model that is exported.
-        height: height of the graph's input in pixels.
-        width: width of the graph's input in pixels.
-        levels: names of the levels of the labels, the finest first; empty if they aren't known.
-    """
+    """Return the facts that are written into an exported file, by name."""
     test: Any = embedder.settings.config["transform"]["test"]
     steps = [*test["steps"]] if "steps" in test else [test]
     resizes = [step["_target_"] for step in steps if "resize" in step["_target_"].lower()]
@@ -159,23 +148,13 @@ Run = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 
 def check_libraries(suffix: str) -> None:
-    """Check that what a kind of file needs is installed.
-
-    Raises:
-        InputError: if a library is missing.
-    """
+    """Check that what a kind of file needs is installed."""
     if suffix == ONNX:
         check_installed("onnx", "onnxscript", "onnxruntime", extra="export")
 
 
 def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write a traced graph and facts about it to a file, and return the facts that only this kind of file has.
-
-    Args:
-        program: network as `dml.inference.exported_graph.trace` returns it.
-        path: file to write, whatever the end of its name.
-        suffix: kind of the file, `ONNX` or `PROGRAM`.
-        facts: facts by name.
 
     Raises:
         InputError: if the weights are too large for the kind of file.
@@ -213,11 +192,6 @@ def write_quantized(exported: Path, path: Path, facts: Mapping[str, Any]) -> Non
 
     Convolutions stay as they are: with them, EfficientNet-Lite0 ran 13 times slower in ONNX Runtime 1.32, at a least
     cosine of 0.65.
-
-    Args:
-        exported: ONNX file that `write_graph` wrote.
-        path: file to write.
-        facts: facts by name.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic

@@ -99,11 +99,7 @@ def draw_noise(embedder: ImageEmbedder) -> Probe:
 
 
 def list_probe(embedder: ImageEmbedder, source: Source) -> Probe:
-    """Read the images of a source, see `dml.inference.index_folder.list_source`.
-
-    Raises:
-        InputError: if there is no image, or one can't be read.
-    """
+    """Read the images of a source, see `dml.inference.index_folder.list_source`."""
     paths, names = list_source(source)
     labels = np.unique(names, return_inverse=True)[1]
     levels = source.levels if isinstance(source, ImageTable) else ()
@@ -112,9 +108,6 @@ def list_probe(embedder: ImageEmbedder, source: Source) -> Probe:
 
 def read_test(embedder: ImageEmbedder) -> Probe:
     """Read test images of the run that trained the model, or validation images if it holds out none for a test.
-
-    Args:
-        embedder: trained model, whose run names the data set.
 
     Raises:
         InputError: if the data set isn't there, or reading it could run unknown code.
@@ -136,7 +129,6 @@ def read_test(embedder: ImageEmbedder) -> Probe:
 
 
 def _read(embedder: ImageEmbedder, paths: list[str]) -> Tensor:
-    """Read and preprocess images -> (N, 3, h, w) uint8."""
     transform, limits = embedder.settings.build_transform(), embedder.settings.limits
     try:
         return stack([transform(read_pixels(path, limits)) for path in paths])
@@ -173,12 +165,6 @@ def compare_graphs(
     """Embed images with several graphs, the model itself first, and compare the vectors with the model's.
 
     The graphs take turns at each batch, so that they are timed under the same load.
-
-    Args:
-        graphs: file and function of each graph.
-        probe: images to embed.
-        embedder: model, whose geometry says how vectors are compared.
-        batch_size: number of images at a time.
     """
     curvature = embedder.ball.curvature if embedder.ball else 0.0
     vectors = [np.zeros((len(probe), embedder.dimension), np.float32) for _ in graphs]
@@ -227,7 +213,6 @@ def _batches(count: int, batch_size: int) -> Iterator[slice]:
 
 
 def _cosines(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Compute the cosine of each row (N, D) with the same row of the expected vectors -> (N,)."""
     first, second = vectors.astype(np.float64), expected.astype(np.float64)
     lengths: NDArray[np.float64] = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     return np.asarray((first * second).sum(axis=1) / np.maximum(lengths, 1e-12))
@@ -254,10 +239,6 @@ class ExportReport:
 
 def check_export(file: str | Path, quantize: str | None = None) -> Path:
     """Make sure, before a model is loaded, that a file can be written, and return its path.
-
-    Args:
-        file: file to write.
-        quantize: "int8" if a second file with weights of 8 bits is written.
 
     Raises:
         InputError: if the end of its name is unknown, a file is there, a library is missing, or only ONNX can do it.
@@ -294,13 +275,6 @@ def export_model(
     A file gets its name once its vectors are known to be the model's, so an interrupted export leaves none. The facts
     are also in a file beside it, such as ``model.onnx.json``.
 
-    Args:
-        embedder: model to export.
-        file: file to write.
-        probe: images to compare on.
-        quantize: "int8" writes a second file with weights of 8 bits, whatever they cost in recall.
-        batch_size: number of images at a time in the comparison.
-
     Raises:
         InputError: if a cosine is below 0.9999, recall@1 changes, or `check_export` refuses the file.
     """
@@ -325,5 +299,4 @@ def export_model(
 
 
 def _run_model(embedder: ImageEmbedder) -> Run:
-    """Return the function that embeds pixels (B, h, w, 3) with the model itself."""
     return lambda images: embedder.embed_batch(torch.from_numpy(images).permute(0, 3, 1, 2))

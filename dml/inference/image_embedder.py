@@ -210,7 +210,7 @@ class ImageEmbedder:
             precision=precision,
             on_corrupt=on_corrupt,
         )
-        with progress_bar("embedded", len(listed)) if progress else nullcontext(_ignore) as advance:
+        with progress_bar("embedded", len(listed)) if progress else nullcontext(lambda _: None) as advance:
             for positions, vectors in batches:
                 embeddings[positions] = vectors
                 advance(len(positions))
@@ -363,7 +363,6 @@ def _collate(items: Sequence[tuple[int, Tensor | None, str]]) -> tuple[list[int]
 
 
 def _treat_errors(errors: Sequence[str], on_corrupt: str) -> None:
-    """Raise the first error of unreadable images, or warn of each."""
     if errors and on_corrupt == "raise":
         raise UnreadableImageError(f"{errors[0]}{REMEDY}")
     for error in errors:
@@ -371,11 +370,7 @@ def _treat_errors(errors: Sequence[str], on_corrupt: str) -> None:
 
 
 def _check_finite(vectors: NDArray[np.float32], images: Sequence[ImageInput], precision: str) -> None:
-    """Refuse vectors (B, D) with NaN or infinite numbers, which would count as those of unreadable images.
-
-    Raises:
-        InputError: if there is one; it names the first image.
-    """
+    """Refuse vectors (B, D) with NaN or infinite numbers, which would count as those of unreadable images."""
     is_finite = np.isfinite(vectors).all(axis=1)
     if not is_finite.all():
         image = images[int(np.argmin(is_finite))]
@@ -384,16 +379,8 @@ def _check_finite(vectors: NDArray[np.float32], images: Sequence[ImageInput], pr
         raise InputError(f"{name}: the model's vector has numbers that are NaN or infinite; {reason}")
 
 
-def _ignore(number: int) -> None:
-    """Take the number of embedded images where no progress is shown."""
-
-
 def _choose_device(name: str) -> torch.device:
-    """Return the named device; "auto" is a GPU if there is one.
-
-    Raises:
-        InputError: if PyTorch knows no such device, or the machine has none.
-    """
+    """Return the named device; "auto" is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

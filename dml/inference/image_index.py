@@ -283,11 +283,7 @@ class Index:
         return path
 
     def write(self, path: Path) -> None:
-        """Do the work of `save` in a folder that `dml.inference.index_folder.hold_folder` keeps other processes from.
-
-        Args:
-            path: absolute path of the folder.
-        """
+        """Do the work of `save` in an absolute path, from which `hold_folder` keeps other processes."""
         version = secrets.token_hex(4)
         names = {
             "vectors": f"vectors-{version}.faiss",
@@ -346,7 +342,6 @@ class Index:
     def _open(
         cls, path: Path, description: dict[str, Any], model: ImageEmbedder | None, *, device: str, trust: bool
     ) -> "Index":
-        """Open the version of an index that a description names; see `load`."""
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
         if model.fingerprint != description["fingerprint"]:
             raise InputError(

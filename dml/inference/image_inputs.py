@@ -120,15 +120,7 @@ def to_vectors(values: Any) -> Any:
 
 
 def check_readable(readable: int, images: int) -> None:
-    """Make sure that some images could be read where unreadable ones are left out.
-
-    Args:
-        readable: number of images that could be read.
-        images: number of all images.
-
-    Raises:
-        InputError: if there are images and not one could be read.
-    """
+    """Make sure that some images could be read where unreadable ones are left out."""
     if images and not readable:
         raise InputError(f"images: not one of {images:,} could be read; give readable ones")
 

@@ -54,11 +54,7 @@ class IndexItems:
 
     @classmethod
     def number(cls, paths: Iterable[str], labels: Iterable[str], first_id: int = 0) -> "IndexItems":
-        """Give ids to images, from ``first_id`` on.
-
-        Raises:
-            InputError: if a path is given twice.
-        """
+        """Give ids to images, from ``first_id`` on."""
         listed = [*paths]
         path, count = max(Counter(listed).items(), key=lambda item: item[1], default=("", 0))
         if count > 1:
@@ -246,11 +242,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, description: dict[str, Any]) -> None:
-    """Make sure that the vectors and the items are those that ``index.json`` describes.
-
-    Raises:
-        InputError: if a file is missing, or isn't as it was written.
-    """
+    """Make sure that the vectors and the items are those that ``index.json`` describes."""
     for kind in ("vectors", "items"):
         file = path / description["files"][kind]
         checksum = description[CHECKSUMS].get(file.name)

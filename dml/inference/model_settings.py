@@ -176,7 +176,6 @@ class ModelSettings:
 
 
 def _list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the dotted key and the value of each number in nested settings."""
     entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
         yield from _list_numbers(inner, f"{path}.{key}" if path else str(key))

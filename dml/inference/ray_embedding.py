@@ -58,13 +58,6 @@ def embed_parts_on_ray(
     The cluster is the one that the environment variable RAY_ADDRESS names, or else this machine. There is one copy of
     the model for each GPU, or for each CPU where there is no GPU.
 
-    Args:
-        model: path of the model, which each machine of the cluster sees, as it sees the images.
-        load_arguments: further arguments of `dml.load`, such as the device.
-        parts: folder that the vectors are written to, one file for each part.
-        missing: numbers of the parts to embed.
-        options: further arguments of `dml.inference.ImageEmbedder.embed`.
-
     Raises:
         InputError: if an image can't be read, or a machine has another model.
     """

@@ -166,12 +166,7 @@ scores, paths = index.search("a.jpg", k=5)
 
 
 def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
-    """Return the text of a model's card.
-
-    Args:
-        embedder: the model that the card describes.
-        license_id: identifier of the licence of the weights; None if none was stated.
-    """
+    """Return the text of a model's card."""
     from huggingface_hub import EvalResult, ModelCardData
 
     settings = embedder.settings
@@ -245,7 +240,6 @@ def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tup
 
 
 def _describe_input(embedder: ImageEmbedder) -> str:
-    """Return what the network sees of an image."""
     image = torch.zeros(3, 600, 800, dtype=torch.uint8)
     height, width = embedder.preprocess(image).shape[-2:]
     return f"which become {width} x {height} pixels"
@@ -275,7 +269,6 @@ def _describe_results(embedder: ImageEmbedder, shown: Mapping[str, float]) -> It
 
 
 def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
-    """Describe the threshold and its errors, if the model has one."""
     if "similarity" not in errors:
         return
     yield "## Same or not\n"
@@ -305,7 +298,6 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
 
 
 def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
-    """Describe the probabilities and their errors, if the model has them; they follow the threshold."""
     calibration = find_calibration(errors)
     if calibration is None:
         return

@@ -35,7 +35,6 @@ def check_pairs(loss: nn.Module, images_per_class: int, classes_per_batch: int =
 
 
 def _compares_images(loss: nn.Module) -> bool:
-    """Return whether a loss, or a part of it, compares images of one finest class."""
     if has_trait(loss, "needs_positives"):
         return True
     return not isinstance(loss, AtLevel) and any(map(_compares_images, loss.children()))

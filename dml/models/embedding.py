@@ -14,11 +14,7 @@ from dml.ops.errors import InputError
 
 
 def check_backbone(backbone: object) -> None:
-    """Check that a backbone is a `Backbone`, which scales the pixels and taps the maps.
-
-    Raises:
-        InputError: if it is something else, such as the network alone.
-    """
+    """Check that a backbone is a `Backbone`, which scales the pixels and taps the maps."""
     if not isinstance(backbone, Backbone):
         raise InputError(
             f"model.backbone: {dotted_name(backbone)} isn't a dml.models.backbone.Backbone; "
@@ -27,11 +23,7 @@ def check_backbone(backbone: object) -> None:
 
 
 def build_head(name: str, build: Callable[..., Any], shape: tuple[int, int, int], embed_dim: int) -> nn.Module:
-    """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding.
-
-    Raises:
-        InputError: if the result isn't a module.
-    """
+    """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding."""
     head = build(shape, embed_dim)
     if not isinstance(head, nn.Module):
         raise InputError(f"model.head.{name}: {dotted_name(build)} returned {_describe(head)}, expected an nn.Module")
@@ -46,9 +38,6 @@ def check_embeddings_of_heads(heads: nn.ModuleDict, maps: Mapping[str, Tensor], 
         heads: heads by name.
         maps: tapped map (1, C, h, w), or tokens (1, T, C), of one image by head.
         embed_dims: sizes of the embeddings by head.
-
-    Raises:
-        InputError: if a head returns anything but a tensor (1, D).
     """
     heads.eval()
     for name, head in heads.items():
@@ -62,7 +51,6 @@ def check_embeddings_of_heads(heads: nn.ModuleDict, maps: Mapping[str, Tensor], 
 
 
 def _describe(value: Any) -> str:
-    """Return the shape of a tensor, or the type of another value."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {(*value.shape,)}"
     return "None" if value is None else f"a {type(value).__name__}"
@@ -157,9 +145,6 @@ class EmbeddingModel(nn.Module):
         """Freeze the parameters that no tapped map depends on, and return the maps of a black image.
 
         Otherwise DistributedDataParallel would wait forever for the gradients of those parameters.
-
-        Raises:
-            InputError: if a tapped submodule doesn't output a map.
         """
         self.backbone.eval()
         maps = self._embed_blank(image_size)
@@ -174,7 +159,6 @@ class EmbeddingModel(nn.Module):
         return {name: tapped.detach() for name, tapped in maps.items()}
 
     def _list_unreached(self, maps: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of the network's trained parameters that no map depends on."""
         named = {name: p for name, p in self.backbone.network.named_parameters() if p.requires_grad}
         total = torch.stack([tapped_map.sum() for tapped_map in maps.values()]).sum()
         if not total.requires_grad:
@@ -294,7 +278,6 @@ def _head_shape(tapped: Tensor) -> tuple[int, int, int]:
 
 
 def _check_tokens(taps: Mapping[str, str], heads: nn.ModuleDict) -> None:
-    """Raise InputError if a head of tokens taps a map, or a head of maps taps tokens."""
     for name, head in heads.items():
         takes_tokens = bool(getattr(head, "takes_tokens", False))
         if takes_tokens and taps[name] != "tokens":

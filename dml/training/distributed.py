@@ -29,22 +29,12 @@ def gather_batch(module: LightningModule, part: Tensor) -> Tensor:
 
 
 def gather_values(module: LightningModule, values: Tensor) -> Tensor:
-    """Stack the values (H,) of W processes -> (W, H), without gradients.
-
-    Args:
-        module: module that the trainer runs.
-        values: (H,) values of this process; all processes have the same H.
-    """
+    """Stack the values (H,) of W processes -> (W, H), without gradients."""
     return _gather(module, values).reshape(-1, *values.shape)
 
 
 def gather_rows(module: LightningModule, part: Tensor) -> Tensor:
-    """Concatenate the tensors (N, ...) of all processes, without gradients; N may differ between the processes.
-
-    Args:
-        module: module that the trainer runs.
-        part: (N, ...) tensor of this process.
-    """
+    """Concatenate the tensors (N, ...) of all processes, without gradients; N may differ between the processes."""
     if module.trainer.world_size == 1:
         return part
     lengths = _gather(module, torch.tensor(len(part), device=module.device))
@@ -54,7 +44,6 @@ def gather_rows(module: LightningModule, part: Tensor) -> Tensor:
 
 
 def _gather(module: LightningModule, part: Tensor, *, with_gradients: bool = False) -> Tensor:
-    """Gather tensors of one shape (...) from W processes -> (W, ...)."""
     return cast(Tensor, module.all_gather(part, sync_grads=with_gradients))
 
 

@@ -171,7 +171,6 @@ class ModelEmbedder(Embedder):
         return join_in_ball([*embeddings.values()], self.ball) if self.ball else self.model.concatenate(embeddings)
 
     def _sets(self, heads: Iterable[str]) -> dict[str, Sequence[str]]:
-        """Return the heads of each embedding by its name."""
         return {CHOSEN_HEADS: self.model.chosen_heads} | {
             name: split_head_names(name) for name in (*self.head_sets, *heads)
         }
@@ -221,13 +220,7 @@ class HeadChoice:
         return [join_head_names(self.heads[first:]) for first in range(len(self.heads))]
 
     def choose(self, embedded: Embedded, evaluate: Evaluate, device: torch.device) -> tuple[tuple[str, ...], Metrics]:
-        """Evaluate the embeddings of each set -> the heads of the best one, and its metrics.
-
-        Args:
-            embedded: embeddings of the validation split, with those of all `candidates`.
-            evaluate: function that computes the metrics of embeddings.
-            device: device of the model.
-        """
+        """Evaluate the embeddings of each set -> the heads of the best one, and its metrics."""
         metrics = {
             name: evaluate(embedded.embeddings[name].to(ranking_device(device)), embedded.rows)
             for name in self.candidates

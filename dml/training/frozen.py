@@ -214,11 +214,7 @@ class FeatureEmbedder(Embedder):
         return Embedded(features, split.rows)
 
     def _check_memory(self) -> None:
-        """Make sure that the features of all images fit into the memory.
-
-        Raises:
-            InputError: if they don't.
-        """
+        """Make sure that the features of all images fit into the memory."""
         largest = max(self._shapes, key=lambda name: prod(self._shapes[name]))
         needed = COPIES * 4 * self.count * sum(map(prod, self._shapes.values()))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -253,7 +249,6 @@ class FeatureDataset(BatchDataset):
                 self.rows[row] = self._find_replacement(table, row)
 
     def _find_replacement(self, table: ImageTable, row: int) -> int:
-        """Return the row of the next readable image of the class."""
         is_candidate = self.is_readable & (self.labels[:, 0] == self.labels[row, 0])
         candidates: list[int] = torch.nonzero(is_candidate).flatten().tolist()
         if not candidates:

@@ -84,7 +84,6 @@ def _hash(value: Tensor) -> str:
 
 
 def _join(hashes: Mapping[str, str]) -> str:
-    """Return one fingerprint of weights, whose hashes are given by name."""
     return sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -95,11 +94,6 @@ def lacks_weights(checkpoint: Mapping[str, Any]) -> bool:
 
 def fill_in(checkpoint: Mapping[str, Any], model: nn.Module, path: str | Path) -> dict[str, Any]:
     """Return a checkpoint with the frozen weights that it lacks, taken from its model.
-
-    Args:
-        checkpoint: contents of the checkpoint.
-        model: model that was built as at the beginning of the training.
-        path: path of the checkpoint, for the error line.
 
     Raises:
         InputError: if the model's weights aren't those that the checkpoint was trained with.

@@ -24,11 +24,7 @@ def uses_cuda(accelerator: str) -> bool:
 
 
 def check_accelerator(accelerator: str) -> None:
-    """Make sure that this machine has the accelerator of ``trainer.accelerator``.
-
-    Raises:
-        InputError: if it is a GPU and there is none.
-    """
+    """Make sure that this machine has the accelerator of ``trainer.accelerator``."""
     gpus = [name for name, gpu in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if gpu.is_available()]
     if accelerator in ("gpu", "cuda", "mps") and accelerator not in [*gpus, *(["gpu"] if gpus else [])]:
         raise InputError(
@@ -39,10 +35,6 @@ def check_accelerator(accelerator: str) -> None:
 
 def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
     """Return the settings of the data loaders, with a value for each ``auto``.
-
-    Args:
-        data: the values below ``data`` in the configuration.
-        trainer: the values below ``trainer``; the accelerator and the devices decide about ``auto``.
 
     Raises:
         InputError: if a value is neither ``auto`` nor of the right type.
@@ -57,8 +49,9 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         raise InputError(f"data.pin_memory={pins}: true, false or auto")
     has_gpu = uses_cuda(trainer["accelerator"])
     if workers == "auto":
-        # Training uses the CPU too.
-        settings["num_workers"] = _count_workers(count_processes(trainer)) if has_gpu else 1
+        # with a GPU one less than the cores of a process; without one, training uses the CPU too
+        most = min(MOST_WORKERS, _count_cores(count_processes(trainer)) - 1)
+        settings["num_workers"] = max(1, most) if has_gpu else 1
     if pins == "auto":
         settings["pin_memory"] = has_gpu
     return LoaderSettings(**settings, limits=limits)
@@ -88,13 +81,7 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
     return {str(name): argument for name, argument in value.items()}
 
 
-def _count_workers(processes: int) -> int:
-    """Return the number of workers of each process with a GPU: one less than its cores."""
-    return min(MOST_WORKERS, max(1, _count_cores(processes) - 1))
-
-
 def _count_cores(processes: int) -> int:
-    """Return the number of cores for each of the processes on this machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         return min(int(cores), allowed)  # srun may bind a task to fewer cores than the job asked for
@@ -106,9 +93,6 @@ def check_synchronized(model: nn.Module) -> None:
 
     PyTorch replaces each batch normalisation by a plain one, and leaves out what a class of another library does beside
     it, such as the activation of timm's.
-
-    Raises:
-        InputError: if the model has one of another class.
     """
     plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for name, module in model.named_modules():

@@ -74,7 +74,6 @@ def optimizer_by_role(
 
 
 def _decay_layers(parameters: Sequence[nn.Parameter], lr: float, layer_decay: float) -> list[dict[str, Any]]:
-    """Make a group for each trained layer of the backbone, the first layer first."""
     trained = [
         (layer, parameter) for layer, parameter in _pair_layers(parameters, layer_decay) if parameter.requires_grad
     ]

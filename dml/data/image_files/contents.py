@@ -150,7 +150,6 @@ def index_tar(archive: str) -> TarIndex:
 
 
 def _check_stamp(archive: str) -> Stamp:
-    """Return the stamp of a regular file."""
     state = check_regular(archive)
     return state.st_size, state.st_mtime_ns
 

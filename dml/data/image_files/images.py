@@ -150,11 +150,7 @@ class ImageFile:
         return torch.from_numpy(np.ascontiguousarray(decoded)).permute(2, 0, 1)
 
     def check_resized(self, shape: tuple[int, int]) -> None:
-        """Refuse an image that would have too many pixels when it is scaled to this height and width.
-
-        Raises:
-            UnreadableImageError: if it would.
-        """
+        """Refuse an image that would have too many pixels when it is scaled to this height and width."""
         with self._name_file_in_errors():
             self.limits.check_resized((self.height, self.width), shape)
 

@@ -100,9 +100,6 @@ def limit_list_bytes(max_list_bytes: int) -> Iterator[None]:
     """Let `read_list_bytes` read files of up to ``max_list_bytes`` bytes in the body of the ``with`` statement.
 
     The limit isn't an argument of each reader, because most readers take nothing but the root of the data set.
-
-    Raises:
-        InputError: if ``max_list_bytes`` isn't a whole number above 0.
     """
     _check_limit(LIST_OPTION, max_list_bytes)
     token = _max_list_bytes.set(max_list_bytes)

@@ -86,14 +86,7 @@ def _describe_missing(missing: Set[str], paths: Sequence[str]) -> Iterator[str]:
 def _describe_unreadable(
     missing: Set[str], paths: Sequence[str], drawn: Sequence[str], limits: ImageLimits
 ) -> Iterator[str]:
-    """Decode the drawn images, and the first HEIF image if nothing reads these, and yield lines about the unreadable.
-
-    Args:
-        missing: the paths at which there is no file.
-        paths: the paths of all images, each once.
-        drawn: the paths of the drawn images.
-        limits: largest size of an image file.
-    """
+    """Decode the drawn images, and the first HEIF image if nothing reads these; yield lines about the unreadable."""
     heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
     tried = [path for path in dict.fromkeys([*drawn, *heif[:1]]) if path not in missing]
     unreadable = {path: fault for path in tried if (fault := _describe_fault(path, limits))}
@@ -153,7 +146,6 @@ def _list_files(folder: str) -> set[str]:
 
 
 def _draw_paths(table: ImageTable, images_per_split: int, seed: int) -> list[str]:
-    """Draw images of each split -> their paths, each once, in the order of the table."""
     drawn = []
     for number, split in enumerate(SPLITS):
         rows = table.rows(split)

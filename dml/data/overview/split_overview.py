@@ -44,12 +44,7 @@ class SplitOverview:
 
 
 def summarize_splits(table: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, SplitOverview]:
-    """Count what each split of a table holds -> {split: numbers}, for the splits that have images.
-
-    Args:
-        table: the table of the data set.
-        images: result of the check of each image, by path.
-    """
+    """Count what each split of a table holds -> {split: numbers}, for the splits that have images."""
     return {split: _summarize(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
 
 
@@ -110,12 +105,7 @@ def _format_size(size: SizeInPixels) -> str:
 
 
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes.
-
-    Args:
-        table: the table of the data set.
-        images: result of the check of each image, by path.
-    """
+    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
         paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
         paths.pop("", None)  # the SHA-256 of files that can't be read
@@ -128,7 +118,6 @@ def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> It
 
 
 def _advise(first: str, second: str) -> str:
-    """Return what copies in two splits do to the metrics."""
     if first in TRAINING_SPLITS and second in TEST_SPLITS:
         return "; the test then flatters what the training has seen"
     if (first, second) == ("query", "gallery"):
@@ -137,7 +126,6 @@ def _advise(first: str, second: str) -> str:
 
 
 def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    """Yield a line if files of the same content have different classes at the finest level."""
     labels_by_content: dict[str, set[int]] = {}
     for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
         if images[path].sha256 and label != UNKNOWN:

@@ -127,9 +127,6 @@ class ImageCache:
     def pixels(self, row: int) -> Tensor | None:
         """Read the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
 
-        Args:
-            row: row of the image in the table.
-
         Raises:
             DamagedPixelsError: if the pixels don't have their checksum.
         """
@@ -308,7 +305,6 @@ def _identify_file(path: Path) -> tuple[int, int, int] | None:
 
 
 def _holds_prepared_files(folder: Path) -> bool:
-    """Tell whether a folder holds a file that ``dml prepare`` has written, perhaps until it was stopped."""
     names = ("table.parquet", "verified.jsonl")
     return any(os.path.isfile(folder / name) for name in names) or any(folder.glob("*.pixels"))
 

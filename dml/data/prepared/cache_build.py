@@ -150,12 +150,10 @@ def _plan_shape(
 
 
 def _first_bytes(sha256: str) -> int:
-    """Return the first 8 bytes of a hexadecimal SHA-256 as an integer."""
     return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
 
 
 def _read_finished(files: CacheFiles, index: pa.Table, warn: Callable[[str], None]) -> ChunkChecksums:
-    """Read the checksums of a finished cache of the same images; return none if there is no such cache."""
     try:
         stored = read_parquet(files.index)
     except FileNotFoundError:
@@ -171,7 +169,6 @@ def _read_finished(files: CacheFiles, index: pa.Table, warn: Callable[[str], Non
 
 
 def _identify_plan(index: pa.Table) -> str:
-    """Compute a SHA-256 that differs for caches of different images or of another `Resize`."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, index.schema) as stream:
         stream.write_table(index)
@@ -181,7 +178,6 @@ def _identify_plan(index: pa.Table) -> str:
 def _read_progress(
     files: CacheFiles, plan_id: str, chunks: Sequence[_Chunk], warn: Callable[[str], None]
 ) -> ChunkChecksums:
-    """Read the checksums of the chunks that an unfinished cache of the same images holds."""
     try:
         lines, damaged = read_lines(files.progress)
     except FileNotFoundError:
@@ -236,7 +232,6 @@ def _find_intact(
 
 
 def _has_other_names(path: Path) -> bool:
-    """Tell whether a file has hard links."""
     return path.exists() and path.stat().st_nlink > 1
 
 

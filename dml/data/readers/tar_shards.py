@@ -181,7 +181,6 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
 
 @contextmanager
 def _name_shard_in_errors(shard: Path) -> Iterator[None]:
-    """Turn an error of reading a shard into an `InputError`: one line that begins with its path."""
     try:
         with name_list_in_errors(shard):
             yield

@@ -72,10 +72,6 @@ def plant_faults(table: ImageTable, faults: PlantedFaults) -> tuple[ImageTable, 
 
     A changed image has the labels of its new class at every level.
 
-    Args:
-        table: table of the data set, with its splits.
-        faults: the faults to plant.
-
     Raises:
         InputError: if labels are to be changed and there is no second training class.
     """

@@ -83,7 +83,6 @@ class RequestGuard:
 
 
 def _refuse(path: str, headers: Headers) -> JSONResponse | None:
-    """Return the answer to a request that is refused; None for any other."""
     if "content-length" in headers and "transfer-encoding" in headers:
         line = "a request with both Content-Length and Transfer-Encoding; send one of them"
         return JSONResponse({"error": line}, status_code=400, headers={"Connection": "close"})
@@ -329,7 +328,6 @@ def create_app(search: ImageSearch, hosts: Sequence[str]) -> FastAPI:
 
 
 def _make_file_route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
-    """Return the function that answers with a file of the page."""
     text = (resources.files("dml.inference.serving") / "assets" / name).read_text(encoding="utf-8")
 
     async def send_file() -> Response:

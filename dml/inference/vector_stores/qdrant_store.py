@@ -68,11 +68,7 @@ class QdrantStore:
         return CollectionFacts.decode((metadata or {}).get("dml"))
 
     def create(self, collection: str, facts: CollectionFacts) -> None:
-        """Make a collection that compares by cosine similarity.
-
-        Raises:
-            InputError: if the server is too old to keep metadata.
-        """
+        """Make a collection that compares by cosine similarity."""
         vectors = models.VectorParams(size=facts.dimension, distance=models.Distance.COSINE)
         self._client.create_collection(collection, vectors_config=vectors, metadata={"dml": facts.encode()})
         if self.read_facts(collection) != facts:

@@ -198,13 +198,7 @@ class Upload:
         )
 
     def _choose_collection(self, store: VectorStore, retries: Retries, live: str | None) -> str:
-        """Return the collection to upload to, which is made if it doesn't exist.
-
-        Args:
-            store: the opened vector data base.
-            retries: caller of the data base, which repeats calls that failed for a moment.
-            live: collection that the name stands for now; None for none.
-        """
+        """Return the collection to upload to, which is made if it doesn't exist."""
         facts = CollectionFacts(self.model.fingerprint, self.model.geometry, self.model.dimension)
         if live is not None:
             live_facts = retries.call(store.read_facts, live)
@@ -270,7 +264,6 @@ class Upload:
 
 
 def _find_missing(store: VectorStore, retries: Retries, collection: str, images: StoredImages) -> list[int]:
-    """Return the rows of the images that aren't in a collection with the same content."""
     missing: list[int] = []
     for first in range(0, len(images), IDS_AT_A_TIME):
         rows = range(first, min(first + IDS_AT_A_TIME, len(images)))

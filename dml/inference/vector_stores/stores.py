@@ -272,11 +272,7 @@ class StoreAddress(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Check the name of a collection, by the strictest rule of the data bases.
-
-    Raises:
-        InputError: if it holds something else than letters, digits and single underscores.
-    """
+    """Check the name of a collection, by the strictest rule of the data bases."""
     if len(name) > LONGEST_NAME or not NAME.fullmatch(name):
         raise InputError(
             f"--collection {printable(name)}: expected a letter, and up to {LONGEST_NAME - 1} letters, digits and "

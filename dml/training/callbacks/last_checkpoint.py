@@ -35,11 +35,7 @@ class AtomicCheckpointIO(CheckpointIO):
         self.model, self.frozen = model, frozen
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
-        """Write a checkpoint to a path.
-
-        Raises:
-            InputError: if a weight is NaN or infinite.
-        """
+        """Write a checkpoint to a path."""
         names = [name for name, value in checkpoint["state_dict"].items() if not _is_finite(value)]
         if names:
             raise InputError(
@@ -69,15 +65,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def check_intervals(every_n_steps: int, every_n_seconds: float | None) -> None:
-    """Check the intervals between two writes of the last checkpoint.
-
-    Args:
-        every_n_steps: number of optimizer steps between two writes.
-        every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
-
-    Raises:
-        InputError: if ``every_n_steps`` is below 1, or ``every_n_seconds`` not above 0.
-    """
+    """Check the intervals between two writes of the last checkpoint."""
     if every_n_steps < 1:
         raise InputError(f"checkpoints.every_n_steps={every_n_steps}: at least 1")
     if every_n_seconds is not None and not every_n_seconds > 0:
@@ -132,7 +120,7 @@ class LastCheckpoint(Checkpoint):
         if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
             trainer.should_stop = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Give the loggers the step that the training is at.
 
         Lightning's count lags by one if a training goes on from a checkpoint of its former last step, after whose
@@ -167,7 +155,6 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _is_long_ago(self, trainer: Trainer) -> bool:
-        """Return whether `every_n_seconds` have passed since the last write."""
         if self.every_n_seconds is None:
             return False
         is_long_ago = monotonic() - self._last_write >= self.every_n_seconds
@@ -235,6 +222,5 @@ def _is_signaled(trainer: Trainer) -> bool:
 
 
 def _describe_run(module: Any) -> dict[str, Any]:
-    """Return `MetricLearner.run_description`."""
     description: dict[str, Any] = module.run_description
     return description

@@ -148,5 +148,4 @@ class PrincipalHeads(Callback):
 
 
 def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Keep the input of a layer that is about to be called."""
     inputs[name] = arguments[0].float()

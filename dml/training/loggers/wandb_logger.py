@@ -87,13 +87,7 @@ class RunFolderWandbLogger(WandbLogger):
 
     @rank_zero_only
     def log_retrieval(self, picture: Path | None, queries: QueryTable | None, limits: ImageLimits = LIMITS) -> None:
-        """Log the retrieval picture and the table of worst queries.
-
-        Args:
-            picture: path of the retrieval picture; None if there is none.
-            queries: the test's queries with their metrics and neighbours; None if there are none.
-            limits: the largest sizes that an image may have.
-        """
+        """Log the retrieval picture and the table of worst queries."""
         import wandb
 
         if picture is not None:
