@@ -11,11 +11,11 @@
 # make tables-list   the papers' tables with the numbers of their cells and runs
 # make table-rll-I DATA=/data   runs what is missing of one and prints it; `make tables` all of them; -n shows the commands
 #     SEEDS=5 runs of each training, PRESET=smoke small on the embedded data, SET='trainer.precision=bf16-mixed'
-# make table-rsk, make table-hyp   the same for RS@k and Hyp-ViT, beside published numbers with their sources; dml tables rsk --show
+# make table-rsk, make table-hyp   the same for RS@k and Hyp-ViT, beside published numbers with their sources; dml study rsk
 #     prints the published numbers alone
 # make reproducibility   writes docs/reproducibility.md: what of each table is as its paper states it, and what differs
 # make claims  the papers' claims, tested in many hours, which can be stopped: writes docs/claims.md. JOBS=2 runs at a time,
-#     DATA=/data tests them on the photographs of /data/grocery too; make claims-quick: an eighth of the steps, in an hour or two
+#     DATA=/data tests them on the photographs of /data/grocery too, ONLY=1,2 some claims alone
 # make leaderboard   every loss after the same search, in half an hour for each data set: docs/leaderboard.md. PHOTOGRAPHS=CSV adds a
 #     second data set, KIND=whole trains whole networks (KIND=long for 1,200 steps), LOSSES=rll,circle some losses alone
 # make protocol   some losses by cross-validation, with one look at the test classes, in an hour: docs/protocol.md. LOSSES=rll,nra,
@@ -33,7 +33,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 
-.PHONY: demo setup test test-all test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims claims-quick leaderboard ablation robustness protocol reliability figures figures-list emoji clean
+.PHONY: demo setup test test-all test-fast test-gpu check format docs bench bench-peers tables tables-list reproducibility claims leaderboard ablation robustness protocol reliability figures figures-list emoji clean
 
 demo: setup
 	$(BIN)/python train.py
@@ -90,58 +90,45 @@ build/peers/.set-up: $(wildcard scripts/peers/requirements/*.txt) | setup
 bench-peers: setup build/peers/.set-up
 	$(PEERS) $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)')
 
-TABLE = $(BIN)/python -m dml tables $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') \
-	$(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET)) $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
+STUDY = $(BIN)/python -m dml study
+STUDY_OPTIONS = $(addprefix seeds=,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
+	$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
+PHOTOGRAPHS_OPTION = $(if $(PHOTOGRAPHS),'datasets.photographs.root=$(PHOTOGRAPHS)')
 
 table-%: setup
-	+$(TABLE) $*
+	+$(STUDY) $* run $(STUDY_OPTIONS) $(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET))
 
 tables: setup
-	+$(TABLE)
+	+$(STUDY) tables run $(STUDY_OPTIONS) $(addprefix --preset ,$(PRESET)) $(addprefix --set ,$(SET))
 
 tables-list: setup
-	$(BIN)/python -m dml tables --list $(addprefix --seeds ,$(SEEDS))
+	@$(STUDY) tables list $(addprefix seeds=,$(SEEDS))
+
+COMMA = ,
+figures: setup
+	+$(STUDY) $(or $(subst $() $(),$(COMMA),$(strip $(FIGURES))),figures) $(or $(RUNS),run) $(STUDY_OPTIONS)
+
+figures-list: setup
+	@$(STUDY) figures list
 
 reproducibility: setup
-	$(BIN)/python -m dml reproducibility
-
-CLAIMS = $(BIN)/python -m dml claims $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS)) $(addprefix --only ,$(ONLY)) \
-	$(if $(DATA),--data '$(DATA)')
+	$(STUDY) reproducibility page
 
 claims: setup
-	$(CLAIMS)
+	+$(STUDY) claims run $(STUDY_OPTIONS) $(addprefix claims=,$(ONLY))
 
-claims-quick: setup
-	$(CLAIMS) --quick
-
-leaderboard: setup
-	$(BIN)/python -m dml leaderboard --readme README.md $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') \
-		$(addprefix --kind ,$(KIND)) $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
-
-PROTOCOL_LOSSES = rll,multi_similarity,proxy_anchor,triplet
-PROTOCOL_SET = $(or $(SET),frozen=true trainer.max_steps=600 trainer.val_check_interval=100 data.num_workers=0)
-
-ablation: setup
-	$(BIN)/python -m dml ablation $(if $(PHOTOGRAPHS),--photographs '$(PHOTOGRAPHS)') $(addprefix --kind ,$(KIND)) \
-		$(addprefix --only ,$(ONLY)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+leaderboard ablation: setup
+	+$(STUDY) $@ run $(STUDY_OPTIONS) $(PHOTOGRAPHS_OPTION) $(addprefix conditions=,$(KIND)) $(if $(LOSSES)$(ONLY),rows='$(LOSSES)$(ONLY)')
 
 robustness: setup
-	$(BIN)/python -m dml robustness $(addprefix --losses ,$(LOSSES)) $(addprefix --seeds ,$(SEEDS)) $(addprefix --jobs ,$(JOBS))
+	+$(STUDY) robustness run $(STUDY_OPTIONS) $(addprefix rows=,$(LOSSES))
 
 protocol: setup
-	$(BIN)/python -m dml protocol losses=$(or $(LOSSES),$(PROTOCOL_LOSSES)) \
-		dataset=$(or $(DATASET),emoji) folds=$(or $(FOLDS),4) trials=$(or $(TRIALS),8) $(addprefix --set ,$(PROTOCOL_SET)) \
-		$(addprefix seeds=,$(SEEDS)) $(addprefix jobs=,$(JOBS)) $(if $(DATA),data='$(DATA)') $(addprefix docs=,$(DOCS))
+	+$(STUDY) protocol run $(STUDY_OPTIONS) $(addprefix rows=,$(LOSSES)) $(addprefix datasets=,$(DATASET)) $(addprefix folds=,$(FOLDS)) \
+		$(addprefix trials=,$(TRIALS)) $(if $(SET),overrides='$(SET)') $(addprefix --docs ,$(DOCS))
 
 reliability: setup
 	$(BIN)/python scripts/inject_faults.py $(addprefix --jobs ,$(JOBS)) $(addprefix --rows ,$(ROWS))
-
-figures: setup
-	+$(BIN)/python -m dml figures $(FIGURES) $(RUNS) $(addprefix --seeds ,$(SEEDS)) $(if $(DATA),--data '$(DATA)') $(addprefix --jobs ,$(JOBS)) \
-		$(if $(findstring n,$(firstword -$(MAKEFLAGS))),--commands)
-
-figures-list: setup
-	@$(BIN)/python -m dml figures --list
 
 emoji: setup
 	$(BIN)/python scripts/build_emoji.py --output dml/data/assets/emoji.zip

@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 JOB = "dml.commands.hydra_command"
 """The module of the commands whose arguments Hydra composes."""
-PARSED, PAPERS = "dml.commands.parsed_commands", "dml.papers"
+PARSED = "dml.commands.parsed_commands"
 
 COMMANDS = {
     "train": Command(JOB, "run_job", "train a model, test it, and write its report"),
@@ -44,25 +44,17 @@ COMMANDS = {
         f"{PARSED}.compress_command", "compress_vectors", "measure what smaller vectors of a model cost"
     ),
     "serve": Command(f"{PARSED}.serve_command", "serve_index", "show an index as a page to search in a browser"),
-    "tables": Command(f"{PAPERS}.tables.tables_command", "run_tables", "reproduce tables of the papers"),
-    "claims": Command(f"{PAPERS}.claims.claims_command", "run_claims", "test the papers' claims in a small setting"),
-    "leaderboard": Command(
-        f"{PAPERS}.leaderboard.leaderboard_command", "run_leaderboard", "compare every loss after the same search"
-    ),
-    "ablation": Command(f"{PAPERS}.ablation.ablation_command", "run_ablation", "change parts of the default training"),
-    "robustness": Command(
-        f"{PAPERS}.robustness.robustness_command", "run_robustness", "measure what losses lose by wrong labels"
-    ),
-    "protocol": Command(
-        f"{PAPERS}.protocol.protocol_command", "run_protocol", "compare losses by cross-validation without bias"
-    ),
-    "figures": Command(f"{PAPERS}.figures.figures_command", "run_figures", "reproduce figures of the papers"),
-    "reproducibility": Command(
-        f"{PAPERS}.tables.reproducibility_command",
-        "write_reproducibility",
-        "write what differs from the papers' protocols",
-    ),
+    "study": Command("dml.studies.study_command", "run_study", "reproduce the papers' tables, claims and figures"),
 }
+
+SUCCESSORS = {
+    name: f"dml study {name}"
+    for name in (
+        *("tables", "claims", "leaderboard", "ablation"),
+        *("robustness", "protocol", "figures", "reproducibility"),
+    )
+}
+"""What stands in the place of commands of the last version."""
 
 HELP = """\
 usage: dml COMMAND ...
@@ -114,7 +106,8 @@ def dispatch(arguments: Sequence[str]) -> None:
         from dml.ops.errors import suggest
         from dml.ops.escaping import printable
 
-        sys.stderr.write(f"error: {printable(name)}: no such command{suggest(name, COMMANDS)}; dml --help lists all\n")
+        advice = f"; {SUCCESSORS[name]} does it now" if name in SUCCESSORS else suggest(name, COMMANDS)
+        sys.stderr.write(f"error: {printable(name)}: no such command{advice}; dml --help lists all\n")
         sys.exit(2)
 
 

@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.table import Table
 from small_emoji import slice_of_emoji
 
-from dml.commands.parsed_commands.command_parser import parse_names
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.checkpoints import read_checkpoint
@@ -247,7 +246,7 @@ def _run_guarded(name: str, check: Callable[[str], Row]) -> Row:
 
 
 def _parse_checks(text: str) -> list[str]:
-    names = parse_names(text)
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in CHECKS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]}: no such check; there are {', '.join(CHECKS)}")
     return names

@@ -35,11 +35,11 @@ from dml.evaluation.measured_facts import (
 )
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.text_tables import markdown_table
-from dml.papers.plans import run_forks
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
 from dml.run.resuming.stored_configuration import plain_config
+from dml.studies.runs import run_forks
 
 LEVELS = (0, 2, 5)
 LOSSES = ("rll", "multi_similarity", "normalized_softmax", "circle")
@@ -56,9 +56,7 @@ def main(output: Path, *, is_raw: bool) -> None:
     """Make the splits and the runs that are missing, and print the tables."""
     splits = output / "splits"
     cache = f"data.cache={output / 'cache'}"
-    if not (splits / "shift.json").exists() and run_forks(
-        [["shift", "dataset=emoji", cache, f"output={splits}"]], report
-    ):
+    if not (splits / "shift.json").exists() and run_forks([["shift", "dataset=emoji", cache, f"output={splits}"]]):
         sys.exit("dml shift failed")
     levels = json.loads((splits / "shift.json").read_text())["levels"]
     distances = [f"{level['distance']:.3f}" for level in levels]
@@ -136,14 +134,9 @@ def train_losses(output: Path, cache: str) -> dict[tuple[int, str], list[RunFold
         for (level, loss), folders in runs.items()
         if not folders[seed].is_finished
     ]
-    if run_forks(commands, report, jobs=1):
+    if run_forks(commands):
         sys.exit("a run failed; the same command goes on")
     return runs
-
-
-def report(line: str) -> None:
-    """Print the line of a command that begins."""
-    print(line, flush=True)
 
 
 def print_loss_tables(distances: list[str], raw: RawFeatures, runs: dict[tuple[int, str], list[RunFolder]]) -> None:

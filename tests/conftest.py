@@ -23,8 +23,8 @@ os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "GRPC_ENABLE_FORK_SUPPOR
 sys.path.insert(0, str(ROOT / "scripts"))
 from small_emoji import slice_of_emoji
 
-from dml.papers import experiments
 from dml.run.building import trusting
+from dml.studies import experiments
 
 import_lean()  # as commands do, and before the tests import torch
 

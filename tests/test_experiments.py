@@ -19,17 +19,18 @@ from dml.commands.start.log_levels import quiet
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.papers.experiments import compose, shrink
-from dml.papers.tables.paper_tables import Training, read_entries, read_tables
 from dml.run import builders, jobs
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
+from dml.studies.experiments import compose, shrink
+from dml.studies.paper_tables import read_entries, read_tables
+from dml.studies.study import Training
 
 pytestmark = pytest.mark.pipeline
 
 TINY = ("dataset.counts=null", "transform.size=32", "evaluation.clustering=false")
 
-# tests/papers/test_tables.py misses the others
+# tests/studies/test_tables.py misses the others
 TABLES = [table for table in read_tables() if table.name in read_entries(table.paper)]
 
 

@@ -55,7 +55,7 @@ def evaluations_folder(other: str, *, _root_: DictConfig) -> str:
     It is ``evaluations`` in the folder of the run that wrote the checkpoint, and OTHER for a checkpoint that isn't in a
     run's folder.
     """
-    if OmegaConf.is_missing(_root_, "checkpoint"):  # the job says so
+    if OmegaConf.is_missing(_root_, "checkpoint") or not _root_.checkpoint:  # the job says so
         return other
     path = expand_home(str(_root_.checkpoint))
     for folder in path.absolute().parents[:2]:  # a copy may lie beside the run's other files

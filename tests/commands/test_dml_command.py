@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dml.__main__ import COMMANDS, dispatch, format_help
+from dml.__main__ import COMMANDS, SUCCESSORS, dispatch, format_help
 from dml.commands.parsed_commands.report_command import find_common_folder
 
 ROOT = Path(__file__).parents[2]
@@ -81,15 +81,24 @@ def test_help_fits_a_terminal_and_has_examples(
         (["index", "/nowhere", "/none.csv", "--output", "a"], "/none.csv: no such file; give a .csv file or"),
         (["search", "/nowhere", "a.jpg"], "/nowhere: no index there; dml index"),
         (["search", "/nowhere", "a.jpg", "-k", "0"], "-k: 0 is not a whole number above 0"),
-        (["tables", "rll-0"], "rll-0: no table of this name; nearest: rll-"),
-        (["tables", "--seeds", "0"], "--seeds: 0 is not a whole number above 0; dml tables --help lists all"),
-        (["tables", "rll-V"], "table rll-V wants Stanford_Online_Products: give --data /data"),
-        (["claims", "--only", "one"], "--only: one is no list of numbers such as 1,2"),
-        (["claims", "--only", "11"], "claim 11: there is none"),
-        (["figures", "nra3"], "nra3: no figure of this name; nearest: nra_3"),
-        (["figures", "--jobs", "-1"], "--jobs: -1 is not a whole number above 0"),
-        (["reproducibility", "a.md", "b.md"], "b.md: no such argument"),
-        (["reproducibility", "file/page.md"], "file: File exists; choose a path where no file stands"),
+        (["study", "rll-0"], "rll-0: no study of this name; nearest: rll-"),
+        (["study", "nra3"], "nra3: no study of this name; nearest: nra_3"),
+        (["study", "rll-V", "run"], "rll-V wants Stanford_Online_Products: give --data /data"),
+        (
+            ["study", "rll-V", "--data", "/nowhere"],
+            "--data /nowhere: no such folder; it holds a folder for each data set",
+        ),
+        (["study", "rll-V", "shwo"], "shwo: no such action, and no folder of a run; nearest: show"),
+        (["study", "rll-V", "--jobs", "0"], "--jobs: 0 is not a whole number above 0; dml study --help lists all"),
+        (["study", "rll-V", "--launcher", "slurm"], "--launcher slurm: no such choice; nearest: submitit"),
+        (["study", "nothing.yaml"], "nothing.yaml: no such file, which would describe a study"),
+        (["study", "protocol", "run", "datasets=emojis"], "dataset=emojis: no such choice; nearest: emoji"),
+        (["study", "claims", "claims=11"], "claims=11: there is none; nearest: 1"),
+        (
+            ["study", "reproducibility", "page", "--docs", "file"],
+            "file: File exists; choose a path where no file stands",
+        ),
+        *(([name], f"{name}: no such command; dml study {name} does it now") for name in SUCCESSORS),
     ],
     ids=" ".join,
 )

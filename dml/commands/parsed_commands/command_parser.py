@@ -43,16 +43,6 @@ class CommandParser(argparse.ArgumentParser):
             option, type=expand_home, default=Path(default), metavar="FOLDER", help=f"{meaning} (default: %(default)s)"
         )
 
-    def add_photographs(self) -> None:
-        """Add the option ``--photographs``, the list of a second data set -> {"photographs": path}, {} without it."""
-        self.add_argument(
-            "--photographs",
-            type=lambda text: {"photographs": list_file(text)},
-            default={},
-            metavar="CSV",
-            help="list of photographs, the second data set (docs/own_data.md)",
-        )
-
     def add_overrides(self, example: str) -> None:
         """Add the option ``--set``, overrides of the configuration of all trainings."""
         self.add_argument(
@@ -68,7 +58,15 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parse the arguments; the line about an unknown option names the nearest ones."""
-        options, unknown = self.parse_known_args(args, namespace)
+        return self._check(*self.parse_known_args(args, namespace))
+
+    def parse_intermixed_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse arguments of which those without a name may stand between options."""
+        return self._check(*self.parse_known_intermixed_args(args, namespace))
+
+    def _check(self, options: argparse.Namespace, unknown: Sequence[str]) -> argparse.Namespace:
         if unknown:
             option = unknown[0].partition("=")[0]
             advice = suggest(option, self._option_string_actions) if option.startswith("-") else ""
@@ -111,34 +109,6 @@ def embedding_options(options: argparse.Namespace) -> dict[str, Any]:
         "num_workers": options.workers,
         "on_corrupt": options.on_corrupt,
     }
-
-
-def add_contest_options(parser: CommandParser, name: str, *, seeds: int) -> None:
-    """Add the options of the commands that train many runs, keep their results in a file, and write a page of it.
-
-    Args:
-        parser: parser of the command.
-        name: name of the folder for the runs, and of the file and the page.
-        seeds: number of tested runs of each training, unless the user gives another.
-    """
-    parser.add_number("--seeds", seeds, "runs of each training")
-    parser.add_number("--jobs", 2, "runs at a time, each with one thread")
-    parser.add_folder("--outputs", f"outputs/{name}", "folder for the runs")
-    parser.add_folder("--docs", "docs", f"folder of {name}.json and {name}.md")
-    parser.add_argument("--show", action="store_true", help=f"write the page of {name}.json, and train nothing")
-
-
-def parse_names(text: str) -> list[str]:
-    """Read an argument that is a list of names, such as rll,circle; a name that stands twice counts once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",")))
-
-
-def list_file(text: str) -> Path:
-    """Read an argument that is the path of a list of images, and return its absolute path."""
-    path = expand_home(text).absolute()
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file; give a CSV file with a column path")
-    return path
 
 
 def positive_number(text: str) -> int:

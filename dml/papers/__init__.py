@@ -1,1 +1,0 @@
-"""The papers' tables, claims and figures, and comparisons of all losses."""

@@ -1,1 +1,0 @@
-"""The default training with one part changed at a time."""

@@ -1,1 +1,0 @@
-"""The papers' claims, tested in a small setting."""

@@ -1,1 +1,0 @@
-"""Every loss compared after the same search."""

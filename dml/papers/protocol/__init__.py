@@ -1,1 +1,0 @@
-"""Losses compared by cross-validation, with one look at the test classes."""

@@ -1,1 +1,0 @@
-"""What each loss loses by wrong labels and long tails."""

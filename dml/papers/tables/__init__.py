@@ -1,1 +1,0 @@
-"""The reproduction of the papers' tables."""

@@ -1,0 +1,207 @@
+"""The experiments of `conf/experiment`: composed, identified, described, and made small."""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from dml.evaluation.measured_facts import describe_configuration
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.overrides import key_of
+from dml.ops.errors import InputError
+from dml.run.config_folders import CONF
+from dml.run.resuming.stored_configuration import plain_config
+from dml.samplers.base import AUTO, AUTO_CLASSES
+from dml.studies.study import Training
+from dml.training.run_length import AUTO as OPEN_LENGTH
+from dml.training.run_length import FEWEST_STEPS
+
+IGNORED_KEYS = (
+    *("seed", "data", "logger", "sweep", "dataset.root"),
+    *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
+)
+"""Keys that tell apart the runs of one training, or say how a machine computes it; all others say what it is."""
+
+SMALL_VALUES = {
+    "dataset": "emoji",
+    "transform": "emoji",
+    "model": "tf_efficientnet_lite0",
+    "model.backbone.weights": "packaged",
+    "trainer.precision": "32-true",
+    "trainer.max_epochs": "null",
+    "trainer.val_check_interval": "null",
+    "trainer.check_val_every_n_epoch": "null",
+    "evaluation.raw": "false",
+    "evaluation.sheet": "null",
+    "evaluation.report": "null",
+    "data.num_workers": "0",
+    "data.pin_memory": "false",
+}
+"""Overrides of every small experiment."""
+
+ADDED_VALUES = {"evaluation.validation_metrics": "auto"}
+"""Values of options that older versions did not have, and with which a training is that of the older versions."""
+
+EPOCH = 250
+"""Steps that stand for an epoch, whose length follows from the data."""
+
+DESCRIBED_KEYS = ("init", "model", "loss", "geometry", "choose_heads", "evaluation")
+"""The keys of a configuration that the facts of a training are read from."""
+
+
+def compose(training: Training) -> DictConfig:
+    """Compose an experiment with its overrides into the configuration that ``train.py`` would train.
+
+    Raises:
+        InputError: if an override has several values, as those of sweeps do.
+    """
+    values = [override for override in training.overrides if _sets_value(override)]
+    group_choices = tuple(override for override in training.overrides if not _sets_value(override))
+    config: DictConfig = pickle.loads(_compose_groups(training.experiment, group_choices))  # noqa: S301  pickled below
+    for override in OverridesParser.create().parse_overrides(values):
+        if override.is_sweep_override():
+            raise InputError(f"{override.input_line}: several values, and one is needed")
+        OmegaConf.update(config, override.key_or_group, _as_integer(override.value()))
+    return config
+
+
+def identify(config: DictConfig, root: Path | None = None) -> str:
+    """Return a hash of what a configuration trains; configurations that differ in `IGNORED_KEYS` alone share it.
+
+    Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
+
+    Args:
+        config: configuration of a run, as `compose` returns it.
+        root: absolute path of a data set of the user's own, which its name doesn't tell from others; None for a data
+            set that is the same wherever it lies.
+    """
+    values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
+    values = {
+        key: value
+        for key, value in values.items()
+        if not is_below(key, IGNORED_KEYS) and ADDED_VALUES.get(key) != value
+    }
+    if root is not None:
+        values["dataset.root"] = str(root)
+    if values.get("evaluation.threshold.wrong_share") == 0.05:
+        # finished runs keep the identity that they had when a false match rate was the default
+        del values["evaluation.threshold.wrong_share"]
+        values = {"evaluation.threshold.fmr": 0.001, "evaluation.threshold.seed": 0} | values
+    values.setdefault("trainer.deterministic", "warn")  # null stands for it on a CPU, and it once was the default
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def describe_training(training: Training, heads: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return what the metrics of a training are of by the name of the fact, without training it.
+
+    Args:
+        training: an experiment with its overrides.
+        heads: heads whose embeddings the metrics are of; none stands for those of the whole embedding.
+    """
+    return describe_configuration(read_described_keys(training, heads))
+
+
+def read_described_keys(training: Training, heads: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the part of a configuration that `dml.evaluation.measured_facts` reads, as plain values."""
+    config = compose(training)
+    values = {key: config.get(key) for key in DESCRIBED_KEYS}
+    plain: dict[str, Any] = {
+        key: OmegaConf.to_container(value, resolve=key == "model") if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
+    return plain | {"model": plain["model"] | {"heads": list(heads)}, "choose_heads": False} if heads else plain
+
+
+def count_steps(config: DictConfig) -> int:
+    """Return the number of steps of a training; `EPOCH` stand for an epoch, and `FEWEST_STEPS` for an open length.
+
+    The length of a run in stages is that of its stages.
+
+    Raises:
+        InputError: if the run has no length.
+    """
+    trainer = config.trainer
+    if trainer.max_epochs is not None:
+        return int(trainer.max_epochs * EPOCH)
+    steps = FEWEST_STEPS if trainer.max_steps == OPEN_LENGTH else trainer.max_steps
+    if not isinstance(steps, int):
+        raise InputError(f"trainer.max_steps={steps}: a number of steps, or {OPEN_LENGTH}, or trainer.max_epochs")
+    return steps
+
+
+def shrink(training: Training) -> Training:
+    """Return an experiment on the embedded data: a small network, small batches and a thousandth of the steps.
+
+    Heads, loss, the sampler's class, optimizer, schedule and stages stay those of the experiment.
+    """
+    return training.extended(f"{key}={value}" for key, value in _small_values(compose(training)))
+
+
+def _sets_value(override: str) -> bool:
+    """Return whether an override sets a value, which is quick; one that chooses a group takes a new composition."""
+    return "." in key_of(override) and override[0] not in "+~"
+
+
+@cache
+def _compose_groups(experiment: str, group_choices: tuple[str, ...]) -> bytes:
+    """Compose an experiment, and pickle it: to read it takes a quarter of the time of a copy."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return pickle.dumps(hydra_compose("train", overrides=[f"experiment={experiment}", *group_choices]))
+
+
+def _as_integer(value: Any) -> Any:
+    """Return a whole float as an integer, so that 10.0 and 10 are the same; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _small_values(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    yield from SMALL_VALUES.items()
+    yield "model.embed_dim", _small_embed_dim(config.model.embed_dim)
+    yield "trainer.max_steps", max(2, count_steps(config) // 1000)
+    if config.scheduler.warmup_steps or config.scheduler.warmup_epochs:
+        yield "scheduler.warmup_steps", 1
+        yield "scheduler.warmup_epochs", "null"
+    yield from _small_batches("sampler", config.sampler)
+    yield from _three_levels(config.loss)
+    for name in config.evaluation.other_labels:  # they label images that the embedded data doesn't have
+        yield f"evaluation.other_labels.{name}", "null"
+    if weights := config.evaluation.level_weights:
+        yield "evaluation.level_weights", [*weights, 0.0, 0.0][:3]
+    for name, stage in config.stages.items():
+        if max_steps := OmegaConf.select(stage, "trainer.max_steps"):
+            yield f"stages.{name}.trainer.max_steps", max(2, max_steps // 1000)
+        yield from _small_batches(f"stages.{name}.sampler", stage.get("sampler") or {})
+
+
+def _three_levels(loss: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values that fit a loss to the three levels of emoji; coarser levels become the coarsest of these."""
+    if margins := loss.get("margins"):
+        yield "loss.margins", list(margins[:3])
+    for name, term in loss.get("terms", {}).items():
+        if term.get("level", 0) > 2:
+            yield f"loss.terms.{name}.level", 2
+
+
+def _small_embed_dim(embed_dim: Any) -> Any:
+    """Return an eighth of the dimensions, such as 64 of 512; for a mapping of heads, a mapping in Hydra's grammar."""
+    if OmegaConf.is_dict(embed_dim):
+        return "{" + ",".join(f"{head}:{_small_embed_dim(size)}" for head, size in embed_dim.items()) + "}"
+    return max(4, embed_dim // 8)
+
+
+def _small_batches(path: str, sampler: Any) -> Iterator[tuple[str, int]]:
+    """Yield a fifth of the classes, an even number, and at most four images each: emoji's classes have four to six."""
+    if "classes_per_batch" in sampler:
+        classes = AUTO_CLASSES if sampler.classes_per_batch == AUTO else sampler.classes_per_batch
+        yield f"{path}.classes_per_batch", max(4, classes // 10 * 2)
+    for name, largest in {"images_per_class": 4, "batch_size": 32, "num_neighbors": 4, "super_level": 2}.items():
+        if name in sampler:
+            yield f"{path}.{name}", min(largest, sampler[name])

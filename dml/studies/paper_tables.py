@@ -1,0 +1,201 @@
+"""The papers' tables: what they print, and which training stands for each of their rows."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from dml.ops.errors import InputError
+from dml.ops.filesystem.plain_text import parse_yaml
+from dml.studies.study import REFERENCE, Cell, Study, Training, as_list
+
+PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}
+"""The papers' names as pages print them."""
+
+DATASETS = {"cub": "cub200"}
+"""The data sets that the papers' numbers and conf/dataset name differently."""
+
+NUMBERS = ("paper_tables.csv", "published_recalls.csv")
+"""The files of the papers' numbers. Those of the second have sources, and its tables are lanes."""
+
+TAXA = ("species", "genus", "family", "order", "class", "phylum", "kingdom")
+LEVELS_BY_NAME = {name: level for level, name in enumerate(TAXA)} | {"fine": 0, "coarse": 1}
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """One number of a table, as its paper prints it: a line of one of the files `NUMBERS`.
+
+    Args:
+        paper: key of the paper, one of `PAPERS`.
+        table: number of the table in the paper, such as "IV", or a lane, such as "resnet50".
+        row: stable key of the row.
+        method: name of the row as the paper prints it.
+        origin: "true" for the paper's method, an ablation or a second run of it, "retrained" for a baseline that the
+            paper ran itself, "false" for a number that the paper quotes; the column "own" of the file.
+        dataset: name of the data set in `conf/dataset`.
+        backbone, dim, heads, settings: settings of the row as the paper states them; empty if it doesn't state them.
+        metric: recall@k, nmi, f1, h_ap, asi, ndcg, sum_wap, ap/LEVEL, map, recall@1/mean, recall@1/sd.
+        printed: the number in percent; empty where the paper prints a dash.
+        note: remark on what is odd about the number.
+        source: paper or repository of the number and where it was read; "" for a number from the paper's own table.
+    """
+
+    paper: str
+    table: str
+    row: str
+    method: str
+    origin: str
+    dataset: str
+    backbone: str
+    dim: str
+    heads: str
+    settings: str
+    metric: str
+    printed: str
+    note: str
+    source: str = ""
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the paper took the number from another paper."""
+        return self.origin == "false"
+
+    @property
+    def value(self) -> float | None:
+        """The number in percent; None where the paper prints a dash."""
+        return float(self.printed) if self.printed else None
+
+    @property
+    def statistic(self) -> str:
+        """The statistic over other rows that is printed, "mean" or "sd"; "" for the number of one training."""
+        name, _, statistic = self.metric.partition("/")
+        return "" if name == "ap" else statistic
+
+    @property
+    def metric_name(self) -> str:
+        """The metric's name in metrics.json, without the prefix of the row's part."""
+        from dml.evaluation.printed_metrics.metric_names import full_metric_name  # late: a list needs no torch
+
+        name, _, level = self.metric.partition("/")
+        if self.dataset.startswith("dyml"):  # its numbers are means over the benchmarks of the levels
+            return f"mean/{'ap' if name == 'map' else name}"
+        if name == "ap":
+            return f"level{LEVELS_BY_NAME[level]}/ap"
+        return full_metric_name(name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands for a row on a data set.
+
+    Args:
+        cells: the only training of the row, or those of the rows whose mean or spread it prints.
+        differs: sentences that say where the row differs from the paper's protocol, besides what its experiment says.
+    """
+
+    cells: tuple[Cell, ...]
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A paper's table: those of its numbers that the paper trained itself.
+
+    A lane is a table whose numbers are of one network, one pretraining and one size of the embedding. It was put
+    together here, and each of its numbers has a source.
+    """
+
+    paper: str
+    name: str
+    numbers: tuple[PrintedNumber, ...]
+
+    def __str__(self) -> str:
+        return f"{self.paper}-{self.name}"
+
+    @property
+    def title(self) -> str:
+        """The paper and the number of the table."""
+        return f"{PAPERS[self.paper]}, {'Lane' if self.is_lane else 'Table'} {self.name}"
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Each pair (row, data set) once, in the paper's order."""
+        return list(dict.fromkeys((number.row, number.dataset) for number in self.numbers))
+
+    @property
+    def is_lane(self) -> bool:
+        """Whether the table's numbers have sources of their own."""
+        return any(number.source for number in self.numbers)
+
+    @property
+    def trainings(self) -> list[Training]:
+        """The trainings of all rows, each once."""
+        return list(dict.fromkeys(cell.training for row in self.rows for cell in self.find_entry(*row).cells))
+
+    def find_entry(self, row: str, dataset: str) -> Entry:
+        """Find what stands for a row.
+
+        Raises:
+            InputError: if reference/PAPER.yaml has no entry for the row.
+        """
+        value = read_entries(self.paper).get(self.name, {}).get(row)
+        if isinstance(value, Mapping) and "run" not in value:  # one entry for each data set
+            value = value.get(dataset)
+        if value is None:
+            raise InputError(f"table {self}: row {row} on {dataset} has no experiment in reference/{self.paper}.yaml")
+        if isinstance(value, list):  # the rows that this one sums up
+            entries = [self.find_entry(summed_row, dataset) for summed_row in value]
+            cells = tuple(cell for entry in entries for cell in entry.cells)
+            return Entry(cells, tuple(sentence for entry in entries for sentence in entry.differs))
+        settings = {"run": value} if isinstance(value, str) else value
+        training = Training.parse(f"{self.paper}/{settings['run']}")
+        differs = tuple(as_list(settings.get("differs", [])))
+        return Entry((Cell(dataset, row, training, part=settings.get("part", "")),), differs)
+
+    def make_study(self) -> Study:
+        """Make the study that reproduces the table."""
+        cells = {cell.key: cell for row in self.rows for cell in self.find_entry(*row).cells}
+        return Study(
+            name=str(self),
+            kind="table",
+            cells=tuple(cells.values()),
+            content={"table": self},
+            metrics=("",),
+            keeps_checkpoints=True,
+            outputs=Path("outputs/tables"),
+        )
+
+
+@cache
+def read_tables() -> tuple[Table, ...]:
+    """Read the tables with numbers that the paper trained itself, in the papers' order."""
+    trained = (number for number in read_numbers() if not number.is_quoted)
+    groups = groupby(trained, key=lambda number: (number.paper, number.table))
+    return tuple(Table(paper, name, tuple(numbers)) for (paper, name), numbers in groups)
+
+
+@cache
+def read_numbers() -> tuple[PrintedNumber, ...]:
+    """Read every number of every table, quoted ones included."""
+    return tuple(number for name in NUMBERS for number in _read_file(REFERENCE / name))
+
+
+def _read_file(path: Path) -> list[PrintedNumber]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_read_number(line) for line in csv.DictReader(file)]
+
+
+def _read_number(line: dict[str, str]) -> PrintedNumber:
+    dataset, printed, origin = (line.pop(column) for column in ("dataset", "value", "own"))
+    return PrintedNumber(dataset=DATASETS.get(dataset, dataset), printed=printed, origin=origin, **line)
+
+
+@cache
+def read_entries(paper: str) -> dict[str, dict[str, Any]]:
+    """Read reference/PAPER.yaml -> {table: {row: entry}}; the head of rll.yaml describes an entry."""
+    content = parse_yaml((REFERENCE / f"{paper}.yaml").read_text(encoding="utf-8")) or {}
+    return {str(table): entries for table, entries in content.items()}

@@ -1,0 +1,219 @@
+"""The results of a study as one small Parquet file: a row for each run, and a row for each run and test class."""
+
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dml.evaluation.comparisons.class_sums import ClassSums
+from dml.evaluation.measured_facts import merge_facts
+from dml.ops.errors import InputError
+from dml.ops.filesystem.files import replacing
+from dml.ops.filesystem.locks import replacing_alone
+from dml.studies.study import Cell, Key
+
+SEARCH, TEST, ENSEMBLE = "search", "test", "ensemble"
+"""The stages of a study: tried on the validation classes, tested, and the models of all folds tested together."""
+
+CLASS, QUERIES = "class", "queries"
+"""The columns that only the rows of test classes have."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run.
+
+    Args:
+        dataset, condition, row: names of the run's cell in its study.
+        stage: `SEARCH`, `TEST` or `ENSEMBLE`.
+        seed: seed of the run.
+        fold: fold that validated the training, counted from 1; 0 without folds.
+        overrides: overrides that a search chose, or that were tried, as a shell takes them.
+        configuration: hash of what the run trained; "" if an older version stored the result.
+        seconds: duration of the run.
+        facts: what the metrics are of, by the name of the fact.
+        metrics: metrics of the run, fractions; of a tried run only its "score".
+        counts: number of queries of each test class; empty without sums.
+        sums: {metric: sum of its values over the queries of each test class}.
+    """
+
+    dataset: str
+    condition: str
+    row: str
+    stage: str = TEST
+    seed: int = 0
+    fold: int = 0
+    overrides: str = ""
+    configuration: str = ""
+    seconds: float = 0.0
+    facts: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    counts: Sequence[int] = ()
+    sums: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """The key of the run's cell."""
+        return self.dataset, self.condition, self.row
+
+
+KEYS = [column.name for column in fields(Result)][:9]
+"""The columns that every row of the file has, beside the facts as JSON."""
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """The tested runs of a cell, in the order of seeds and folds."""
+
+    cell: Cell
+    runs: tuple[Result, ...]
+
+    @property
+    def overrides(self) -> str:
+        """The overrides that the search chose."""
+        return self.runs[0].overrides
+
+    @property
+    def run_keys(self) -> set[tuple[int, int]]:
+        """The seed and the fold of each run."""
+        return {(run.seed, run.fold) for run in self.runs}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the metrics are of; where runs differ, all values."""
+        return merge_facts(run.facts for run in self.runs)
+
+    @property
+    def tested(self) -> ClassSums:
+        """The metrics of the runs, summed by test class.
+
+        Raises:
+            InputError: if runs were tested on different classes.
+        """
+        counts = list(self.runs[0].counts)
+        if any(list(run.counts) != counts for run in self.runs):
+            raise InputError(f"{' '.join(filter(None, self.cell.key))}: its runs were tested on different classes")
+        return ClassSums(
+            counts, {metric: [list(run.sums[metric]) for run in self.runs] for metric in self.runs[0].sums}
+        )
+
+    def values(self, metric: str) -> list[float]:
+        """Return the metric of each run that has it, fractions."""
+        if metric in self.runs[0].sums:
+            return self.tested.run_means(metric)
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+
+    def select_runs(self, keys: Container[tuple[int, int]]) -> "RowResult":
+        """Return the row with the runs of some seeds and folds."""
+        return RowResult(self.cell, tuple(run for run in self.runs if (run.seed, run.fold) in keys))
+
+
+class Results:
+    """Results by the keys of their cells."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._by_key: dict[tuple[Key, str], list[Result]] = {}
+        for result in results:
+            self._by_key.setdefault((result.key, result.stage), []).append(result)
+
+    def __len__(self) -> int:
+        return sum(len(results) for (_, stage), results in self._by_key.items() if stage == TEST)
+
+    def list_tried(self, cell: Cell) -> list[list[Result]]:
+        """List the tried runs of a cell, those of one configuration together."""
+        by_overrides: dict[str, list[Result]] = {}
+        for result in self._by_key.get((cell.key, SEARCH), ()):
+            by_overrides.setdefault(result.overrides, []).append(result)
+        return list(by_overrides.values())
+
+    def find_row(self, cell: Cell, stage: str = TEST) -> RowResult | None:
+        """Return the tested runs of a cell; None if there are none."""
+        results = self._by_key.get((cell.key, stage), ())
+        return RowResult(cell, tuple(sorted(results, key=lambda run: (run.seed, run.fold)))) if results else None
+
+
+def read_results(path: Path) -> list[Result]:
+    """Read the results that `write_results` wrote; none if there is no file.
+
+    Raises:
+        InputError: if it is another file.
+    """
+    if not path.exists():
+        return []
+    try:
+        table = pq.read_table(path)
+        starts = np.flatnonzero(table[CLASS].is_null().to_numpy()).tolist()
+        heads = table.take(starts).to_pylist()
+        names = [name for name in table.column_names if name not in (*KEYS, "facts", CLASS, QUERIES)]
+        columns = {name: table[name].to_numpy() for name in (*names, QUERIES)}
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise InputError(f"{path}: no results of a study ({error}); delete it, or take it from git") from error
+    results = []
+    for head, start, end in zip(heads, starts, [*starts[1:], len(table)], strict=True):
+        rows = slice(start + 1, end)
+        sums = {name: columns[name][rows] for name in names}
+        results.append(
+            Result(
+                **{name: head[name] for name in KEYS},
+                facts=json.loads(head["facts"]),
+                metrics={name: head[name] for name in names if head[name] is not None},
+                counts=columns[QUERIES][rows].astype(int).tolist(),
+                sums={name: values.tolist() for name, values in sums.items() if not np.isnan(values).all()},
+            )
+        )
+    return results
+
+
+def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Write results in the order of their cells and stages; tried runs stay in the order in which they were tried."""
+    ordered = sorted(
+        results,
+        key=lambda one: (one.key, one.stage, *((0, 0) if one.stage == SEARCH else (one.seed, one.fold))),
+    )
+    rows = np.repeat(np.arange(len(ordered)), [1 + len(result.counts) for result in ordered])
+    table = {name: pa.array([getattr(result, name) for result in ordered]).take(pa.array(rows)) for name in KEYS}
+    table["facts"] = pa.array([json.dumps(dict(result.facts)) for result in ordered]).take(pa.array(rows))
+    table[CLASS] = pa.array(_join([None, *range(len(result.counts))] for result in ordered), pa.int32())
+    table[QUERIES] = pa.array(_join([None, *result.counts] for result in ordered), pa.int32())
+    for name in sorted({name for result in ordered for name in (*result.metrics, *result.sums)}):
+        values = [[result.metrics.get(name), *_find_sums(result, name)] for result in ordered]
+        table[name] = pa.array(_join(values), pa.float64())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        pq.write_table(pa.table(table), partial, compression="zstd", compression_level=19)
+
+
+def merge_results(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
+    """Merge results: the new ones of a cell and a stage take the place of all old ones."""
+    by_part: dict[tuple[Key, str], list[Result]] = {}
+    for result in new:
+        by_part.setdefault((result.key, result.stage), []).append(result)
+    kept = [result for result in old if (result.key, result.stage) not in by_part]
+    return [*kept, *(result for results in by_part.values() for result in results)]
+
+
+def store_results(path: Path, new: Iterable[Result]) -> list[Result]:
+    """Merge new results into a file, and return all: another command may have written there meanwhile.
+
+    Raises:
+        InputError: if the file isn't one that `write_results` wrote.
+    """
+    with replacing_alone(path):
+        old, new = read_results(path), list(new)
+        merged = merge_results(old, new)
+        if new:
+            write_results(path, merged)
+    return merged
+
+
+def _find_sums(result: Result, name: str) -> Sequence[float | None]:
+    return result.sums.get(name, [None] * len(result.counts))
+
+
+def _join(parts: Iterable[Iterable[Any]]) -> list[Any]:
+    return [value for part in parts for value in part]

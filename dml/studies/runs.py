@@ -1,0 +1,317 @@
+"""The runs of a study: their folders, their command lines, the data that they read, and how they are started."""
+
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from multiprocessing import forkserver
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.commands.failures.error_lines import print_line
+from dml.commands.hydra_command import main
+from dml.ops.configuration.nested import is_below
+from dml.ops.configuration.overrides import check_set_elsewhere, key_of
+from dml.ops.errors import InputError
+from dml.ops.filesystem.paths import expand_home
+from dml.ops.run_folders.run_folder import RunFolder, RunState
+from dml.run.config_folders import quote
+from dml.runtime import signals
+from dml.runtime.processes import (
+    python_command,
+    python_environment,
+    run_process,
+    stop_processes,
+    waiting_for_processes,
+)
+from dml.studies.experiments import IGNORED_KEYS, compose, identify, shrink
+from dml.studies.study import Training
+
+DATASET_FOLDERS = {
+    "sop": "Stanford_Online_Products",
+    "cub200": "CUB_200_2011",
+    "cars196": "cars196",
+    "inshop": "inshop",
+    "inat_base": "inat2018",
+    "inat_full": "inat2018",
+    "dyml_vehicle": "dyml_vehicle",
+    "dyml_animal": "dyml_animal",
+    "dyml_product": "dyml_product",
+    "grocery": "grocery/grocery.csv",
+}
+"""The folder or file of each data set below the folder that holds them all."""
+
+WEIGHTS_FOLDER = "weights"
+"""The folder, beside those of the data sets, with the weights that no library offers."""
+
+LIBRARY_WEIGHTS = (None, "packaged", "download")
+"""Values of ``model.backbone.weights`` that name no file."""
+
+SET_ELSEWHERE = {
+    "seed": "seeds=...",
+    "experiment": "the study",
+    "resume": "the study",
+    "hydra.run.dir": "--outputs",
+    "dataset.folds": "folds=...",
+    "dataset.fold": "the study",
+}
+"""What sets the keys that no override of every training may set."""
+
+BASIC = "basic"
+"""The launcher that runs trainings on this machine."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: one training with one seed.
+
+    Args:
+        training: the experiment with its overrides.
+        seed: seed of the run's random numbers.
+        folder: folder of the run's results, which may not exist yet.
+    """
+
+    training: Training
+    seed: int
+    folder: Path
+
+    @property
+    def configuration(self) -> str:
+        """The hash of what the run trains, whatever its seed (`dml.studies.experiments.identify`)."""
+        return self.folder.parent.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its final metrics."""
+        return RunFolder(self.folder).is_finished
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the finished run."""
+        return RunFolder(self.folder).metrics()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds between the start and the end of the finished run; a resumed one counts from its last start."""
+        folder = RunFolder(self.folder)
+        if not folder.config_file.exists():
+            return 0.0
+        return folder.metrics_file.stat().st_mtime - folder.config_file.stat().st_mtime
+
+    def read_score(self, metric: str) -> float:
+        """Read a metric of the finished run, or its best value in the history if its name begins with "val/"."""
+        if metric.startswith("val/"):
+            return max(RunFolder(self.folder).values(metric).values())
+        return self.metrics[metric]
+
+    def discard_checkpoints(self) -> None:
+        """Delete the checkpoints and the report if the run is finished: of many runs they take gigabytes."""
+        if self.is_finished:
+            shutil.rmtree(RunFolder(self.folder).last_checkpoint.parent, ignore_errors=True)
+            RunFolder(self.folder).report_file.unlink(missing_ok=True)
+
+    def train_arguments(self, data: Path) -> list[str]:
+        """Return the arguments of ``train`` that begin the run, or resume it if it was interrupted."""
+        paths = [f"{key}={path}" for key, path in find_input_paths(self.training, data).items()]
+        if RunFolder(self.folder).state in (RunState.INTERRUPTED, RunState.RUNNING):
+            return [f"resume={self.folder}", *paths]
+        overrides = [f"experiment={self.training.experiment}", *self.training.overrides]
+        return [*overrides, f"seed={self.seed}", *paths, f"hydra.run.dir={self.folder}"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where and how the runs of a study are made.
+
+    Args:
+        outputs: folder for runs.
+        seeds: number of runs of each training; their seeds count from 0.
+        is_small: whether the embedded data and small networks stand in for the papers' own, see `shrink`.
+        overrides: overrides of every training.
+        data: folder that holds the folders of the data sets; None if the user gave none.
+        jobs: number of runs at a time.
+        launcher: choice of conf/launcher.
+        runs_copies: whether the launcher `BASIC` runs trainings by `run_forks`, which is quicker for small ones.
+
+    Raises:
+        InputError: if an override sets what the study sets.
+    """
+
+    outputs: Path
+    seeds: int
+    is_small: bool = False
+    overrides: tuple[str, ...] = ()
+    data: Path | None = None
+    jobs: int = 1
+    launcher: str = BASIC
+    runs_copies: bool = False
+    _runs: dict[Training, list[Run]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_set_elsewhere(self.overrides, SET_ELSEWHERE)
+
+    @property
+    def launched(self) -> list[str]:
+        """The overrides that say how a launcher starts runs."""
+        return [override for override in self.overrides if override.startswith("hydra.")]
+
+    @property
+    def trained(self) -> list[str]:
+        """The other overrides."""
+        return [override for override in self.overrides if not override.startswith("hydra.")]
+
+    @property
+    def departures(self) -> list[str]:
+        """The overrides with which trainings aren't those of the study, sorted."""
+        return sorted(override for override in self.trained if not is_below(key_of(override), IGNORED_KEYS))
+
+    def list_runs(self, training: Training) -> list[Run]:
+        """List the runs of a training, one for each seed; trainings of one configuration share their runs."""
+        if training not in self._runs:  # composing is slow
+            planned = (shrink(training) if self.is_small else training).extended(self.trained)
+            config = compose(planned)
+            folder = self.outputs / str(config.dataset.name) / identify(config, _find_own_root(config))
+            self._runs[training] = [Run(planned, seed, folder / f"seed-{seed}") for seed in range(self.seeds)]
+        return self._runs[training]
+
+    def train(self, runs: Iterable[Run], purpose: str) -> bool:
+        """Begin or resume the runs that aren't finished, each in a process of its own -> whether a run failed.
+
+        A run that another command has finished by the time of its turn is refused, which is no failure.
+
+        Args:
+            runs: runs in the order in which they begin; of runs with one folder one is made.
+            purpose: beginning of the line that counts the runs.
+        """
+        distinct = list({run.folder: run for run in runs}.values())
+        missing = [run for run in distinct if not run.is_finished]
+        print_line(f"{purpose}: {len(distinct)} runs, {len(missing)} of them to be trained")
+        commands = [self.command(run) for run in missing]  # before the threads: Hydra composes in one
+        run_commands = run_forks if self.runs_copies and self.launcher == BASIC else run_processes
+        return run_commands(commands, self.jobs) and not all(run.is_finished for run in missing)
+
+    def command(self, run: Run) -> list[str]:
+        """Return the arguments of ``dml`` that begin or resume a run, here or by a launcher."""
+        data = self.data or Path()
+        if self.launcher == BASIC:
+            return ["train", *run.train_arguments(data), *self.launched]
+        paths = [f"{key}={quote(path)}" for key, path in find_input_paths(run.training, data).items()]
+        folder = run.folder.absolute()
+        return [  # a sweep of a single run, which the launcher begins, or resumes, where it pleases
+            *("train", "-m", f"experiment={run.training.experiment}", *run.training.overrides),
+            *(f"seed={run.seed}", *paths, f"launcher={self.launcher}", *self.launched),
+            *(f"hydra.sweep.dir={quote(folder.parent)}", f"hydra.sweep.subdir={folder.name}"),
+        ]
+
+
+def _find_own_root(config: DictConfig) -> Path | None:
+    """Return the absolute path of a data set of the user's own; None for one that is the same wherever it lies."""
+    if config.dataset.root is None or config.dataset.name in DATASET_FOLDERS:
+        return None
+    return expand_home(config.dataset.root).absolute()
+
+
+def find_input_paths(training: Training, data: Path) -> dict[str, Path]:
+    """Return the keys that name inputs of a training, unless it names them itself, and their paths below ``data``."""
+    config, paths = compose(training), {}
+    is_set = "dataset.root" in map(key_of, training.overrides)
+    if (folder := DATASET_FOLDERS.get(config.dataset.name)) and not is_set:
+        paths["dataset.root"] = data / folder
+    if (weights := OmegaConf.select(config, "model.backbone.weights")) not in LIBRARY_WEIGHTS:
+        paths["model.backbone.weights"] = data / WEIGHTS_FOLDER / Path(weights).name
+    return paths
+
+
+def check_data(name: str, runs: Iterable[Run], data: Path | None) -> None:
+    """Check that the data of runs that are going to be made exists.
+
+    Args:
+        name: name of the study, for the error message.
+        runs: runs that are going to be made.
+        data: folder that holds the folders of the data sets; None if the user gave none.
+
+    Raises:
+        InputError: if a folder or a file is missing.
+    """
+    root = Path() if data is None else data
+    for path in dict.fromkeys(path for run in runs for path in find_input_paths(run.training, root).values()):
+        below = path.relative_to(root)
+        if data is None:
+            raise InputError(f"{name} wants {below}: give --data /data (make: DATA=/data), if it is /data/{below}")
+        if not path.exists():
+            raise InputError(f"--data {data}: no {below} in it, which {name} wants")
+
+
+def run_processes(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
+    """Run ``python -m dml`` with the arguments of each command, so many at a time -> whether a command failed.
+
+    Args:
+        commands: arguments of each command, such as ["train", "loss=rll"]; a line tells of each when it begins.
+        jobs: commands that run at a time; with several, each has one thread.
+    """
+    threads = {"OMP_NUM_THREADS": "1"} if jobs > 1 else {}
+    environment = python_environment(**threads, **{signals.SILENT: "1"})
+
+    def run(arguments: Sequence[str]) -> int:
+        name, *overrides = arguments
+        return run_process([*python_command(name), *overrides], env=environment)
+
+    return _run_at_a_time(run, commands, jobs)
+
+
+def run_forks(commands: Sequence[Sequence[str]], jobs: int = 1) -> bool:
+    """Do the work of `run_processes` for many small runs on CPU, in copies of a process that has loaded the libraries.
+
+    Loading the libraries takes eight seconds. A copy can't train on several GPUs.
+    """
+    if jobs > 1:
+        os.environ["OMP_NUM_THREADS"] = "1"  # the copied process reads it when it begins
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["dml.run.jobs"])
+    # It loads libraries, and Ctrl-C would make it print a trace. Started processes inherit the mask of the thread that
+    # starts them; a copy gets SIGTERM from this process.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def run(arguments: Sequence[str]) -> int | None:
+        process = server.Process(target=_run_command, args=(arguments,))
+        process.start()
+        if signals.is_requested():  # it came too early for this process
+            stop_processes()
+        process.join()
+        return process.exitcode
+
+    return _run_at_a_time(run, commands, jobs)
+
+
+def _run_command(arguments: Sequence[str]) -> None:
+    signals.handle_signals()
+    signals.state.is_silent = True
+    sys.argv = ["dml", *arguments]
+    main(arguments[0], is_named=True)
+
+
+def _run_at_a_time(run: Callable[[Sequence[str]], int | None], commands: Sequence[Sequence[str]], jobs: int) -> bool:
+    def run_unless_stopped(number: int, arguments: Sequence[str]) -> int | None:
+        if signals.is_requested():
+            return None
+        print_line(f"[{number} of {len(commands)}] {format_command(arguments)}")
+        return run(arguments)
+
+    with waiting_for_processes(), ThreadPoolExecutor(jobs) as pool:
+        return any(list(pool.map(run_unless_stopped, range(1, len(commands) + 1), commands)))
+
+
+def format_command(arguments: Sequence[str]) -> str:
+    """Return the command line that runs ``dml`` with some arguments, as a shell takes it."""
+    return shlex.join(["python", "-m", "dml", *arguments])

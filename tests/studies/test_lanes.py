@@ -1,0 +1,108 @@
+"""The lanes of RS@k and Hyp-ViT: their settings, by data set, and what their tables say beside the numbers."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from dml.run.evaluators import find_ball
+from dml.studies.experiments import compose
+from dml.studies.paper_tables import read_tables
+from dml.studies.results import Results
+from dml.studies.runs import Plan
+from dml.studies.study import Training
+from dml.studies.table_pages import render_table_page
+
+pytestmark = pytest.mark.pipeline
+
+RSK = {
+    "resnet50/cub200": (1e-4, [10, 20, 30], 40, 400, 200),
+    "resnet50/cars196": (1e-4, [80, 140], 170, 392, 200),
+    "resnet50/sop": (2e-4, [25, 50], 55, 4000, 200),
+    "resnet50/inat_base": (1e-4, [40, 70], 90, 4000, 200),
+    "vit_base/cars196": (1e-5, [20, 30, 40], 50, 392, 100),
+    "vit_base/sop": (5e-5, [25, 50], 55, 4000, 100),
+    "vit_base/inat_base": (5e-5, [10, 40, 70], 90, 4000, 100),
+}
+"""Of each experiment of RS@k: learning rate, milestones, epochs, images of a batch, and images of a chunk."""
+
+HYP = {
+    "cub200": (9, 900, 50, 256),
+    "cars196": (9, 882, 300, 224),
+    "sop": (2, 900, 200, 224),
+    "inshop": (2, 900, 400, 224),
+}
+"""Of each experiment of Hyp-ViT: images of a class, images of a batch, epochs, and the test's shorter side."""
+
+
+def count_images(config: DictConfig) -> int:
+    return int(config.sampler.classes_per_batch * config.sampler.images_per_class)
+
+
+@pytest.mark.parametrize("name", RSK)
+def test_settings_of_rsk(name: str) -> None:
+    config = compose(Training(f"rsk/{name}"))
+    rate, milestones, epochs, images, chunk = RSK[name]
+    assert config.optimizer.lr == rate
+    assert config.scheduler.interval == "epoch"
+    assert list(config.scheduler.schedule.milestones) == milestones
+    assert config.scheduler.schedule.gamma == 0.3
+    assert config.trainer.max_epochs == epochs
+    assert (count_images(config), config.sampler.images_per_class) == (images, 4)
+    assert config.gradient_cache == chunk
+    assert (config.model.embed_dim, config.optimizer.weight_decay) == (512, 4e-4)
+    is_transformer = name.startswith("vit_base")
+    assert config.optimizer.optimizer._target_ == f"torch.optim.{'AdamW' if is_transformer else 'Adam'}"
+    assert config.loss._target_.endswith("RecallAtKLoss")
+    assert not config.loss.mixup
+
+
+@pytest.mark.parametrize("dataset", HYP)
+def test_settings_of_hyp_vit(dataset: str) -> None:
+    config = compose(Training(f"hyp/vit_small/{dataset}"))
+    images_per_class, images, epochs, side = HYP[dataset]
+    assert (config.sampler.images_per_class, count_images(config)) == (images_per_class, images)
+    assert config.trainer.max_epochs == epochs
+    assert (
+        config.sampler.batches_per_epoch == config.dataset.counts.train[level_of(config)] * images_per_class // images
+    )
+    assert config.transform.test.steps[0].size == side
+    assert (config.optimizer.lr, config.trainer.gradient_clip_val) == (3e-5, 3)
+    assert (config.model.embed_dim, config.model.backbone.freeze_patch_embedding) == (128, True)
+    assert find_ball(config) == (0.1, 2.3)
+    assert config.loss.temperature == 0.2
+
+
+def level_of(config: DictConfig) -> str:
+    """The name of a data set's finest level."""
+    return next(level for level in config.dataset.counts.train if level != "images")
+
+
+def test_hyp_vit_with_dino_and_on_the_sphere() -> None:
+    dino = compose(Training("hyp/vit_small/cub200", ("model=dino_small",)))
+    assert (dino.optimizer.lr, dino.trainer.gradient_clip_val, dino.model.embed_dim) == (1e-5, 3, 128)
+    assert dino.model.backbone.name == "vit_small_patch16_224.dino"
+    sphere = compose(Training("hyp/vit_small/cub200", ("loss.curvature=0", "loss.temperature=0.1")))
+    assert find_ball(sphere) is None
+
+
+def test_a_row_is_of_the_network_and_the_size_of_its_lane() -> None:
+    for table in (table for table in read_tables() if table.is_lane):
+        assert len({(cell.backbone, cell.dim) for cell in table.numbers}) == 1
+        for cell in table.numbers:
+            config = compose(table.find_entry(cell.row, cell.dataset).cells[0].training)
+            assert (config.model.backbone.name, str(config.model.embed_dim)) == (cell.backbone, cell.dim)
+            assert f"mixup={str(config.loss.get('mixup')).lower()}" == (cell.settings or "mixup=none")
+
+
+def test_a_lane_names_its_sources_and_other_tables_have_none(tmp_path: Path) -> None:
+    for table in {table.paper: table for table in read_tables()}.values():  # one of each paper: a page takes a second
+        page = render_table_page(table.make_study(), Results([]), Plan(tmp_path, seeds=1))
+        assert table.is_lane == (table.paper in ("rsk", "hyp"))
+        assert ("Compare only inside a lane" in page) == table.is_lane
+        assert ("Sources of the paper's numbers: " in page) == table.is_lane
+        assert all(bool(cell.source) == table.is_lane for cell in table.numbers)
+    (lane,) = [table for table in read_tables() if table.paper == "hyp"]
+    page = render_table_page(lane.make_study(), Results([]), Plan(tmp_path, seeds=1))
+    assert "Compare only inside a lane, here vit_small_patch16_224.augreg_in21k, 384 dimensions." in page
+    assert page.count("arXiv 2203.10833") == 1

@@ -1,0 +1,100 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PLAIN, Here
+
+from dml.studies import runs as study_runs
+from dml.studies.runs import Plan
+from dml.studies.study import Training
+
+pytestmark = pytest.mark.pipeline
+
+PROGRAM = """
+from dml.studies.runs import {start}
+fine = ["train", "--cfg", "job", "loss=nra", "hydra.run.dir=here"]
+assert not {start}([fine, fine], 2)
+assert {start}([fine, ["train", "loss=nothing"]])
+"""
+
+
+STOPPED = """
+import os, signal
+from dml.commands.failures.error_lines import one_line_errors, print_line
+from dml.runtime.signals import handle_signals
+from dml.studies import runs
+
+def stop_before_the_start(line):
+    print_line(line)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if __name__ == "__main__":
+    handle_signals()
+    small = ["model=small_cnn", "transform.size=32", "evaluation.raw=false", "data.num_workers=0"]
+    endless = ["train", *small, "trainer.max_steps=1000000", "trainer.val_check_interval=null", "hydra.run.dir=run"]
+    runs.print_line = stop_before_the_start
+    with one_line_errors():
+        runs.{start}([endless, endless])
+"""
+
+
+@pytest.mark.parametrize("start", ["run_processes", pytest.param("run_forks", marks=pytest.mark.thorough)])
+def test_a_signal_ends_a_run_that_is_being_started(start: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(STOPPED.format(start=start))
+    program = [sys.executable, "program.py"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 143, done.stderr
+    assert done.stderr.endswith("stopped by SIGTERM\n")
+    assert done.stdout.count("[1 of 2]") == 1
+    assert "[2 of 2]" not in done.stdout
+
+
+@pytest.mark.parametrize("start", ["run_processes", "run_forks"])
+def test_commands_run_and_a_failure_is_told(start: str, tmp_path: Path) -> None:
+    # in a process of its own, as the commands do: copies write to where the first of them was started
+    program = [sys.executable, "-c", PROGRAM.format(start=start)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    python = "python -m dml train"
+    fine = f"{python} --cfg job loss=nra hydra.run.dir=here"
+    said = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert said == [
+        f"[1 of 2] {fine}",
+        f"[2 of 2] {fine}",
+        f"[1 of 2] {fine}",
+        "[2 of 2] python -m dml train loss=nothing",
+    ]
+    assert done.stdout.count("dml.losses.nra.") == 3
+    assert "error: loss=nothing" in done.stderr
+
+
+def test_a_run_that_another_command_has_finished_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(tmp_path, seeds=2)
+    runs = plan.list_runs(Training("claims/rll"))
+
+    def finish(number: int) -> bool:
+        """Tell a failure, as of a run that is refused, after another command has finished some runs."""
+        for run in runs[:number]:
+            run.folder.mkdir(parents=True)
+            (run.folder / "metrics.json").write_text("{}")
+        return True
+
+    monkeypatch.setattr(study_runs, "run_processes", lambda *_: finish(1))
+    assert plan.train(runs, "runs")
+    shutil.rmtree(tmp_path)
+    monkeypatch.setattr(study_runs, "run_processes", lambda *_: finish(2))
+    assert not plan.train(runs, "runs")
+
+
+def test_other_launchers_begin_a_sweep_of_one_run(here: Here, small_emoji: Path, tmp_path: Path) -> None:
+    plan = Plan(tmp_path / "runs (1, old)", 1, launcher="joblib", overrides=("hydra.launcher.n_jobs=1",))
+    (run,) = plan.list_runs(Training("claims/rll", (*PLAIN, f"dataset.root={small_emoji}")))
+    _, *arguments = plan.command(run)
+    assert {"launcher=joblib", "hydra.launcher.n_jobs=1"} <= {*arguments}
+    local = [value for value in arguments if not value.startswith(("launcher=", "hydra.launcher."))]  # here
+    here("train", *local)
+    assert run.is_finished
+    written = (run.folder / "metrics.json").stat().st_mtime_ns
+    here("train", *local)  # a sweep skips it
+    assert (run.folder / "metrics.json").stat().st_mtime_ns == written
