@@ -284,10 +284,14 @@ def export_model(
     facts = describe_graph(on_cpu, height, width, probe.levels)
     program = trace(on_cpu, height, width)
     path.parent.mkdir(parents=True, exist_ok=True)
+
+    def run_model(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return on_cpu.embed_batch(torch.from_numpy(images).permute(0, 3, 1, 2))
+
     with ExitStack() as files:
         partial = files.enter_context(replacing(path))
         facts |= write_graph(program, partial, path.suffix, facts)
-        graphs: list[tuple[Path | None, Run]] = [(None, _run_model(on_cpu)), (path, open_graph(partial, path.suffix))]
+        graphs: list[tuple[Path | None, Run]] = [(None, run_model), (path, open_graph(partial, path.suffix))]
         if quantize:
             small = files.enter_context(replacing(quantized_path(path)))
             write_quantized(partial, small, facts | {"quantization": "int8, dynamic"})
@@ -296,7 +300,3 @@ def export_model(
         refuse_difference(model, exported)
         write_text(facts_path(path), json.dumps(facts, indent=1) + "\n")
     return ExportReport(path, len(probe), model, exported, quantized[0] if quantized else None)
-
-
-def _run_model(embedder: ImageEmbedder) -> Run:
-    return lambda images: embedder.embed_batch(torch.from_numpy(images).permute(0, 3, 1, 2))

@@ -262,7 +262,10 @@ class ImageEmbedder:
         )
         first = 0
         for readable, batch, errors in loader:
-            _treat_errors(errors, on_corrupt)
+            if errors and on_corrupt == "raise":
+                raise UnreadableImageError(f"{errors[0]}{REMEDY}")
+            for error in errors:
+                logger.warning("skipped: %s", error)
             positions = [*range(first, first + len(readable) + len(errors))]
             vectors = np.full((len(positions), self.dimension), np.nan, np.float32)
             if batch is not None:
@@ -360,13 +363,6 @@ def _collate(items: Sequence[tuple[int, Tensor | None, str]]) -> tuple[list[int]
     readable = [(index, pixels) for index, pixels, _ in items if pixels is not None]
     batch = stack([pixels for _, pixels in readable]) if readable else None
     return [index for index, _ in readable], batch, [error for _, pixels, error in items if pixels is None]
-
-
-def _treat_errors(errors: Sequence[str], on_corrupt: str) -> None:
-    if errors and on_corrupt == "raise":
-        raise UnreadableImageError(f"{errors[0]}{REMEDY}")
-    for error in errors:
-        logger.warning("skipped: %s", error)
 
 
 def _check_finite(vectors: NDArray[np.float32], images: Sequence[ImageInput], precision: str) -> None:

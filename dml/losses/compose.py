@@ -40,11 +40,7 @@ class AtLevel(Loss):
     ) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            indices: (B,) row indices of the batch in the training table, for losses that need them.
-            queries: rows of the batch that the mean is over, for losses that take them.
+        The row indices (B,) in the training table, and the rows that the mean is over, are for losses that take them.
 
         Raises:
             InputError: if the labels have no such level.
@@ -93,11 +89,7 @@ class WeightedSum(Loss):
     ) -> Tensor:
         """Compute the sum of the terms for embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            indices: (B,) row indices of the batch in the training table, for losses that need them.
-            queries: rows of the batch that the means are over, for terms that take them.
+        The row indices (B,) in the training table, and the rows that the means are over, are for terms that take them.
         """
         values = [
             self.weights[name] * loss_value(term, embeddings, labels, indices, queries)

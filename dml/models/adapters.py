@@ -88,7 +88,11 @@ class NormOnly(PartialTraining):
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
         """Return the names of the parameters of layers whose class, or a base class of it, is named a norm."""
-        norms = [name for name, module in backbone.network.named_modules() if _is_norm(module)]
+        norms = [
+            name
+            for name, module in backbone.network.named_modules()
+            if any("Norm" in base.__name__ for base in type(module).__mro__)  # of torch or of timm
+        ]
         return [name for name in names if name.rpartition(".")[0] in norms]
 
 
@@ -253,7 +257,3 @@ def _can_update(layer: nn.Module) -> bool:
 
 def _select(layers: Iterable[str], last_parts: Sequence[str]) -> list[str]:
     return [name for name in layers if any(f".{name}".endswith(f".{part}") for part in last_parts)]
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return any("Norm" in base.__name__ for base in type(module).__mro__)

@@ -12,50 +12,6 @@ from dml.models.heads import TwoStepHead
 from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
-
-def check_backbone(backbone: object) -> None:
-    """Check that a backbone is a `Backbone`, which scales the pixels and taps the maps."""
-    if not isinstance(backbone, Backbone):
-        raise InputError(
-            f"model.backbone: {dotted_name(backbone)} isn't a dml.models.backbone.Backbone; "
-            "return Backbone(network, mean=..., std=...)"
-        )
-
-
-def build_head(name: str, build: Callable[..., Any], shape: tuple[int, int, int], embed_dim: int) -> nn.Module:
-    """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding."""
-    head = build(shape, embed_dim)
-    if not isinstance(head, nn.Module):
-        raise InputError(f"model.head.{name}: {dotted_name(build)} returned {_describe(head)}, expected an nn.Module")
-    return head
-
-
-@torch.no_grad()
-def check_embeddings_of_heads(heads: nn.ModuleDict, maps: Mapping[str, Tensor], embed_dims: Mapping[str, int]) -> None:
-    """Check that each head makes one embedding of the expected size for a map.
-
-    Args:
-        heads: heads by name.
-        maps: tapped map (1, C, h, w), or tokens (1, T, C), of one image by head.
-        embed_dims: sizes of the embeddings by head.
-    """
-    heads.eval()
-    for name, head in heads.items():
-        embedding, shape = head(maps[name]), (1, embed_dims[name])
-        if not isinstance(embedding, Tensor) or embedding.shape != shape:
-            raise InputError(
-                f"model.head.{name}: {dotted_name(head)} returned {_describe(embedding)} for one image, expected a "
-                f"tensor of shape {shape}: model.embed_dim={embed_dims[name]}"
-            )
-    heads.train()
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {(*value.shape,)}"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 Head = Callable[[tuple[int, int, int], int], nn.Module]
 """Builds a head from the shape (C, h, w) of a tapped map, or (C, T, 1) of T tokens, and the size of the embedding."""
 
@@ -115,7 +71,7 @@ class EmbeddingModel(nn.Module):
         pretraining: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_backbone(backbone)
+        _check_backbone(backbone)
         if taps is None:
             if len(backbone.stages) < 3:
                 raise InputError("model.taps=null: this network doesn't name its stages; give {L: ..., M: ..., H: ...}")
@@ -135,10 +91,10 @@ class EmbeddingModel(nn.Module):
         backbone.tap({name: taps[name] for name in heads})
         maps = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
         self.heads = nn.ModuleDict(
-            {name: build_head(name, head[name], _head_shape(maps[name]), self.embed_dims[name]) for name in heads}
+            {name: _build_head(name, head[name], _head_shape(maps[name]), self.embed_dims[name]) for name in heads}
         )
         _check_tokens({name: taps[name] for name in heads}, self.heads)
-        check_embeddings_of_heads(self.heads, maps, self.embed_dims)
+        _check_embeddings(self.heads, maps, self.embed_dims)
 
     @torch.enable_grad()
     def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, Tensor]:
@@ -255,6 +211,43 @@ class EmbeddingModel(nn.Module):
         """Compute the pooled features (B, F) of the backbone, without any head, of images (B, 3, H, W)."""
         features: Tensor = self.backbone(images)[0].flatten(1).float()
         return features
+
+
+def _check_backbone(backbone: object) -> None:
+    """Check that a backbone is a `Backbone`, which scales the pixels and taps the maps."""
+    if not isinstance(backbone, Backbone):
+        raise InputError(
+            f"model.backbone: {dotted_name(backbone)} isn't a dml.models.backbone.Backbone; "
+            "return Backbone(network, mean=..., std=...)"
+        )
+
+
+def _build_head(name: str, build: Callable[..., Any], shape: tuple[int, int, int], embed_dim: int) -> nn.Module:
+    """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding."""
+    head = build(shape, embed_dim)
+    if not isinstance(head, nn.Module):
+        raise InputError(f"model.head.{name}: {dotted_name(build)} returned {_describe(head)}, expected an nn.Module")
+    return head
+
+
+@torch.no_grad()
+def _check_embeddings(heads: nn.ModuleDict, maps: Mapping[str, Tensor], embed_dims: Mapping[str, int]) -> None:
+    """Check that each head makes an embedding of its size (1, D) for a map (1, C, h, w), or tokens (1, T, C)."""
+    heads.eval()
+    for name, head in heads.items():
+        embedding, shape = head(maps[name]), (1, embed_dims[name])
+        if not isinstance(embedding, Tensor) or embedding.shape != shape:
+            raise InputError(
+                f"model.head.{name}: {dotted_name(head)} returned {_describe(embedding)} for one image, expected a "
+                f"tensor of shape {shape}: model.embed_dim={embed_dims[name]}"
+            )
+    heads.train()
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {(*value.shape,)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _embed_dim(embed_dim: int | Mapping[str, int], name: str) -> int:

@@ -81,7 +81,7 @@ def build_cache(
     done = _find_intact(files, index, chunks, finished, advance, warn)
     remaining = [chunk for chunk in chunks if chunk.number not in done]
     # A file with a second name may be a backup or a file of the user, which must not be written to.
-    if remaining and _has_other_names(files.pixels):
+    if remaining and files.pixels.exists() and files.pixels.stat().st_nlink > 1:
         done, remaining = {}, chunks
     if not finished or (remaining and not done):
         delete_file(files.index)
@@ -229,10 +229,6 @@ def _find_intact(
         images = f"{len(damaged_paths):,} images were damaged, such as {printable(damaged_paths[0])}"
         warn(f"{files.pixels}: the pixels of {images}; decoded again")
     return intact
-
-
-def _has_other_names(path: Path) -> bool:
-    return path.exists() and path.stat().st_nlink > 1
 
 
 def _write_chunks(
