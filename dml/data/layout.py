@@ -73,12 +73,7 @@ class Layout:
         return folder
 
     def locate(self, root: str | Path | None, placeholder: str, kind: str) -> Path:
-        """Return the root of a data set that may be a file as a path, with ``~`` expanded.
-
-        Args:
-            root: path of the file or folder.
-            placeholder: what stands for the path in the error line, such as FILE.
-            kind: what may be at the path, in words.
+        """Return the root of a data set that may be a file as a path, with ``~`` expanded; error lines have the words.
 
         Raises:
             InputError: if ``root`` is None, or nothing is there.
@@ -252,14 +247,7 @@ def read_list_rows(
 def parse_whole_number(
     cell: str, place: str | Path, meaning: str, *, lowest: int = 1 - 2**31, highest: int = 2**31 - 1
 ) -> int:
-    """Parse a cell as an integer that fits into 32 bits.
-
-    Args:
-        cell: the text of the cell.
-        place: the file that the cell stands in, and perhaps the line, for the error line.
-        meaning: name of the number, such as "class_id", for the error line.
-        lowest: smallest number that is right.
-        highest: largest number that is right.
+    """Parse a cell as an integer from ``lowest`` to ``highest``; ``place`` and ``meaning`` are for the error line.
 
     Raises:
         InputError: if the text isn't such an integer.

@@ -71,9 +71,6 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
         tables: tables of the images, in their order.
         facts: facts such as the model's fingerprint and geometry.
         images: number of all images, those that could not be read among them.
-
-    Raises:
-        InputError: if the file's name ends otherwise, or not one image could be read.
     """
     check_output(file)
     if file.suffix == ".npz":

@@ -77,12 +77,7 @@ class Probe:
         return len(self.images)
 
     def recall(self, vectors: NDArray[np.float32], curvature: float) -> float | None:
-        """Compute recall@1 of vectors (N, D), each image searched among the others; None without classes.
-
-        Args:
-            vectors: vectors of the images.
-            curvature: curvature of the ball that they are points of; 0 for unit vectors.
-        """
+        """Compute recall@1 of vectors (N, D), each image searched among the others; None without classes."""
         if self.labels is None:
             return None
         metrics = evaluate(
@@ -190,11 +185,7 @@ def compare_graphs(
 
 
 def refuse_difference(model: GraphResult, exported: GraphResult) -> None:
-    """Make sure that an exported graph gives the vectors of its model.
-
-    Raises:
-        InputError: if a cosine is below 0.9999, or recall@1 is another.
-    """
+    """Make sure that an exported graph gives the vectors of its model."""
     is_near = exported.min_cosine >= MIN_COSINE  # NaN isn't
     if is_near and exported.recall == model.recall:
         return

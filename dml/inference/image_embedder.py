@@ -229,20 +229,8 @@ class ImageEmbedder:
     ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
         """Embed images and yield each batch at once: the positions of its B images, and their vectors (B, D).
 
-        The images come in their order, and the vectors of one batch are in memory at a time.
-
-        Args:
-            images: images, as paths, PIL images, arrays or tensors.
-            batch_size: number of images in the network at a time, see `embed`.
-            num_workers: number of processes that decode images; 0 decodes in this process.
-            views: number of views of each image, see `embed`.
-            precision: "32", "bf16" or "16", see `embed`.
-            on_corrupt: "raise" or "skip", see `embed`.
-            start_method: method by which the decoding processes start, such as "spawn"; None takes Python's default.
-
-        Raises:
-            UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
-            InputError: if an argument can't be used, or a vector has numbers that are NaN or infinite.
+        The images come in their order, and the vectors of one batch are in memory at a time. Arguments and errors are
+        those of `embed`; ``start_method`` is that of the decoding processes, and None takes Python's default.
         """
         if on_corrupt not in ("raise", "skip"):
             raise InputError(f"on_corrupt={on_corrupt}: raise or skip")

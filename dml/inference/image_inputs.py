@@ -151,12 +151,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:
-    """Return the pixels (3, H, W) uint8 RGB of an image, or its file, which is decoded later.
-
-    Args:
-        image: path, PIL image or pixels.
-        limits: largest size of an image file.
-        name: name of the image in error lines, unless it is a file.
+    """Return the pixels (3, H, W) uint8 RGB of an image, called ``name`` in error lines; of a path, the undecoded file.
 
     Raises:
         UnreadableImageError: if the file is missing or can't be decoded.

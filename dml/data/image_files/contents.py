@@ -70,12 +70,6 @@ def split_member(path: str) -> tuple[str, str]:
 def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes:
     """Read a member of an archive.
 
-    Args:
-        archive: path of the archive.
-        member: name of the member.
-        max_bytes: largest size of the unpacked member.
-        option: key of the configuration that sets ``max_bytes``, for the error message.
-
     Raises:
         KeyError: if there is no such member.
         RefusedFileError: if the member is larger, or the archive isn't a regular file.
@@ -239,10 +233,6 @@ OPTION = "data.max_image_bytes"
 def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Read an image file, or the member of an archive that ``archive.zip/member`` or ``archive.tar/member`` names.
 
-    Args:
-        path: path of the file, or of the archive and its member.
-        max_bytes: largest size of the file or of the unpacked member, ``data.max_image_bytes``.
-
     Raises:
         FileNotFoundError: if there is no such file or member.
         RefusedFileError: if it isn't a regular file, or is too large.
@@ -262,9 +252,6 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     """Read the stamp of each file: its size in bytes and the time when it was last written, in nanoseconds.
 
     A file whose stamp is unchanged is assumed to be unchanged. A member of an archive has the stamp of the archive.
-
-    Args:
-        paths: paths of files, or of archives and their members.
 
     Returns:
         The stamps (N, 2); `MISSING` for a file that doesn't exist.

@@ -79,10 +79,6 @@ class ImageLimits:
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
         """Make sure that an image may be scaled: a thin strip grows without bounds with its shorter side.
 
-        Args:
-            size: height and width of the image.
-            resized: height and width to which it is to be scaled.
-
         Raises:
             RefusedFileError: if the scaled image has too many pixels, see `check_pixels`.
         """

@@ -102,9 +102,6 @@ def find_missing(paths: Iterable[str]) -> list[str]:
     """Return the paths at which there is no file, and no member of an archive, as `read_content` reads them.
 
     Folders with many of the paths are listed, which is faster than looking for each file, above all over a network.
-
-    Args:
-        paths: paths of image files; ``archive.zip/member`` or ``archive.tar/member`` is a member of an archive.
     """
     names_by_folder: dict[str, list[str]] = {}
     for path in paths:

@@ -67,9 +67,6 @@ def build_cache(
             it is resized; the cache holds no pixels of such an image.
         limits: largest size of an image file, and of an image.
 
-    Returns:
-        The paths of the cache files.
-
     Raises:
         InputError: if the disk is too small, an image has changed since it was checked, or there are links in the
             folder.

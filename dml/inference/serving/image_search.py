@@ -100,11 +100,6 @@ class ImageSearch:
     def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
         """Find the images that are most similar to an uploaded image, best first.
 
-        Args:
-            content: the bytes of the uploaded file.
-            k: largest number of neighbours.
-            label: label that the neighbours shall have; None for any.
-
         Raises:
             RefusedRequestError: if the upload isn't an image that may be decoded, or no image has the label.
         """

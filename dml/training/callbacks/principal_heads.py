@@ -93,9 +93,6 @@ def make_principal_heads(initial_heads: str | None, init: str | None = None) -> 
     Args:
         initial_heads: a key of `WHITENING`, or None.
         init: checkpoint whose weights the run begins with, its heads too; None for a run that begins anew.
-
-    Raises:
-        InputError: if the option is something else.
     """
     if initial_heads is None:
         return None
