@@ -145,10 +145,11 @@ def test_an_experiment_trains(training: Training, small_emoji: Path, tmp_path: P
     found = jobs.train(config, RunFolder(tmp_path), list(asked.overrides))
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == steps * stages
     wanted = {
-        source.metric_name(cell)
+        cell.find_metric(number.metric_name)
         for table in TABLES
-        for cell in table.cells
-        if training in (source := table.find_source(cell.row, cell.dataset)).trainings
+        for number in table.numbers
+        for cell in table.find_entry(number.row, number.dataset).cells
+        if training == cell.training
     }
     assert {key for key in wanted if _of_emoji(key)} <= found.keys()
     shutil.rmtree(tmp_path / "checkpoints")  # of all experiments together gigabytes

@@ -310,6 +310,11 @@ def test_runs_of_versions_with_another_default_threshold_are_found() -> None:
     assert identify(config) != identity
     config.evaluation.threshold = {"fmr": 0.001, "seed": 0}
     assert identify(config) == identity
+    OmegaConf.set_struct(config, value=False)
+    del config.evaluation["validation_metrics"]  # an option that older versions didn't have
+    assert identify(config) == identity
+    config.evaluation.validation_metrics = ["recall"]
+    assert identify(config) != identity
 
 
 def test_ones_own_data_sets_share_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
