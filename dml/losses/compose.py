@@ -121,7 +121,7 @@ def _has_argument(function: Callable[..., Any], name: str) -> bool:
 def loss_value(
     loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None, queries: slice = ALL
 ) -> Tensor:
-    """Compute a loss of embeddings (B, D) with labels (B,) or (B, L); pass on the row indices (B,) and queries if it can.
+    """Compute a loss of embeddings (B, D) with labels (B,) or (B, L), with indices (B,) and queries if it takes them.
 
     It gets the indices if it declares ``needs_indices``, and the queries if it `takes_queries`.
 
