@@ -73,7 +73,7 @@ def structure(training: Training) -> tuple[object, ...]:
         tuple(config.stages),
         len(config.model.heads) > 1,
         bool(config.scheduler.loss),
-        bool(config.proxies),
+        bool(config.training.proxies),
     )
 
 
@@ -122,6 +122,7 @@ KEPT = ("loss", "optimizer", "scheduler.schedule", "scheduler.loss", "model.head
 """What the small form of an experiment has in common with it."""
 
 
+@pytest.mark.usefixtures("own_code")  # the small networks of the tests
 @pytest.mark.parametrize(
     "training",
     [

@@ -23,6 +23,7 @@ from dml.evaluation.printed_metrics.metric_names import HEADS, RERANKED, join_he
 from dml.evaluation.threshold.stored_calibration import describe_choice, find_calibration
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
+from dml.ops.configuration.former_keys import rename_keys
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import DamageError, file_checksum
@@ -85,7 +86,7 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     try:
         description, checksums = read_values(file, may_nest=True)
         file = path / CONFIG
-        config = read_configuration(file)
+        config = rename_keys(read_configuration(file))
         file = path
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none

@@ -64,14 +64,6 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
-def check_intervals(every_n_steps: int, every_n_seconds: float | None) -> None:
-    """Check the intervals between two writes of the last checkpoint."""
-    if every_n_steps < 1:
-        raise InputError(f"checkpoints.every_n_steps={every_n_steps}: at least 1")
-    if every_n_seconds is not None and not every_n_seconds > 0:
-        raise InputError(f"checkpoints.every_n_seconds={every_n_seconds}: above 0, or null for every_n_steps alone")
-
-
 class RunEnder(Callback):
     """Base class of callbacks that may end a run with all its stages, and decide anew when the run is resumed.
 
@@ -98,13 +90,9 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: number of optimizer steps between two writes.
         every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
             Of several processes the first decides, in steps whose metrics are logged: the others wait for its answer.
-
-    Raises:
-        InputError: if ``every_n_steps`` is below 1, or ``every_n_seconds`` not above 0.
     """
 
     def __init__(self, every_n_steps: int, every_n_seconds: float | None = None) -> None:
-        check_intervals(every_n_steps, every_n_seconds)
         self.every_n_steps = every_n_steps
         self.every_n_seconds = every_n_seconds
         self._last_write = monotonic()
