@@ -28,7 +28,7 @@ from dml.report.comparison import find_runs
 from dml.report.run import read_run
 from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
-from dml.training.checkpointing.checkpoints import TrainingProgress, read_checkpoint
+from dml.training.checkpoints import TrainingProgress, read_checkpoint
 
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model.heads=[H]"]
 SHORT += ["evaluation.report={neighbors:3,map:false,seed:0}", "evaluation.fixed_neighbors=3"]

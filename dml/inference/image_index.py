@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
 from dml.evaluation.geometry import Geometry, UnitEmbeddings
-from dml.inference.embedder import REMEDY
-from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import check_readable, to_vectors, unpack_paths
 from dml.inference.index_folder import (
     DESCRIPTION,
     FORMAT,
+    IndexItems,
+    Source,
     check_files,
     hold_folder,
+    list_source,
     read_description,
     remove_unused_versions,
 )
-from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
 from dml.metrics.verification import Calibration
 from dml.ops.errors import InputError
@@ -279,11 +280,7 @@ class Index:
         return path
 
     def write(self, path: Path) -> None:
-        """Do the work of `save` in a folder that `dml.inference.index_folder.hold_folder` keeps other processes from.
-
-        Args:
-            path: absolute path of the folder.
-        """
+        """Do the work of `save` in an absolute path, from which `hold_folder` keeps other processes."""
         version = secrets.token_hex(4)
         names = {
             "vectors": f"vectors-{version}.faiss",
@@ -342,7 +339,6 @@ class Index:
     def _open(
         cls, path: Path, description: dict[str, Any], model: ImageEmbedder | None, *, device: str, trust: bool
     ) -> "Index":
-        """Open the version of an index that a description names; see `load`."""
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
         if model.fingerprint != description["fingerprint"]:
             raise InputError(

@@ -1,6 +1,6 @@
-r"""Adapters that give the losses of pytorch-metric-learning the interface of this project's losses.
+"""Adapters that give the losses of pytorch-metric-learning the interface of this project's losses.
 
-No other module imports that library. Three losses can also be computed as the equations of the papers have them.
+No other module imports that library. Of some losses it computes another form than the equations of the papers.
 
 P and N are the positive and negative pairs of a batch, in both orders, and T its triplets (i, j, k) with (i, j) in P
 and (i, k) in N. D_ij is the distance of the library's loss, f_i are the embeddings, and m and alpha the library's

@@ -101,10 +101,7 @@ class SmoothHierarchicalAPLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            queries: rows of the batch that the mean is over; each is compared with the whole batch.
+        The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
         unit = F.normalize(embeddings, dim=1)
         columns = labels[:, None] if labels.ndim == 1 else labels
@@ -174,10 +171,7 @@ class ClusterLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            queries: rows of the batch that the mean is over; each is compared with the proxies.
+        The mean is over the rows ``queries``, each of which is compared with the proxies.
         """
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)
         cosines = F.normalize(embeddings[queries], dim=1) @ proxies.T

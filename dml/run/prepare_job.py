@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
 from dml.data.image_files.pngs import user_cache_folder
 from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
-from dml.data.overview.count_table import make_count_table
+from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder

@@ -12,6 +12,8 @@ from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
 from dml.samplers.base import EpochSampler, Ints, take_finest_labels
 
+logger = logging.getLogger(__name__)
+
 Bools = NDArray[np.bool_]
 
 SMALLEST = 3
@@ -191,9 +193,6 @@ def _choose_mixed(similar: Bools, count: int) -> Ints:
     is_chosen[[similar.argmax(), similar.argmin()]] = True
     is_chosen[np.flatnonzero(~is_chosen)[: count - is_chosen.sum()]] = True
     return np.flatnonzero(is_chosen)
-
-
-logger = logging.getLogger(__name__)
 
 
 class HardShares(NamedTuple):

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from dml.models.inception import BNInception
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor, nn
 
@@ -16,7 +17,6 @@ from dml.models import networks
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
-from dml.models.inception import BNInception
 from dml.ops.errors import InputError
 
 pytestmark = pytest.mark.networks

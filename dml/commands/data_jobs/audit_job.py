@@ -36,7 +36,7 @@ from dml.report.audit import AuditReport
 from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
-from dml.training.frozen.feature_cache import FeatureCache
+from dml.training.frozen import FeatureCache
 
 PAGE, FILE = "audit.html", "audit.csv"
 

@@ -32,7 +32,7 @@ from dml.run.model_tests.tested_threshold import evaluate_model_threshold
 from dml.run.resuming.stored_configuration import plain_config
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
-from dml.training.loggers.final_metrics import log_final_metrics
+from dml.training.loggers.wandb_logger import log_final_metrics
 
 Metrics = dict[str, Any]
 

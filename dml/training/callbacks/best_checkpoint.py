@@ -74,7 +74,6 @@ class BestCheckpoint(ModelCheckpoint):
                 )
 
     def _read_tie(self, trainer: Trainer) -> float | None:
-        """Return the value of the tie-breaker in the last validation; None if there is none."""
         split = str(self.monitor).partition("/")[0]
         value = trainer.callback_metrics.get(f"{split}/{self.tie_breaker}")
         return None if value is None else float(value)
