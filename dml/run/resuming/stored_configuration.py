@@ -97,7 +97,7 @@ def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[s
     hydra: Any = HydraConfig.instance().cfg
     if hydra is not None:
         console.begin_log(folder.path / f"{hydra.hydra.job.name}.log")
-    written = _without_defaults(resolve_environment(config))
+    written = _without_defaults(rename_keys(resolve_environment(config)))
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
 
