@@ -8,7 +8,7 @@ how much faster the option is. Weights are random, except those of the default n
 - folded              ``model.backbone.fold_batchnorm=true``
 - bfloat16            ``trainer.precision=bf16-mixed`` (an evaluation always computes in float32, but
                       `dml.ImageEmbedder.embed` takes ``precision="bf16"``)
-- compiled            ``compile=true``, if there is a compiler; evaluations never use the compiled network
+- compiled            ``training.compile=true``, if there is a compiler; evaluations never use the compiled network
 """
 
 from dml.runtime.signals import handle_signals

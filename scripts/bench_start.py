@@ -45,8 +45,8 @@ dispatch(["train", *OVERRIDES])
 """
 OVERRIDES = [
     "evaluation.raw=false",
-    "initial_heads=null",
-    "choose_heads=false",
+    "heads.initial=null",
+    "heads.choose=false",
     "checkpoints.beginning=false",
     "trainer.max_steps=2",
     "data.num_workers=0",

@@ -120,7 +120,7 @@ class Checks:
         checks: dict[str, tuple[str, Callable[[str], Row]]] = {
             "float32": ("float32", self.check_training),
             "bfloat16": ("bfloat16", lambda name: self.check_training(name, "trainer.precision=bf16-mixed")),
-            "compiled": ("compiled", lambda name: self.check_training(name, f"compile={graphs}")),
+            "compiled": ("compiled", lambda name: self.check_training(name, f"training.compile={graphs}")),
             "resumed": ("resumed", self.check_resuming),
             "tested": ("tested on the CPU", self.check_evaluation),
             "heads": ("heads alone", self.check_heads),
@@ -172,7 +172,9 @@ class Checks:
 
     def check_heads(self, name: str) -> Row:
         """Train the heads alone, with a validation, whose features are computed during the training."""
-        return self.check_training(name, "frozen=true", "data.cache=null", f"trainer.val_check_interval={self.steps}")
+        return self.check_training(
+            name, "training.frozen=true", "data.cache=null", f"trainer.val_check_interval={self.steps}"
+        )
 
     def check_processes(self, name: str) -> Row:
         """Train on all devices."""

@@ -124,7 +124,7 @@ def train_losses(output: Path, cache: str) -> dict[tuple[int, str], list[RunFold
     }
     commands = [
         [
-            *("train", "dataset=emoji", "frozen=true", f"loss={loss}", f"seed={seed}", cache, *UNUSED),
+            *("train", "dataset=emoji", "training.frozen=true", f"loss={loss}", f"seed={seed}", cache, *UNUSED),
             *(
                 f"dataset.class_splits={output / 'splits' / f'shift-{level}.csv'}",
                 f"hydra.run.dir={folders[seed].path}",

@@ -40,9 +40,9 @@ SHORT_RUN = [
     "trainer.log_every_n_steps=1",
     "checkpoints.every_n_steps=2",
     "evaluation.report=null",
-    "initial_heads=null",
+    "heads.initial=null",
     "checkpoints.beginning=false",
-    "choose_heads=false",
+    "heads.choose=false",
 ]
 """Overrides that make a run of any network take seconds."""
 

@@ -83,11 +83,8 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["evaluation.threshold.wrong_share=null"], "evaluation.threshold.wrong_share=null: must be a number"),
         (["evaluation.sheet.seed=-1"], "evaluation.sheet.seed=-1: must be a whole number, 0 or more"),
         (["evaluation.sheet.queries=0"], "evaluation.sheet.queries=0: must be a whole number, 1 or more"),
-        (
-            ["evaluation.report={neighbors:5,map:true}"],
-            "evaluation.report={neighbors, map}: takes map, neighbors, seed",
-        ),
-        (["evaluation.report={neighbors:5}"], "evaluation.report={neighbors}: takes map, neighbors, seed"),
+        (["evaluation.report={neighbors:5}"], "evaluation.report.map: no value; give evaluation.report.map=..."),
+        (["evaluation.report={neighbors:5,map:true,sed:1}"], "evaluation.report.sed: no such key; nearest: seed"),
         (["evaluation.report={neighbors:0,map:false,seed:0}"], "evaluation.report.neighbors=0: must be a whole number"),
     ],
 )

@@ -193,12 +193,12 @@ def test_paths_mean_what_they_say(
     here("evaluate", f"checkpoint=~/{checkpoint.relative_to(tmp_path)}", "hydra.run.dir=~/again, (1)")
     assert metrics(tmp_path / "again, (1)")["level0/recall@1"] == metrics(folder)["level0/recall@1"]
     there = [f"hydra.run.dir={tmp_path}/there", "trainer.max_steps=1"]
-    here("train", *arguments, *there, f"init=~/{checkpoint.relative_to(tmp_path)}")
+    here("train", *arguments, *there, f"training.init=~/{checkpoint.relative_to(tmp_path)}")
     assert metrics(tmp_path / "there")["step"] == 1
 
 
 NEIGHBORHOODS = ["sampler=local_neighborhood", "sampler.batch_size=12", "sampler.batches_per_epoch=3"]
-NEIGHBORHOODS += ["stored.every_n_steps=3", "loss=tuplet_drift", "trainer.val_check_interval=null"]
+NEIGHBORHOODS += ["training.bank_every_n_steps=3", "loss=tuplet_drift", "trainer.val_check_interval=null"]
 
 
 @pytest.mark.first_cases(1)
@@ -233,7 +233,7 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
     arguments = [f"dataset.root={small_emoji}", *SMALL, "trainer.accelerator=cpu", "evaluation.raw=false"]
     # a few small steps: rounding has no time to grow
     arguments += ["trainer.max_steps=3", "optimizer=sgd", "optimizer.lr=0.001"]
-    arguments += ["loss=happier", "proxies=class_means"]
+    arguments += ["loss=happier", "training.proxies=class_means"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
     in_a_process("train.py", *arguments, f"hydra.run.dir={two}", "trainer=ddp", "trainer.devices=2")

@@ -73,7 +73,7 @@ def structure(training: Training) -> tuple[object, ...]:
         tuple(config.stages),
         len(config.model.heads) > 1,
         bool(config.scheduler.loss),
-        bool(config.proxies),
+        bool(config.training.proxies),
     )
 
 

@@ -74,15 +74,15 @@ IMPOSSIBLE = {
     "loss=multi_similarity": "resume: the run was trained with another loss, loss._target_=dml.losses.rll.Ranked",
     "checkpoints.monitor=level0/recall@2": "level0/recall@2: the run has chosen its best checkpoint with level0/",
     "checkpoints.tie_breaker=null": "checkpoints.tie_breaker=None: the run has chosen its best checkpoint with ",
-    "choose_heads=true": "choose_heads=True: the run has chosen its best checkpoint with False so far; ",
+    "heads.choose=true": "heads.choose=True: the run has chosen its best checkpoint with False so far; ",
     "trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches=2: the run has counted its steps and epochs",
     "evaluation.selection=test": "evaluation.selection=test: the run has chosen its best checkpoint with val so far; ",
     "adapter=bitfit": "resume: the run trained other parameters, ",
     "optimizer.optimizer._target_=torch.optim.Adamax": "optimizer.optimizer=Adamax: the run was trained with AdamW",
-    "seed=9": "seed=9: the run has trained 1 steps with 0 so far; init=",
-    "init=other.ckpt": "init=other.ckpt: the run has trained 1 steps with None so far; init=",
-    "initial_heads=principal_components": "initial_heads=principal_components: the run has trained 1 steps with ",
-    "proxies=null": "proxies=None: the run has trained 1 steps with auto so far; ",
+    "seed=9": "seed=9: the run has trained 1 steps with 0 so far; training.init=",
+    "training.init=other.ckpt": "training.init=other.ckpt: the run has trained 1 steps with None so far; ",
+    "heads.initial=principal_components": "heads.initial=principal_components: the run has trained 1 steps with ",
+    "training.proxies=null": "training.proxies=None: the run has trained 1 steps with auto so far; ",
     "scheduler.loss={attribute:marge,start:1,end:2}": "scheduler.loss.attribute=marge: RankedListLoss has none",
 }
 
@@ -94,8 +94,8 @@ WITHOUT_EFFECT = {
     "trainer.precision=bf16-mixed": "trainer.precision=bf16-mixed: the run has trained all of its 2 steps with 32",
     "callbacks.averaging=null": "callbacks.averaging._target_=None: the run has trained all of its 2 ",
     "callbacks.loss_schedule=null": "callbacks.loss_schedule._target_=None: the run has trained all of its 2 ",
-    "gradient_cache=4": "gradient_cache=4: the run has trained all of its 2 steps with None; ",
-    "stored.every_n_steps=1": "stored.every_n_steps=1: the run has trained all of its 2 steps with None; ",
+    "training.gradient_cache=4": "training.gradient_cache=4: the run has trained all of its 2 steps with None; ",
+    "training.bank_every_n_steps=1": "training.bank_every_n_steps=1: the run has trained all of its 2 steps with ",
     "model.normalize=false": "model.normalize=False: the run has trained all of its 2 steps with True; ",
     "trainer.max_steps=1": "trainer.max_steps=1: the run has 2 steps already; a shorter one is a new run",
 }
@@ -111,7 +111,7 @@ HARMLESS = [
     ),
     *("trainer.gradient_clip_val=null", "trainer.val_check_interval=5", "trainer.max_time=00:12:00:00"),
     *("trainer.log_every_n_steps=5", "trainer.devices=auto", "trainer.accelerator=cpu", "data.eval_batch_size=7"),
-    *("shard_loss=false", "logger=csv", "model.concatenation=raw", "evaluation.recall_at=[1]"),
+    *("training.shard_loss=false", "logger=csv", "model.concatenation=raw", "evaluation.recall_at=[1]"),
 ]
 """Values that no step of a training depends on, or that the run has already."""
 
@@ -311,7 +311,7 @@ def test_validations_that_are_no_better_end_a_training(
     here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [f"dataset.root={small_emoji}", *PLAIN, f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
-    arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "ema=null"]
+    arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "training.ema=null"]
     here("train", *arguments)  # nothing is learnt, so the first validation stays the best
     assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out
     assert last(tmp_path)["global_step"] == 3

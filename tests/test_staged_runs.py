@@ -25,7 +25,7 @@ ARGUMENTS = [
     "sampler.batch_size=12",
     "sampler.num_neighbors=5",
     "sampler.batches_per_epoch=3",
-    "stored.every_n_steps=3",
+    "training.bank_every_n_steps=3",
     "stages.rnn.recurrent.neighbors=4",
     "stages.rnn.recurrent.recurrent.hidden_size=4",
     "stages.rnn.recurrent.recurrent.order=random",
@@ -117,7 +117,7 @@ def test_a_stage_can_begin_from_another_runs_checkpoint(
     arguments += [f"dataset.root={small_emoji}"]
     first, third = tmp_path / "first", tmp_path / "third"
     here("train", *arguments, f"hydra.run.dir={first}")
-    begun = [f"init={first / 'checkpoints' / 'last.ckpt'}", "recurrent=lstm", "recurrent.neighbors=4"]
+    begun = [f"training.init={first / 'checkpoints' / 'last.ckpt'}", "recurrent=lstm", "recurrent.neighbors=4"]
     here("train", *arguments, *begun, "optimizer.lr=0", f"hydra.run.dir={third}")
     state = last(third)["state_dict"]
     for name, weights in last(first)["state_dict"].items():
@@ -130,9 +130,9 @@ def test_a_stage_can_begin_from_another_runs_checkpoint(
     [
         ("+stages.lns.trainer.max_step=3", "trainer.max_step: no such key; nearest: max_steps"),
         (
-            "stored.every_n_steps=4",
-            "stored.every_n_steps=4: the sampler takes new neighbours up with its next epoch, and has 3 batches an "
-            "epoch; sampler.batches_per_epoch=4 would do",
+            "training.bank_every_n_steps=4",
+            "training.bank_every_n_steps=4: the sampler takes new neighbours up with its next epoch, and has 3 batches "
+            "an epoch; sampler.batches_per_epoch=4 would do",
         ),
     ],
 )
@@ -144,8 +144,8 @@ def test_a_stage_that_cannot_be_is_refused(
 
 
 LATER_MISTAKES = {
-    "+stages.lns.ema=1.5": "error: stages.lns: ema=1.5: a decay between 0 and 1",
-    "+stages.lns.checkpoints.patience=0": "error: stages.lns: checkpoints.patience=0: a number of validations",
+    "+stages.lns.training.ema=1.5": "error: training.ema=1.5: must be a number, above 0 and below 1",
+    "+stages.lns.checkpoints.patience=0": "error: checkpoints.patience=0: must be a whole number",
     "+stages.lns.sampler.num_neighbors=0": "error: stages.lns: ",
     "+stages.lns.trainer.val_check_interval=-3": "error: stages.lns: trainer.val_check_interval=-3: ",
 }

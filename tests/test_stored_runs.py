@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from runs import last, metrics
 from trees.tree import write_images
 
-from dml.commands.hydra_command import PROCESS_KEYS
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.run.settings import list_keys
 
 SHORT = [
     *SHORT_RUN,
@@ -213,7 +213,7 @@ def test_trainers_differ_in_their_processes_alone() -> None:
     for path in (CONF / "trainer").glob("*.yaml"):
         other = flat(OmegaConf.to_container(compose(f"trainer={path.stem}").trainer, resolve=False), "trainer")
         changed = [key for key in {**default, **other} if default.get(key) != other.get(key)]
-        assert all(is_below(key, PROCESS_KEYS) for key in changed), changed
+        assert all(is_below(key, list_keys("is_process")) for key in changed), changed
 
 
 def test_a_loss_of_ones_own_is_resumed_if_the_run_is_trusted(

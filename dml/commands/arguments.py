@@ -11,16 +11,10 @@ from hydra.errors import HydraException
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import newest_runs
+from dml.ops.run_folders.run_folder import RUN_KEYS, newest_runs
 from dml.run.config_folders import CONF, GROUPS, format_value, quote
+from dml.run.settings import list_keys
 
-UNSTORED_PATHS = ("resume", "checkpoint", "hydra.run.dir", "hydra.sweep.dir")
-"""Keys of paths that a run doesn't store; their ``~`` is replaced at once."""
-STORED_PATHS = (
-    *("dataset.root", "dataset.corrections", "dataset.class_splits"),
-    *("data.cache", "init", "model.backbone.weights"),
-)
-"""Keys of paths that a run stores with their ``~``, for a machine on which the home folder is another."""
 MERGED = ("callbacks", "evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""
 MULTIRUN = ("-m", "--multirun")
@@ -137,7 +131,7 @@ def replace_latest(argument: str) -> str:
         InputError: if there is no run.
     """
     key, _, value = argument.partition("=")
-    if value != "latest" or key not in ("resume", "checkpoint", "init"):
+    if value != "latest" or key not in ("resume", "checkpoint", "training.init"):
         return argument
     for run in newest_runs(Path("outputs")):
         checkpoint = run.best_checkpoint if run.best_checkpoint.exists() else run.last_checkpoint
@@ -160,7 +154,7 @@ def _quote_value(argument: str, is_sweep: bool) -> str:
     if not equals or key[:1] in "-~" or "${" in value or value == "null":
         return argument
     is_listed = value[:1] in ("[", "{")
-    is_path = key.lstrip("+") in UNSTORED_PATHS + STORED_PATHS or ("." in key and "/" in value and not is_listed)
+    is_path = key.lstrip("+") in list_keys("is_path") or ("." in key and "/" in value and not is_listed)
     if not (is_path or is_listed) and value.isascii():
         return argument
     is_sweep &= not key.startswith("hydra.")  # Hydra's own keys have one value
@@ -168,7 +162,9 @@ def _quote_value(argument: str, is_sweep: bool) -> str:
     is_users = value[:1] in ("'", '"') or (is_sweep and override is not None and override.is_sweep_override())
     if override is not None and (is_users or not is_path):
         return argument
-    if key in UNSTORED_PATHS and value.startswith("~"):
+    # a run stores other paths with their ``~``, for a machine on which the home folder is another
+    is_stored = key not in RUN_KEYS and not key.startswith("hydra.")
+    if is_path and not is_stored and value.startswith("~"):
         value = str(expand_home(value))
     if is_listed and not is_path:
         quoted = WORDS.sub(lambda word: word[0] if _parse(f"key={word[0]}") else quote(word[0].rstrip()), value)

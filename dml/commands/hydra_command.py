@@ -30,13 +30,13 @@ from dml.commands.arguments import (
     split_help,
 )
 from dml.commands.checks import trust
-from dml.commands.checks.config_types import check_types, select_used_parts
-from dml.commands.checks.required_values import check_parts, check_values
+from dml.commands.checks.required_values import check_parts, check_values, select_used_parts
 from dml.commands.command_help import format_help
 from dml.commands.failures.error_lines import is_users_mistake, one_line_errors, print_line, told_errors
 from dml.commands.start.follower_processes import follow
 from dml.commands.start.log_levels import quiet
 from dml.commands.start.working_folder import import_from_working_folder
+from dml.ops.configuration.former_keys import rename_override
 from dml.ops.configuration.nested import is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
@@ -52,6 +52,8 @@ from dml.run.resuming.stored_configuration import (
     read_checkpoint_configuration,
     read_stored_configuration,
 )
+from dml.run.settings import list_keys
+from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
@@ -68,9 +70,6 @@ JOBS = {
 """The function of each command, which is imported late: --help and --cfg need no torch, preparing no Lightning."""
 WITHOUT_RUN_FOLDER = ("prepare", "inspect", "audit", "shift")
 """The commands that write to the data set's cache folder alone."""
-
-PROCESS_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.sync_batchnorm")
-"""The keys that the files of conf/trainer differ in: the number of processes, and how they train together."""
 
 
 def run_job(command: str, arguments: Sequence[str]) -> None:
@@ -108,7 +107,7 @@ def main(command: str, *, is_named: bool = False) -> None:
         check_encoding([*sys.argv[1:], os.getcwd()])
         import_from_working_folder()
         words, shows_all = split_help(replace_resize_option(sys.argv[1 + len(prefix) :]))
-        typed = put_options_first(words)
+        typed = _rename_former_keys(put_options_first(words))
         if not {"-h", "--help"}.isdisjoint(typed):
             program = f"dml {command}" if is_named else f"python {command}.py"
             print_line(format_help(command, program, quote_paths(typed), shows_all=shows_all).rstrip())
@@ -184,7 +183,7 @@ class Task:
 
     def _check(self, config: DictConfig) -> None:
         """Check the values of a configuration, and write each as the job takes it: 1e3 steps as 1000, for example."""
-        check_types(select_used_parts(self.command, config), config)  # it imports the targets
+        check_types(select_used_parts(self.command, config), config, command=self.command)  # it imports the targets
         from dml.commands.checks.training_checks import check_job  # late: it imports torch
         from dml.run.evaluators import complete_metric_names
 
@@ -212,6 +211,15 @@ class Task:
         code = ranks.launch(command, ranks.count_processes(trainer))
         remove_unused_folder(folder, PREPARED if code == 2 else ())
         sys.exit(code)
+
+
+def _rename_former_keys(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the present keys in the place of former ones, and print a line about each."""
+    renamed = [*map(rename_override, arguments)]
+    for former, present in zip(arguments, renamed, strict=True):
+        if former != present:
+            sys.stderr.write(f"{printable(former)}: the key has moved; {printable(present)} is how it is written now\n")
+    return renamed
 
 
 @contextmanager
@@ -280,7 +288,7 @@ def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str
 
     An argument takes the place of the stored override of its key. One that chooses another configuration of a group,
     such as ``dataset=csv``, takes the place of all stored overrides in the group: they were made for another choice.
-    Of the trainer it replaces `PROCESS_KEYS` alone, since the other keys mean the same for every choice.
+    Of the trainer it replaces the keys of its processes alone, since the others mean the same for every choice.
 
     Args:
         stored: overrides of the run.
@@ -293,7 +301,7 @@ def _merge(stored: Sequence[str], arguments: Sequence[str], choices: Mapping[str
     keys = {key_of(argument) for argument in arguments}
     new = {key_of(argument): argument.partition("=")[2] for argument in arguments if argument not in stored}
     replaced = {key for key in new.keys() & GROUPS - {"trainer"} if new[key] != choices.get(key)}
-    replaced |= set(PROCESS_KEYS) if "trainer" in new else set()
+    replaced |= set(list_keys("is_process")) if "trainer" in new else set()
     remaining = [o for o in stored if key_of(o) not in keys and not is_below(key_of(o), replaced)]
     trust.check_overrides(remaining, arguments)
     return remaining + list(arguments)

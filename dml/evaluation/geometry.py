@@ -28,10 +28,12 @@ def choose_ball(geometry: Any, loss: Any) -> Ball | None:
     elif isinstance(geometry, Mapping) and {*geometry} == {*Ball._fields}:
         ball = Ball(**geometry)
     else:
-        raise InputError(f"geometry={geometry}: auto, null (cosine) or a ball such as {{curvature:0.1,clip:2.3}}")
+        raise InputError(
+            f"evaluation.geometry={geometry}: auto, null (cosine) or a ball such as {{curvature:0.1,clip:2.3}}"
+        )
     if ball is None or not ball.curvature:
         return None
-    check_ball("geometry", *ball)
+    check_ball("evaluation.geometry", *ball)
     return ball
 
 

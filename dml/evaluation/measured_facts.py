@@ -52,8 +52,8 @@ def describe_weights(config: Mapping[str, Any]) -> str:
     Args:
         config: configuration of the run as nested plain values.
     """
-    if config.get("init"):
-        return f"the checkpoint {config['init']}"
+    if init := (config.get("training") or {}).get("init"):
+        return f"the checkpoint {init}"
     model = config.get("model") or {}
     weights = (model.get("backbone") or {}).get("weights")
     if weights is None:
@@ -93,10 +93,10 @@ def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
     model, evaluation = config["model"], config["evaluation"]
     heads, sizes = model["heads"], model["embed_dim"]
     dims = [sizes[head] if isinstance(sizes, Mapping) else sizes for head in heads]
-    chooses = config.get("choose_heads") and len(heads) > 1 and evaluation.get("selection") == "val"
+    chooses = (config.get("heads") or {}).get("choose") and len(heads) > 1 and evaluation.get("selection") == "val"
     least = f"{dims[-1]:,} to " if chooses else ""
     dimensions = f"{least}{sum(dims):,} dimensions" + (" as the validation chooses heads" if chooses else "")
-    ball = choose_ball(config.get("geometry"), config.get("loss"))
+    ball = choose_ball(evaluation.get("geometry"), config.get("loss"))
     return {
         "vector": f"{dimensions}, {_describe_geometry(ball.curvature if ball else 0.0)}",
         "first weights": describe_weights(config),

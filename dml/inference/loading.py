@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.model_settings import SAVED_PARTS, ModelSettings
+from dml.inference.model_settings import ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.models.embedding import EmbeddingModel
@@ -24,6 +24,7 @@ from dml.ops.run_folders.run_folder import RunFolder, newest_runs
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
+from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
 from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
 from dml.training.checkpointing.frozen_weights import lacks_weights
@@ -160,7 +161,7 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     progress = TrainingProgress.from_checkpoint(checkpoint)
     stored = open_stored(extract_configuration(checkpoint).config)
     stage = find_stage(stored, progress.stage).config
-    unused = [str(key) for key in stage if key not in (*SAVED_PARTS, "recurrent", "seed")]
+    unused = [str(key) for key in stage if key not in (*list_keys("is_saved"), "recurrent")]
     config = resolve_parts(stage, unused)
     if config.pop("recurrent") is not None:
         raise InputError(

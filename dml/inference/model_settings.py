@@ -22,31 +22,13 @@ from dml.run.model_builders import build_crops_transform, build_embedding_model
 LARGEST = 16_384
 """The largest size, such as that of an embedding or an image, which settings out of a file may give to a model."""
 
-DECISIVE_PARTS = ("model", "transform")
-"""The parts of a configuration that, beside the weights, decide an image's embedding."""
-
-SAVED_PARTS = (
-    *DECISIVE_PARTS,
-    "adapter",
-    "geometry",
-    "data",
-    "dataset",
-    "loss",
-    "sampler",
-    "optimizer",
-    "scheduler",
-    "trainer",
-    "evaluation",
-)
-"""The parts of a configuration that are kept with a model, beside the seed."""
-
 
 @dataclass(frozen=True)
 class ModelSettings:
     """The configuration of a trained model, and facts about its training.
 
     Args:
-        config: configuration of the training, its interpolations resolved; of its parts, `SAVED_PARTS` and "seed".
+        config: configuration of the training, its interpolations resolved; of its parts, those that are saved.
         name: name of the model for texts, such as "tf_efficientnet_lite0".
         training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
         metrics: the metrics of the run's test, by name; empty if it wasn't tested.
@@ -94,7 +76,7 @@ class ModelSettings:
     @property
     def ball(self) -> Ball | None:
         """The Poincare ball in which embeddings are compared; None compares them by cosine."""
-        return choose_ball(self.config.get("geometry"), self.config.get("loss", {}))
+        return choose_ball((self.config.get("evaluation") or {}).get("geometry"), self.config.get("loss", {}))
 
     def build_transform(self, views: int = 1) -> Pipeline:
         """Build the preprocessing of the run's test.
@@ -171,7 +153,7 @@ class ModelSettings:
                 raise InputError(f"the settings of the model can't be used: {reason}") from error
 
     def _compose(self, **parts: Any) -> DictConfig:
-        composed = {name: self.config[name] for name in DECISIVE_PARTS} | parts
+        composed = {"model": self.config["model"], "transform": self.config["transform"]} | parts
         return OmegaConf.create(deepcopy(composed))
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
+from dml.ops.configuration.former_keys import rename_keys
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import DamageError, file_checksum
@@ -77,7 +78,7 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     try:
         description, checksums = read_values(file, may_nest=True)
         file = path / CONFIG
-        config = read_configuration(file)
+        config = rename_keys(read_configuration(file))
         file = path
         version, name, fingerprint = (description[key] for key in ("format", "name", "fingerprint"))
         chosen_heads = description.get("chosen_heads", config["model"]["heads"])  # older folders name none

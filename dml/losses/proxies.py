@@ -75,16 +75,14 @@ def check_beginning(
         embed_dims: sizes of the embeddings by head.
 
     Raises:
-        InputError: if the choice is another one, or if class means are chosen for a loss without proxies.
+        InputError: if class means are chosen for a loss without proxies.
     """
-    if choice not in (None, "auto", "class_means"):
-        raise InputError(f"proxies={choice}: must be auto, class_means, or null to keep the random proxies of the loss")
     for head, loss in losses.items():
         if choice == "class_means" and not list(proxy_sets(loss, num_classes, embed_dims[head])):
             raise InputError(
-                f"proxies={choice}: {type(loss).__name__} learns no proxies of the classes, which are a tensor proxies "
-                f"of shape {(num_classes[0], embed_dims[head])}, or of three dimensions with several of each class; "
-                "use proxies=null"
+                f"training.proxies={choice}: {type(loss).__name__} learns no proxies of the classes, which are a "
+                f"tensor proxies of shape {(num_classes[0], embed_dims[head])}, or of three dimensions with several of "
+                "each class; use training.proxies=null"
             )
 
 

@@ -47,7 +47,7 @@ def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: f
     """
     unit = F.normalize(inputs, dim=1).cpu().numpy()
     if not unit.any():
-        raise InputError("initial_heads: the network gives 0 for all images of the training split")
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
     from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
 
     decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)

@@ -13,7 +13,7 @@ GEM_FLOOR = 1e-6
 class TwoStepHead(nn.Module):
     """A head in two steps: a pool without parameters, and an embedding of its result.
 
-    The result of the pool doesn't change while only the heads are trained. So `frozen=true` computes it once.
+    The result of the pool doesn't change while only the heads are trained. So `training.frozen=true` computes it once.
     """
 
     embedding: nn.Module

@@ -37,7 +37,8 @@ class EmbeddingBank:
 class UsesEmbeddingBank(Protocol):
     """A sampler, a loss or a part of one, or a part of a model that uses embeddings of the training images.
 
-    The training calls `set_embedding_bank` before the first step, after a resume, and every ``stored.every_n_steps``.
+    The training calls `set_embedding_bank` before the first step, after a resume, and every
+    ``training.bank_every_n_steps``.
     """
 
     num_bank_neighbors: int

@@ -105,8 +105,8 @@ def compares_contents(config: DictConfig) -> bool:
 
 
 def build_data(config: DictConfig, images: ImageTable) -> DataModule:
-    """Build the loaders of a table; with ``frozen`` they load head inputs, once it is known where from."""
-    kind = FrozenDataModule if config.get("frozen") else DataModule
+    """Build the loaders of a table; with ``training.frozen`` they load head inputs, once it is known where from."""
+    kind = FrozenDataModule if config.training.frozen else DataModule
     return kind(
         images,
         train_transform=build(config.transform.train),
@@ -155,8 +155,8 @@ def build_embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedd
 
 
 def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
-    """The model with its losses, optimizer and schedule; with ``frozen`` its backbone is frozen."""
-    if config.get("frozen"):
+    """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen."""
+    if config.training.frozen:
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
     head_losses = build_losses(config, embed_dims, labels)
@@ -164,15 +164,15 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     check_pairs(first_loss, getattr(sampler, "images_per_class", 2), getattr(sampler, "classes_per_batch", 2))
     if loss_schedule := make_loss_schedule(config.scheduler.loss):
         loss_schedule.check_losses(head_losses.values())
-    check_beginning(config.proxies, head_losses, count_classes(labels), embed_dims)
-    check_chunk_size(embedding_model, config.gradient_cache)
+    check_beginning(config.training.proxies, head_losses, count_classes(labels), embed_dims)
+    check_chunk_size(embedding_model, config.training.gradient_cache)
     if config.trainer.sync_batchnorm:
         check_synchronized(embedding_model)
     names = list_evaluated_heads(config.model.heads, config.evaluation)
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
     monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(config, validated)
-    trained: Any = embedding_model.heads if config.get("frozen") else embedding_model
+    trained: Any = embedding_model.heads if config.training.frozen else embedding_model
     steps = config.trainer.val_check_interval or config.trainer.max_steps
     has_time = has_time_for_clusters(
         validated,
@@ -184,7 +184,7 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     shown = config.evaluation.get("validation_metrics", AUTO)  # configurations of older versions have none
     further = make_further_config(shown, metrics, monitored, validated, with_clusters=has_time)
     pace = build_pace(config, len(images.sampler))
-    plain_kind: Any = FrozenLearner if config.get("frozen") else MetricLearner
+    plain_kind: Any = FrozenLearner if config.training.frozen else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
     learner = kind(
         embedding_model,
@@ -198,17 +198,17 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
         head_sets=select_joint([*names, MetricName.parse(monitor).heads]),
         head_choice=build_head_choice(config),
         pace=pace,
-        gradient_cache=config.gradient_cache,
-        shard_loss=config.shard_loss,
-        compiled=parse_compile(config.compile),
+        gradient_cache=config.training.gradient_cache,
+        shard_loss=config.training.shard_loss,
+        compiled=parse_compile(config.training.compile),
     )
     learner.ball = find_ball(config)
     return learner
 
 
 def build_head_choice(config: DictConfig) -> HeadChoice | None:
-    """Build the choice of ``choose_heads``; None if there is nothing to choose, or no validation split to do it on."""
-    chooses = config.get("choose_heads") and config.evaluation.selection == "val"
+    """Build the choice of ``heads.choose``; None if there is nothing to choose, or no validation split to do it on."""
+    chooses = config.heads.choose and config.evaluation.selection == "val"
     if not chooses or len(config.model.heads) < 2:
         return None
     checkpoints = config.checkpoints

@@ -46,7 +46,7 @@ def print_setup(config: DictConfig, images: DataModule, learner: MetricLearner, 
     )
     loss = in_markup(config.loss._target_.rpartition(".")[2])
     console.print(f"[bold]loss[/]     {loss}, {config.trainer.max_steps:,} steps")
-    if parse_compile(config.compile) is not None:
+    if parse_compile(config.training.compile) is not None:
         console.print("[bold]compile[/]  the first step compiles the network, which can take minutes")
     pace = builders.build_pace(config, len(images.sampler))
     if late := describe_late_milestones(config.scheduler.schedule or {}, pace, config.trainer.max_steps):

@@ -16,7 +16,7 @@ from dml.evaluation.monitor import AUTO, check_monitor, check_tie_breaker, make_
 from dml.evaluation.printed_metrics.metric_names import full_metric_name
 from dml.evaluation.query_check import check_queries, check_validation_classes
 from dml.evaluation.threshold.threshold_choice import ThresholdSettings
-from dml.ops.errors import InputError, check_whole
+from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.building import build
 
@@ -34,8 +34,6 @@ def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:
             f"evaluation.level_weights={list(weights)}: {len(weights)} weights for the {len(part.levels)} levels "
             f"{', '.join(part.levels)}"
         )
-    if settings.exclude not in (None, "nearest"):
-        raise InputError(f"evaluation.exclude={settings.exclude}: must be nearest or null")
     has_gallery = bool(len(part.rows("gallery")))
     chosen = {field.name: settings[field.name] for field in fields(MetricConfig) if field.name in settings}
     values = {
@@ -67,18 +65,9 @@ def complete_metric_names(config: DictConfig) -> None:
 
 
 def build_threshold_settings(config: DictConfig) -> ThresholdSettings | None:
-    """Build the settings of ``evaluation.threshold``; None if a test has no threshold.
-
-    Raises:
-        InputError: if they can't be used.
-    """
+    """Build the settings of ``evaluation.threshold``; None if a test has no threshold."""
     settings = config.evaluation.get("threshold")  # configurations of older versions have none
-    if settings is None:
-        return None
-    names = [field.name for field in fields(ThresholdSettings)]
-    if not OmegaConf.is_dict(settings) or {*settings} != {*names}:
-        raise InputError(f"evaluation.threshold={settings}: null, or values of {' and '.join(names)}")
-    return ThresholdSettings(**settings)
+    return None if settings is None else ThresholdSettings(**settings)
 
 
 def build_rerankings(config: DictConfig, table: ImageTable) -> list[Reranking]:
@@ -92,23 +81,25 @@ def build_rerankings(config: DictConfig, table: ImageTable) -> list[Reranking]:
     if rerankings and find_ball(config):
         raise InputError(
             f"evaluation.rerankings={settings['rerankings']}: a re-ranking is of cosine similarities, not of Poincare "
-            "distances; null, or geometry=null"
+            "distances; null, or evaluation.geometry=null"
         )
     return rerankings
 
 
 def find_ball(config: DictConfig) -> Ball | None:
-    """Return the Poincare ball that a run's embeddings are ranked in, by ``geometry``; None ranks by cosine.
+    """Return the Poincare ball that a run's embeddings are ranked in, by ``evaluation.geometry``; None ranks by cosine.
 
     Raises:
-        InputError: if ``geometry`` can't be used, or with an option that compares embeddings by cosine alone.
+        InputError: if ``evaluation.geometry`` can't be used, or an option compares embeddings by cosine alone.
     """
     loss = OmegaConf.to_container(config.loss) if "loss" in config else {}
-    ball = choose_ball(config.get("geometry"), loss)  # configurations of older versions have no geometry
+    ball = choose_ball(config.evaluation.get("geometry"), loss)  # configurations of older versions have no geometry
     for option, value in (("recurrent", config.recurrent), ("fixed_neighbors", config.evaluation.fixed_neighbors)):
         if ball and value:
             name = option if option == "recurrent" else f"evaluation.{option}"
-            raise InputError(f"geometry: with {name} embeddings are compared by cosine; geometry=null")
+            raise InputError(
+                f"evaluation.geometry: with {name} embeddings are compared by cosine; evaluation.geometry=null"
+            )
     return ball
 
 
@@ -137,8 +128,6 @@ def choose_tested_split(config: DictConfig, table: ImageTable) -> str:
     settings = config.evaluation
     if settings.get("split") is None:  # configurations of older versions have none
         return choose_final_split(table)
-    if settings.split != "val":
-        raise InputError(f"evaluation.split={settings.split}: null or val")
     if settings.selection == "test":
         raise InputError("evaluation.selection=test: evaluation.split=val keeps the test classes unseen; val or last")
     if settings.fixed_neighbors:
@@ -157,31 +146,12 @@ def choose_selection(config: DictConfig, table: ImageTable) -> str:
     Without a validation split the last checkpoint stands in for the best of it.
 
     Raises:
-        InputError: if ``evaluation.selection`` is none of these.
+        InputError: if it is "test" and no class is held out for a test.
     """
     selection: str = config.evaluation.selection
-    if selection not in ("val", "last", "test"):
-        raise InputError(f"evaluation.selection={selection}: val, last or test")
     if selection == "test" and not len(table.rows(*TEST_SPLITS)):
         raise InputError("evaluation.selection=test: no class is held out for a test; val or last")
     return "last" if selection == "val" and not len(table.rows("val")) else selection
-
-
-def check_pictures(settings: DictConfig) -> None:
-    """Make sure that the report and the picture of a test have all their settings, and show something.
-
-    Raises:
-        InputError: if a setting is missing or there is no such one, a number is below 1, or a seed below 0.
-    """
-    for name, keys in (("report", {"neighbors", "map", "seed"}), ("sheet", {"queries", "neighbors", "seed"})):
-        if settings.get(name) is None:
-            continue
-        setting_names = {*settings[name]}
-        unused = {"seed"} if settings[name].get("map") is False else set()  # the map alone is drawn with a seed
-        if setting_names - keys or keys - setting_names - unused:
-            raise InputError(f"evaluation.{name}={{{', '.join(settings[name])}}}: takes {', '.join(sorted(keys))}")
-        for key in sorted(setting_names - {"map"}):
-            check_whole(f"evaluation.{name}.{key}", settings[name][key], least=0 if key == "seed" else 1)
 
 
 def check_share(key: str, config: DictConfig, part: ImageTable) -> None:
@@ -214,7 +184,6 @@ def check_tested_settings(config: DictConfig, table: ImageTable) -> MetricConfig
     metrics = build_metric_config(config, table)
     metrics.check_labels()
     build_threshold_settings(config)
-    check_pictures(config.evaluation)
     build_rerankings(config, table)
     return metrics
 

@@ -67,7 +67,7 @@ def _build_as_trained(config: DictConfig, stage: DictConfig, path: Path) -> AnyM
         with building.trusting(None if config.trust else ()):
             building.check_targets(foreign, "")
     except InputError as error:
-        raise InputError(f"init={path}: {error}; trust=true if you trust this file") from error
+        raise InputError(f"training.init={path}: {error}; trust=true if you trust this file") from error
     changed = config.copy()
     with open_dict(changed):
         changed.update(foreign)

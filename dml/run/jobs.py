@@ -137,16 +137,18 @@ def _check_folder(config: DictConfig, folder: RunFolder, overrides: list[str]) -
     """Make sure that the folder holds the run that is resumed, or no run, and that the run's first weights exist.
 
     Raises:
-        InputError: if the folder holds another run, or there is no checkpoint ``init``.
+        InputError: if the folder holds another run, or there is no checkpoint ``training.init``.
     """
-    if config.init and not config.resume and not expand_home(config.init).is_file():
-        raise InputError(f"init={config.init}: no such file; a checkpoint of another run, such as its best.ckpt")
+    init = config.training.init
+    if init and not config.resume and not expand_home(init).is_file():
+        raise InputError(f"training.init={init}: no such file; a checkpoint of another run, such as its best.ckpt")
     if config.resume:
         stored = read_stored_configuration(folder)
-        if config.frozen != stored.config.get("frozen", False):
+        frozen = config.training.frozen
+        if frozen != stored.config["training"].get("frozen", False):
             raise InputError(
-                f"frozen={config.frozen}: the run has trained otherwise so far; "
-                f"{shlex.quote(f'init={folder.last_checkpoint}')} begins a new run with its weights"
+                f"training.frozen={frozen}: the run has trained otherwise so far; "
+                f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
             )
         rank_zero_only(check_unchanged)(config, overrides, stored)
         folder.check_resumed()
@@ -191,7 +193,9 @@ def _build_parts(stage: Stage, table: ImageTable) -> StageParts:
     model = builders.build_model(config)
     frozen = builders.build_frozen_weights(config, model)
     learner = builders.build_learner(config, images, model)
-    source = build_feature_source(config, model) if isinstance(model, EmbeddingModel) and config.frozen else None
+    source = (
+        build_feature_source(config, model) if isinstance(model, EmbeddingModel) and config.training.frozen else None
+    )
     return StageParts(stage, images, model, learner, source, frozen)
 
 
@@ -241,7 +245,7 @@ def _load_weights(parts: StageParts, last: Path, progress: TrainingProgress | No
     if progress is not None and progress.stage == name:
         load_model(model, last)
         return progress
-    init = parts.stage.config.init
+    init = parts.stage.config.training.init
     if initial := last if progress is not None else init and expand_home(init):
         load_beginning(parts.stage.config, model, initial)
     if progress is None:

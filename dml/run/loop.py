@@ -48,7 +48,7 @@ def build_trainer(config: DictConfig, *, callbacks: Sequence[Callback] | None = 
                 del trainer_config[key]
         users, plugins = (build(trainer_config.pop(key, []), _convert_="all") for key in ("callbacks", "plugins"))
     interval = trainer_config.get("val_check_interval")
-    all_callbacks = [SignalHandling(), Float32Precision(config.matmul_precision)]
+    all_callbacks = [SignalHandling(), Float32Precision(config.training.matmul_precision)]
     all_callbacks += [] if callbacks is None else [*callbacks, *users]
     if trainer_config.get("enable_progress_bar") is False:
         all_callbacks = [callback for callback in all_callbacks if not isinstance(callback, ProgressBar)]

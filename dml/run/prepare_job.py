@@ -17,7 +17,7 @@ from dml.data.prepared.verification import CheckedImage, check_images, list_faul
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.worker_processes import choose_processes
-from dml.evaluation.sheets.table_pictures import check_sheet, write_contact_sheets
+from dml.evaluation.sheets.table_pictures import write_contact_sheets
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
 from dml.ops.filesystem.files import remove_partial_files
@@ -44,9 +44,6 @@ def prepare(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> di
             f"resize={config.resize}: without dataset.root, a training looks for no stored images of {dataset.name}; "
             "give data.cache=FOLDER, also to train.py"
         )
-    if config.verify not in ("stamp", "content"):
-        raise InputError(f"verify={config.verify}: stamp or content")
-    check_sheet(config.sheet)
     with limit_list_bytes(config.data.max_list_bytes):
         table: ImageTable = build(dataset.reader)(dataset.root)
     folder = make_cache_folder(config)

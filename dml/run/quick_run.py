@@ -28,6 +28,6 @@ def shorten(config: DictConfig) -> None:
         trainer.check_val_every_n_epoch = None
         scheduler.warmup_steps = 1 if scheduler.warmup_steps or scheduler.get("warmup_epochs") else 0
         scheduler.warmup_epochs = None
-        config.stored.every_n_steps = None
+        config.training.bank_every_n_steps = None
         if isinstance(classes := OmegaConf.select(config, "sampler.classes_per_batch"), int):
             config.sampler.classes_per_batch = min(classes, CLASSES_PER_BATCH)

@@ -24,10 +24,10 @@ def unless(value: Any, default: Any) -> Any:
 def learning_rate(default: float, *, _root_: DictConfig) -> float:
     """Resolve ``${learning_rate:DEFAULT}``: the rate that the model's file states for its weights.
 
-    It is DEFAULT if the file states none, and with ``frozen``: heads alone would hardly learn at that rate.
+    It is DEFAULT if the file states none, and with ``training.frozen``: heads alone would hardly learn at that rate.
     """
     stated = OmegaConf.select(_root_, "model.pretraining.lr")
-    return default if stated is None or OmegaConf.select(_root_, "frozen") else float(stated)
+    return default if stated is None or OmegaConf.select(_root_, "training.frozen") else float(stated)
 
 
 def new_folder(path: str, *, _root_: DictConfig) -> str:

@@ -6,28 +6,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dml.ops.configuration.former_keys import rename_keys
 from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
-
-TRAINING_ONLY = (
-    "sampler",
-    "loss",
-    "proxies",
-    "frozen",
-    "stored",
-    "optimizer",
-    "scheduler",
-    "gradient_cache",
-    "shard_loss",
-    "callbacks",
-    "checkpoints",
-    "logger",
-    "sweep",
-)
-"""The parts of a configuration that an evaluation neither needs nor builds."""
-
-OF_THE_RUN = ("dataset", "quick", "resume", "accept_changed_data", "stages")
-"""The parts of a configuration that all stages share."""
+from dml.run.settings import list_keys
 
 
 @dataclass(frozen=True)
@@ -65,16 +47,18 @@ def check_stages(config: DictConfig, first: Stage) -> None:
     Raises:
         InputError: if a stage changes the data, a later one its first weights, or a recurrent model begins a run.
     """
-    for number, (name, changes) in enumerate(config.stages.items()):
-        for key in changes or ():
-            if key in OF_THE_RUN:
+    for number, (name, changes) in enumerate(_list_changes(config).items()):
+        for key in changes:
+            if key in list_keys("is_shared"):
                 raise InputError(f"stages.{name}.{key}: all stages share the run's {key}; give {key} without stages")
-            if key == "init" and number:
-                raise InputError(f"stages.{name}.init: a later stage goes on with the weights of the one before it")
-    if first.config.recurrent and not (first.config.init or config.resume):
+            if number and key == "training" and "init" in changes[key]:
+                raise InputError(
+                    f"stages.{name}.training.init: a later stage goes on with the weights of the one before it"
+                )
+    if first.config.recurrent and not (first.config.training.init or config.resume):
         raise InputError(
-            "recurrent: it finds neighbours by a trained network, and the run has none; init=CHECKPOINT names one, or "
-            "an earlier stage trains it, as in experiment=lns/emoji/rnn"
+            "recurrent: it finds neighbours by a trained network, and the run has none; training.init=CHECKPOINT names "
+            "one, or an earlier stage trains it, as in experiment=lns/emoji/rnn"
         )
 
 
@@ -92,12 +76,17 @@ def find_stage(config: DictConfig, name: str) -> Stage:
     )
 
 
+def _list_changes(config: DictConfig) -> dict[Any, dict[str, Any]]:
+    """Return what each stage changes, as plain values."""
+    stages: Any = OmegaConf.to_container(config.stages, resolve=False)
+    return {name: rename_keys(changes or {}) for name, changes in stages.items()}
+
+
 def _apply_changes(config: DictConfig, name: Any) -> DictConfig:
     changed = config.copy()
     with open_dict(changed):
         changed.stages = {}
-    changes: Any = OmegaConf.to_container(config.stages, resolve=False)
-    for path, value in _iterate_changes(changes[name] or {}):
+    for path, value in _iterate_changes(_list_changes(config)[name]):
         if isinstance(value, str) and "${" not in value and (CONF / path).is_dir():
             raise InputError(
                 f"stages.{name}.{path}={value}: a stage takes the values of a part; in an experiment's defaults, "
@@ -126,7 +115,7 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
         config: configuration of the stage.
         lacks_weights: whether the checkpoint lacks weights, which an adapter left as they were.
     """
-    parts = resolve_parts(config, TRAINING_ONLY)
+    parts = resolve_parts(config, list_keys("is_trained"))
     parts["trainer"] |= {
         "max_epochs": None,
         "max_steps": 1,
@@ -139,8 +128,8 @@ def make_evaluation_config(config: DictConfig, *, lacks_weights: bool = False) -
         backbone["weights"] = None
     from dml.run.evaluators import find_ball  # late: it imports torch, which --help needs no time for
 
-    ball = find_ball(config)  # the loss, which geometry=auto asks, is not in the parts
-    parts["geometry"] = ball._asdict() if ball else None
+    ball = find_ball(config)  # the loss, which evaluation.geometry=auto asks, is not in the parts
+    parts["evaluation"]["geometry"] = ball._asdict() if ball else None
     return OmegaConf.create(parts)
 
 

@@ -14,21 +14,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dml.evaluation.measured_facts import describe_configuration
+from dml.ops.configuration.former_keys import former_key, rename_override
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
+from dml.run.settings import list_keys
 from dml.samplers.base import AUTO, AUTO_CLASSES
 from dml.studies.study import Training
 from dml.training.run_length import AUTO as OPEN_LENGTH
 from dml.training.run_length import FEWEST_STEPS
-
-IGNORED_KEYS = (
-    *("seed", "data", "logger", "sweep", "dataset.root"),
-    *("trainer.accelerator", "trainer.devices", "trainer.strategy"),
-)
-"""Keys that tell apart the runs of one training, or say how a machine computes it; all others say what it is."""
 
 SMALL_VALUES = {
     "dataset": "emoji",
@@ -53,7 +49,7 @@ ADDED_VALUES = {"evaluation.validation_metrics": "auto"}
 EPOCH = 250
 """Steps that stand for an epoch, whose length follows from the data."""
 
-DESCRIBED_KEYS = ("init", "model", "loss", "geometry", "choose_heads", "evaluation")
+DESCRIBED_KEYS = ("training", "model", "loss", "heads", "evaluation")
 """The keys of a configuration that the facts of a training are read from."""
 
 
@@ -63,8 +59,9 @@ def compose(training: Training) -> DictConfig:
     Raises:
         InputError: if an override has several values, as those of sweeps do.
     """
-    values = [override for override in training.overrides if _sets_value(override)]
-    group_choices = tuple(override for override in training.overrides if not _sets_value(override))
+    overrides = [rename_override(override) for override in training.overrides]
+    values = [override for override in overrides if _sets_value(override)]
+    group_choices = tuple(override for override in overrides if not _sets_value(override))
     config: DictConfig = pickle.loads(_compose_groups(training.experiment, group_choices))  # noqa: S301  pickled below
     for override in OverridesParser.create().parse_overrides(values):
         if override.is_sweep_override():
@@ -74,7 +71,9 @@ def compose(training: Training) -> DictConfig:
 
 
 def identify(config: DictConfig, root: Path | None = None) -> str:
-    """Return a hash of what a configuration trains; configurations that differ in `IGNORED_KEYS` alone share it.
+    """Return a hash of what a configuration trains; those of one training share it.
+
+    Its runs differ in keys that tell them apart, or say how a machine computes them; all others say what it is.
 
     Null values are not part of the hash, so that finished runs keep theirs when an option is added that is null.
 
@@ -85,9 +84,9 @@ def identify(config: DictConfig, root: Path | None = None) -> str:
     """
     values = {key: _as_integer(value) for key, value in flat(plain_config(config)).items() if value is not None}
     values = {
-        key: value
+        former_key(key): value
         for key, value in values.items()
-        if not is_below(key, IGNORED_KEYS) and ADDED_VALUES.get(key) != value
+        if not is_below(key, list_keys("is_ignored")) and ADDED_VALUES.get(key) != value
     }
     if root is not None:
         values["dataset.root"] = str(root)
@@ -117,7 +116,7 @@ def read_described_keys(training: Training, heads: tuple[str, ...] = ()) -> dict
         key: OmegaConf.to_container(value, resolve=key == "model") if OmegaConf.is_config(value) else value
         for key, value in values.items()
     }
-    return plain | {"model": plain["model"] | {"heads": list(heads)}, "choose_heads": False} if heads else plain
+    return plain | {"model": plain["model"] | {"heads": list(heads)}, "heads": {"choose": False}} if heads else plain
 
 
 def count_steps(config: DictConfig) -> int:

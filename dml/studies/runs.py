@@ -23,6 +23,7 @@ from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder, RunState
 from dml.run.config_folders import quote
+from dml.run.settings import list_keys
 from dml.runtime import signals
 from dml.runtime.processes import (
     python_command,
@@ -31,7 +32,7 @@ from dml.runtime.processes import (
     stop_processes,
     waiting_for_processes,
 )
-from dml.studies.experiments import IGNORED_KEYS, compose, identify, shrink
+from dml.studies.experiments import compose, identify, shrink
 from dml.studies.study import Training
 
 DATASET_FOLDERS = {
@@ -170,7 +171,7 @@ class Plan:
     @property
     def departures(self) -> list[str]:
         """The overrides with which trainings aren't those of the study, sorted."""
-        return sorted(override for override in self.trained if not is_below(key_of(override), IGNORED_KEYS))
+        return sorted(override for override in self.trained if not is_below(key_of(override), list_keys("is_ignored")))
 
     def list_runs(self, training: Training) -> list[Run]:
         """List the runs of a training, one for each seed; trainings of one configuration share their runs."""

@@ -3,8 +3,6 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from dml.ops.errors import InputError
-
 PRECISIONS = {
     None: ("highest", True),
     "highest": ("highest", False),
@@ -27,8 +25,6 @@ class Float32Precision(Callback):
     """
 
     def __init__(self, precision: str | None) -> None:
-        if precision not in PRECISIONS:
-            raise InputError(f"matmul_precision={precision}: highest, high, medium or null")
         self.precision = precision
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002

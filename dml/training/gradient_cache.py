@@ -135,7 +135,7 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
     if size is None:
         return
     if not isinstance(size, int) or size < 1:
-        raise InputError(f"gradient_cache={size}: a number of images, at least 1, or null")
+        raise InputError(f"training.gradient_cache={size}: a number of images, at least 1, or null")
     for name, module in model.named_modules():
         if module.training and _normalizes_over_batch(module):
             if "backbone." in name:
@@ -144,7 +144,7 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
                 remedy = "a PoolHead in model.head has none"
             kind = getattr(module, "unfolded", type(module)).__name__  # what a folded normalisation was made from
             raise InputError(
-                f"gradient_cache={size}: {name} ({kind}) normalises over the images that it gets at "
+                f"training.gradient_cache={size}: {name} ({kind}) normalises over the images that it gets at "
                 f"once, so chunks would change the embeddings; {remedy}"
             )
 

@@ -80,10 +80,12 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
         return {} if value else None
     known = set(signature(torch.compile).parameters) - {"model"}
     if not isinstance(value, Mapping) or not value.keys() <= known:
-        raise InputError(f"compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}")
+        raise InputError(
+            f"training.compile={value}: true, null, or arguments of torch.compile: {', '.join(sorted(known))}"
+        )
     backend = value.get("backend")
     if isinstance(backend, str) and backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
-        raise InputError(f"compile={value}: no such backend{suggest(backend, backends)}")
+        raise InputError(f"training.compile={value}: no such backend{suggest(backend, backends)}")
     return {str(name): argument for name, argument in value.items()}
 
 

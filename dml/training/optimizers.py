@@ -121,7 +121,7 @@ def change_settings(checkpoint: dict[str, Any], optimizer: Optimizer, *, has_sch
         if old.keys() - new.keys() and new.keys() - old.keys():  # another version of PyTorch only adds settings
             raise InputError(
                 f"optimizer.optimizer={type(optimizer).__name__}: the run was trained with another optimizer, whose "
-                "state it can't use; init=CHECKPOINT begins a new run with its weights"
+                "state it can't use; training.init=CHECKPOINT begins a new run with its weights"
             )
         changed = {name: value for name, value in new.items() if name in group and old.get(name) != value}
         group |= changed

@@ -19,7 +19,7 @@ REFUSED_ARGUMENTS = {
     "model_registry": "checkpoints.* says which checkpoints a run folder holds",
     "num_sanity_val_steps": "evaluation.raw=true tests the backbone before training",
     "overfit_batches": "a data set of a few images does that, such as dataset=folder dataset.root=FOLDER",
-    "reload_dataloaders_every_n_epochs": "stored.every_n_steps is when a sampler learns from new embeddings",
+    "reload_dataloaders_every_n_epochs": "training.bank_every_n_steps is when a sampler learns from new embeddings",
     "use_distributed_sampler": "each process gets its share of every batch anyway",
 }
 """For each argument that dml sets itself, what to use instead of it."""

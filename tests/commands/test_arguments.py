@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from dml.commands import hydra_command
 from dml.commands.arguments import (
-    STORED_PATHS,
-    UNSTORED_PATHS,
     find_path,
     put_options_first,
     quote_paths,
@@ -23,6 +21,7 @@ from dml.commands.failures.remedies import explain_grammar
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
+from dml.run.settings import list_keys
 
 PATHS = [
     "/a/plain_one.zip",
@@ -46,15 +45,15 @@ PATHS = [
     "/😀/~x#&=,y",
     "'s-Gravenhage",
 ]
-PATH_KEYS = [*UNSTORED_PATHS, *STORED_PATHS, "+dataset.reader.file"]
+PATH_KEYS = [*list_keys("is_path"), "+dataset.reader.file"]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_means_what_it_says(path: str) -> None:
-    arguments = quote_paths([f"{key}={path}" for key in ("resume", "dataset.root", "init", "data.cache")])
+    arguments = quote_paths([f"{key}={path}" for key in ("resume", "dataset.root", "training.init", "data.cache")])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("train", overrides=arguments)
-    assert [config.resume, config.dataset.root, config.init, config.data.cache] == [path] * 4
+    assert [config.resume, config.dataset.root, config.training.init, config.data.cache] == [path] * 4
     assert find_path(arguments, "resume") == Path(path)
 
 
@@ -64,7 +63,7 @@ def test_a_path_means_what_it_says(path: str) -> None:
         "resume='a b'",
         'resume="a [b]"',
         "hydra.run.dir=outputs/${now:%Y-%m-%d}",
-        "init=null",
+        "training.init=null",
         "loss.margin=1,2",
         "-c=job",
     ],
@@ -76,7 +75,7 @@ def test_what_hydra_understands_is_left_alone(argument: str) -> None:
 def test_quotes_are_taken_off() -> None:
     assert find_path(["resume='it\\'s [1]'"], "resume") == Path("it's [1]")
     assert find_path(["resume=a", "resume=b"], "resume") == Path("b")
-    assert find_path(["resume=null", "init=a"], "resume") is None
+    assert find_path(["resume=null", "training.init=a"], "resume") is None
     with pytest.raises(HydraException):
         find_path(["resume='a"], "resume")
 
@@ -111,7 +110,7 @@ def test_latest_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert replace_latest("loss=latest") == "loss=latest"
     assert replace_latest("checkpoint=latest") == f"checkpoint={run.last_checkpoint}"
     run.best_checkpoint.touch()
-    assert replace_latest("init=latest") == f"init={run.best_checkpoint}"
+    assert replace_latest("training.init=latest") == f"training.init={run.best_checkpoint}"
 
 
 def test_a_path_without_a_key_is_told_what_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,16 +123,16 @@ def test_a_path_without_a_key_is_told_what_takes_it(tmp_path: Path, monkeypatch:
     assert explain_grammar("my runs/a", "").endswith(both)
     assert explain_grammar("my runs", "").endswith(both)
     line = explain_grammar("best.ckpt", "")
-    assert line.endswith("checkpoint=best.ckpt tests it, init=best.ckpt begins a new run with its weights")
+    assert line.endswith("checkpoint=best.ckpt tests it, training.init=best.ckpt begins a new run with its weights")
     assert explain_grammar("images", "").endswith("dataset=folder dataset.root=images reads it")
     assert explain_grammar("list.csv", "").endswith("dataset=csv reads a list of images: dataset.root=list.csv")
 
 
 def test_a_sweep_over_paths_stays_one() -> None:
-    sweep = ["-m", "init=a.ckpt,b.ckpt", "dataset.root=glob(*)", "resume=choice(a, 'b c')"]
+    sweep = ["-m", "training.init=a.ckpt,b.ckpt", "dataset.root=glob(*)", "resume=choice(a, 'b c')"]
     assert quote_paths(sweep) == sweep
-    assert quote_paths(["-m", "dataset.root=~/images", "init=/a (1)", "seed=1,2"]) == [
-        *("-m", "dataset.root='~/images'", "init='/a (1)'", "seed=1,2"),
+    assert quote_paths(["-m", "dataset.root=~/images", "training.init=/a (1)", "seed=1,2"]) == [
+        *("-m", "dataset.root='~/images'", "training.init='/a (1)'", "seed=1,2"),
     ]
     assert quote_paths(["-m", "hydra.sweep.dir=a,b"]) == ["-m", "hydra.sweep.dir='a,b'"]  # no sweep has two
 

@@ -65,7 +65,7 @@ def test_neighbours_are_those_of_the_cpu(k: int, has_gallery: bool, device: str)
 
 
 def test_products_are_float32_whatever_training_uses(device: str) -> None:
-    """TF32, which `matmul_precision=high` uses in training steps, has errors of 1e-3, and bfloat16 of 1e-2."""
+    """TF32, which `training.matmul_precision=high` uses in training steps, has errors of 1e-3, and bfloat16 of 1e-2."""
     rows = torch.nn.functional.normalize(torch.randn(300, 64, generator=torch.Generator().manual_seed(0)))
     exact = rows.double() @ rows.double().T
     before = torch.get_float32_matmul_precision()

@@ -22,13 +22,13 @@ OPTIONS = {
     "weights of 16 bits": ["trainer.precision=bf16-true"],
     "clipped": ["trainer.gradient_clip_val=1.0"],
     "clipped float16": [FLOAT16, "trainer.gradient_clip_val=1.0"],
-    "gradient cache": ["gradient_cache=3"],
-    "gradient cache in float16": ["gradient_cache=3", FLOAT16],
+    "gradient cache": ["training.gradient_cache=3"],
+    "gradient cache in float16": ["training.gradient_cache=3", FLOAT16],
     "accumulated": ["trainer.accumulate_grad_batches=2"],
-    "averaged": ["ema=0.9"],
-    "TF32": ["matmul_precision=high", "trainer.benchmark=true", "trainer.deterministic=false"],
-    "compiled": ["compile={backend: aot_eager}"],
-    "heads alone": ["frozen=true", "data.cache=null"],
+    "averaged": ["training.ema=0.9"],
+    "TF32": ["training.matmul_precision=high", "trainer.benchmark=true", "trainer.deterministic=false"],
+    "compiled": ["training.compile={backend: aot_eager}"],
+    "heads alone": ["training.frozen=true", "data.cache=null"],
     "a batch on one process of several": ["trainer=ddp", "trainer.devices=1"],
     "sharded": ["trainer=ddp", "trainer.devices=1", "loss=happier"],
     "deterministic": ["trainer.deterministic=true"],
@@ -44,11 +44,11 @@ OPTIONS = {
     "clusters": ["evaluation.clustering=true"],
     "report": ["evaluation.report={neighbors: 10, map: true, seed: 0}"],
     "raw features": ["evaluation.raw=true"],
-    "heads that begin as components": ["initial_heads=half_whitened_components"],
-    "chosen heads": ["choose_heads=true", "checkpoints.beginning=true"],
+    "heads that begin as components": ["heads.initial=half_whitened_components"],
+    "chosen heads": ["heads.choose=true", "checkpoints.beginning=true"],
     "rankings anew": ["evaluation.rerankings=[alpha_qe,dba,k_reciprocal]"],
     "views": ["evaluation.crops=2"],
-    "stages": ["+stages.heads.frozen=true", "+stages.all={}", "data.cache=null"],
+    "stages": ["+stages.heads.training.frozen=true", "+stages.all={}", "data.cache=null"],
 }
 
 
@@ -85,7 +85,9 @@ def test_a_network_trains(model: str, arguments: list[str], here: Here, tmp_path
     assert last(tmp_path)["global_step"] == 2
 
 
-@pytest.mark.parametrize("options", [[], ["gradient_cache=3"], ["ema=0.9"], ["trainer.precision=bf16-mixed"]])
+@pytest.mark.parametrize(
+    "options", [[], ["training.gradient_cache=3"], ["training.ema=0.9"], ["trainer.precision=bf16-mixed"]]
+)
 def test_a_deterministic_run_repeats_and_resumes_bit_for_bit(
     options: list[str], arguments: list[str], here: Here, tmp_path: Path
 ) -> None:

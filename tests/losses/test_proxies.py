@@ -117,8 +117,11 @@ def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...],
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["loss=cluster", "proxies=means"], "proxies=means: must be auto, class_means, or null"),
-        (["loss=rll", "proxies=class_means"], "proxies=class_means: RankedListLoss learns no proxies of the classes"),
+        (["loss=cluster", "training.proxies=means"], "training.proxies=means: must be one of auto, class_means, null"),
+        (
+            ["loss=rll", "training.proxies=class_means"],
+            "training.proxies=class_means: RankedListLoss learns no proxies of the classes",
+        ),
     ],
 )
 def test_what_cannot_begin_there_is_refused(

@@ -19,7 +19,7 @@ from dml.training.checkpointing.checkpoints import read_checkpoint
 QUICK = ["evaluation.metrics=[recall]", "evaluation.heads=false", "evaluation.raw=false", "evaluation.sheet=null"]
 VIT = ["model=dinov2_small", "model.backbone.name=test_vit", "optimizer.lr=1e-2"]
 LORA = [*SHORT_RUN, *QUICK, *VIT, "adapter=lora", "adapter.rank=2", "adapter.dropout=0.2"]
-LORA += ["ema=0.9", "gradient_cache=3", "checkpoints.every_n_steps=100", "scheduler=constant"]
+LORA += ["training.ema=0.9", "training.gradient_cache=3", "checkpoints.every_n_steps=100", "scheduler=constant"]
 LORA += ["trainer.max_steps=4", "trainer.val_check_interval=2"]
 
 
@@ -114,9 +114,9 @@ def test_a_run_begins_with_updates_of_another_one(
 ) -> None:
     """They are in the weights of the new run, whose checkpoint therefore holds those that they changed."""
     last = finished / "checkpoints" / "last.ckpt"
-    still = ["optimizer.lr=0", "ema=null", "trainer.max_steps=1", "trainer.val_check_interval=null"]
+    still = ["optimizer.lr=0", "training.ema=null", "trainer.max_steps=1", "trainer.val_check_interval=null"]
     plain = [argument for argument in arguments if not argument.startswith(("adapter", "ema", "optimizer.lr"))]
-    here("train", *plain, *adapter.split(), *still, f"init={last}", f"hydra.run.dir={tmp_path}")
+    here("train", *plain, *adapter.split(), *still, f"training.init={last}", f"hydra.run.dir={tmp_path}")
     images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
     np.testing.assert_allclose(dml.load(tmp_path).embed(images), dml.load(last).embed(images), rtol=0, atol=1e-6)
     names = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt").get("frozen", {"names": []})["names"]

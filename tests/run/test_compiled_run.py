@@ -12,6 +12,6 @@ def test_it_says_what_the_first_step_does(
 ) -> None:
     short = [f"dataset.root={small_emoji}", *PLAIN, "trainer.max_steps=1", "trainer.val_check_interval=null"]
     for value, is_told in (("{backend: eager}", True), ("false", False)):
-        here("train", *short, f"compile={value}", f"hydra.run.dir={tmp_path / str(is_told)}")
+        here("train", *short, f"training.compile={value}", f"hydra.run.dir={tmp_path / str(is_told)}")
         assert ("compile  the first step compiles the network" in capfd.readouterr().out) == is_told
         assert metrics(tmp_path / str(is_told))["step"] == 1

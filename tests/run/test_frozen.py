@@ -1,4 +1,4 @@
-"""``frozen=true``: runs that train the heads alone, beside runs whose frozen network embeds the images in each step."""
+"""Runs that train the heads alone, beside runs whose frozen network embeds the images in each step."""
 
 import csv
 import json
@@ -22,11 +22,11 @@ FROZEN = [
     "+model.head.H.dropout=0.3",
     "evaluation.metrics=[recall,map@r]",
     "evaluation.sheet=null",
-    "frozen=true",
+    "training.frozen=true",
     # as in the default
-    "initial_heads=half_whitened_components",
+    "heads.initial=half_whitened_components",
     "checkpoints.beginning=true",
-    "choose_heads=true",
+    "heads.choose=true",
 ]
 LIMIT = 1e-5
 """Largest difference of a loss or a metric between features in batches of different sizes."""
@@ -77,7 +77,12 @@ def test_losses_and_metrics_are_those_of_the_frozen_network_in_the_loop(
     whole: Path, arguments: list[str], here: Here, tmp_path: Path
 ) -> None:
     # in its warm-up a run doesn't train the backbone, which has no batch normalisation and no dropout
-    slow = ["frozen=false", "scheduler=constant", "scheduler.warmup_steps=6", "transform.train=${transform.test}"]
+    slow = [
+        "training.frozen=false",
+        "scheduler=constant",
+        "scheduler.warmup_steps=6",
+        "transform.train=${transform.test}",
+    ]
     here("train", *arguments, *slow, f"hydra.run.dir={tmp_path}/slow")
     here("train", *arguments, "scheduler=constant", f"hydra.run.dir={tmp_path}/fast")
     expected, history = read_history(tmp_path / "slow"), read_history(tmp_path / "fast")
@@ -126,7 +131,14 @@ def test_components_are_of_as_many_images_as_those_of_any_training(
     monkeypatch.setattr(untrained_model, "PCA_IMAGES", 20)
     found = []
     for folder, frozen in ((tmp_path / "frozen", "true"), (tmp_path / "whole", "false")):
-        here("train", *arguments, "evaluation.raw=true", "quick=true", f"frozen={frozen}", f"hydra.run.dir={folder}")
+        here(
+            "train",
+            *arguments,
+            "evaluation.raw=true",
+            "quick=true",
+            f"training.frozen={frozen}",
+            f"hydra.run.dir={folder}",
+        )
         found.append({name: value for name, value in read_metrics(folder).items() if name.startswith("raw/")})
     assert "raw/pca/level0/map@r" in found[0]
     assert found[0]["raw/pca/size"] < untrained_model.PCA_IMAGES  # images have fewer components than their number
@@ -158,8 +170,8 @@ def test_a_damaged_file_of_features_is_one_line(
 
 
 def test_a_stage_may_train_the_heads_alone(arguments: list[str], here: Here, tmp_path: Path) -> None:
-    stages = ["+stages.heads.frozen=true", "+stages.all.trainer.max_steps=2"]
-    given = [argument for argument in arguments if argument != "frozen=true"]
+    stages = ["+stages.heads.training.frozen=true", "+stages.all.trainer.max_steps=2"]
+    given = [argument for argument in arguments if argument != "training.frozen=true"]
     here("train", *given, *stages, "evaluation.raw=false", "checkpoints.every_n_steps=1", f"hydra.run.dir={tmp_path}")
     checkpoint = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
     assert checkpoint["run"]["stage"] == "all"
@@ -179,11 +191,14 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("frozen=maybe", "frozen=maybe: true (the heads alone are trained) or false"),
-        ("compile=true", "frozen=true: compile needs the whole network in each step; compile=null"),
-        ("recurrent=lstm", "frozen=true: recurrent needs the whole network in each step; recurrent=none"),
-        ("adapter=bitfit", "frozen=true: adapter needs the whole network in each step; adapter=none"),
-        ("trainer=ddp", "frozen=true: trains in one process, not in 2; trainer.devices=1"),
+        ("training.frozen=maybe", "training.frozen=maybe: must be true or false"),
+        (
+            "training.compile=true",
+            "training.frozen=true: training.compile needs the whole network in each step; training.compile=",
+        ),
+        ("recurrent=lstm", "training.frozen=true: recurrent needs the whole network in each step; recurrent=none"),
+        ("adapter=bitfit", "training.frozen=true: adapter needs the whole network in each step; adapter=none"),
+        ("trainer=ddp", "training.frozen=true: trains in one process, not in 2; trainer.devices=1"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -194,13 +209,13 @@ def test_mistakes_are_one_line(
 
 
 def test_a_run_goes_on_as_it_began(whole: Path, refused: Refused) -> None:
-    line = refused(f"resume={whole}", "frozen=false")
-    assert "frozen=False: the run has trained otherwise so far; init=" in line
+    line = refused(f"resume={whole}", "training.frozen=false")
+    assert "training.frozen=False: the run has trained otherwise so far; training.init=" in line
 
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
 def test_heads_learn_in_any_precision(precision: str, arguments: list[str], here: Here, tmp_path: Path) -> None:
-    proxies = ["loss=normalized_softmax", "proxies=class_means"]
+    proxies = ["loss=normalized_softmax", "training.proxies=class_means"]
     here("train", *arguments, *proxies, f"trainer.precision={precision}", f"hydra.run.dir={tmp_path / 'run'}")
     assert 0 < read_metrics(tmp_path / "run")["level0/recall@1"] <= 1

@@ -24,9 +24,9 @@ from dml.training.embedders import CHOSEN_HEADS, Embedded, ModelEmbedder
         (["loss=hyperbolic"], Ball(0.1, 2.3)),
         (["loss=hyperbolic", "loss.curvature=0.5", "loss.clip=1"], Ball(0.5, 1)),
         (["loss=hyperbolic", "loss.curvature=0"], None),
-        (["loss=hyperbolic", "geometry=null"], None),
+        (["loss=hyperbolic", "evaluation.geometry=null"], None),
         (["loss=threshold_consistent_margin", "loss@loss.terms.base=hyperbolic"], Ball(0.1, 2.3)),
-        (["geometry={curvature:1.0,clip:2.0}"], Ball(1.0, 2.0)),
+        (["evaluation.geometry={curvature:1.0,clip:2.0}"], Ball(1.0, 2.0)),
     ],
 )
 def test_the_ball_follows_the_loss_unless_it_is_given(overrides: list[str], ball: Ball | None) -> None:
@@ -36,9 +36,9 @@ def test_the_ball_follows_the_loss_unless_it_is_given(overrides: list[str], ball
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["geometry=poincare"], "geometry=poincare: auto, null"),
-        (["geometry={curvature:1.0}"], "geometry="),
-        (["geometry={curvature:-1.0,clip:2.0}"], r"geometry\.curvature=-1\.0"),
+        (["evaluation.geometry=poincare"], "evaluation.geometry=poincare: auto, null"),
+        (["evaluation.geometry={curvature:1.0}"], "evaluation.geometry="),
+        (["evaluation.geometry={curvature:-1.0,clip:2.0}"], r"geometry\.curvature=-1\.0"),
         (["loss=hyperbolic", "recurrent=lstm"], "geometry: with recurrent"),
         (["loss=hyperbolic", "evaluation.fixed_neighbors=3"], r"geometry: with evaluation\.fixed_neighbors"),
     ],
@@ -82,5 +82,5 @@ def test_a_run_is_tested_by_poincare_distance_again_and_by_cosine_on_request(
     metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (trained, again)]
     for name in ("level0/recall@1", "h_ap"):
         assert metrics[0][name] == metrics[1][name]
-    here("evaluate", checkpoint, "geometry=null", f"hydra.run.dir={by_cosine}")
+    here("evaluate", checkpoint, "evaluation.geometry=null", f"hydra.run.dir={by_cosine}")
     assert curvatures[-1] == 0.0

@@ -61,7 +61,7 @@ def test_a_test_of_a_fold_is_repeated_with_its_threshold(tmp_path: Path, here: H
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("option", ["checkpoints.beginning=true", "frozen=true", "quick=true"])
+@pytest.mark.parametrize("option", ["checkpoints.beginning=true", "training.frozen=true", "quick=true"])
 def test_a_run_without_validation_classes_tests_its_last_checkpoint(tmp_path: Path, here: Here, option: str):
     digits = ["dataset=digits", "transform=mnist", "transform.size=8", "model=small_cnn", "trainer.max_steps=2"]
     here("train", *digits, "sampler.classes_per_batch=10", option, f"hydra.run.dir={tmp_path}")

@@ -192,11 +192,6 @@ def test_verify_content(prepare: Prepare, root: Path, capsys: pytest.CaptureFixt
     assert one.equal(other)
 
 
-def test_a_choice_that_verify_lacks(prepare: Prepare) -> None:
-    with pytest.raises(InputError, match="verify=true: stamp or content"):
-        prepare("verify='true'")
-
-
 def test_training_on_damaged_pixels_ends_with_a_line(
     refused: Callable[..., str], small_emoji: Path, tmp_path: Path
 ) -> None:

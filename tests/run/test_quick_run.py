@@ -38,7 +38,7 @@ def test_every_length_becomes_short(warmup: dict[str, int]):
         "check_val_every_n_epoch": None,
     }
     assert (config.scheduler.warmup_steps, config.scheduler.warmup_epochs) == (1, None)
-    assert config.stored.every_n_steps is None
+    assert config.training.bank_every_n_steps is None
 
 
 def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():

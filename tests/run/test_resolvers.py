@@ -25,8 +25,11 @@ def test_no_folder_is_made_while_a_job_composes_a_configuration(
     [
         ([], 3e-4),
         (["model=dinov2_small"], 1e-6),
-        (["model=dinov2_small", "frozen=true"], 3e-4),  # heads alone would hardly learn at the rate of the network
-        (["model=dinov2_small", "frozen=true", "optimizer.lr=1e-3"], 1e-3),
+        (
+            ["model=dinov2_small", "training.frozen=true"],
+            3e-4,
+        ),  # heads alone would hardly learn at the rate of the network
+        (["model=dinov2_small", "training.frozen=true", "optimizer.lr=1e-3"], 1e-3),
     ],
 )
 def test_the_rate_is_the_networks_unless_the_heads_alone_learn(overrides: list[str], lr: float) -> None:

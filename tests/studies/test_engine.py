@@ -124,7 +124,7 @@ def test_other_conditions_take_the_stored_choice_of_the_searched_one(
     later = invented.made[before:]
     assert later == invented.tested[2:]
     chosen = shlex.split(next(result.overrides for result in stored if result.stage == TEST))
-    assert all(run.training.overrides == (*chosen, "frozen=false") for run in later)
+    assert all(run.training.overrides == (*chosen, "training.frozen=false") for run in later)
     assert not Engine(whole, Plan(tmp_path / "anew", 2), []).train()  # else the search is made first
     assert len(invented.made) == before + 2 + 4 + 2
 
@@ -203,7 +203,7 @@ def test_what_a_study_sets_is_not_set_twice(tmp_path: Path) -> None:
             Engine(study, Plan(tmp_path, 1, overrides=(override,)), []).check()
     with pytest.raises(InputError, match=r"^--set dataset.folds=10: folds=\.\.\. sets it"):
         Plan(tmp_path, 1, overrides=("dataset.folds=10",))
-    Engine(study, Plan(tmp_path, 1, overrides=("ema=0.9",)), []).check()
+    Engine(study, Plan(tmp_path, 1, overrides=("training.ema=0.9",)), []).check()
     balls = FOLDED.replace("triplet: {}", "hyperbolic: {}") + "ensembles: true\n"
     with pytest.raises(InputError, match=r"loss=hyperbolic .*: its embeddings aren't compared by cosine, so models"):
         Engine(read(balls, tmp_path), Plan(tmp_path, 1), []).check()

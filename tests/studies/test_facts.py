@@ -20,9 +20,9 @@ EMOJI = "leaderboard/emoji"
     ("overrides", "fact", "value"),
     [
         ((), "vector", "192 to 320 dimensions as the validation chooses heads, cosine"),
-        (("choose_heads=false",), "vector", "320 dimensions, cosine"),
+        (("heads.choose=false",), "vector", "320 dimensions, cosine"),
         (("evaluation.selection=last",), "vector", "320 dimensions, cosine"),
-        (("model.embed_dim=64", "model.heads=[M,H]", "choose_heads=false"), "vector", "128 dimensions, cosine"),
+        (("model.embed_dim=64", "model.heads=[M,H]", "heads.choose=false"), "vector", "128 dimensions, cosine"),
         (("loss=hyperbolic", "model.heads=[H]"), "vector", "192 dimensions, Poincare distance of curvature 0.1"),
         ((), "first weights", "ImageNet-1k, packaged"),
         (("model.backbone.weights=null",), "first weights", "random"),
@@ -78,6 +78,6 @@ def test_the_trainings_of_every_paper_have_facts() -> None:
 
 def test_a_size_for_each_head_adds_up() -> None:
     model = {"heads": ["L", "H"], "embed_dim": {"L": 64, "M": 8, "H": 1024}, "backbone": {"weights": None}}
-    facts = describe_configuration({"model": model, "evaluation": {"selection": "val"}, "choose_heads": True})
+    facts = describe_configuration({"model": model, "evaluation": {"selection": "val"}, "heads": {"choose": True}})
     assert facts["vector"] == "1,024 to 1,088 dimensions as the validation chooses heads, cosine"
     assert facts["first weights"] == "random"

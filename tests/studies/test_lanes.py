@@ -49,7 +49,7 @@ def test_settings_of_rsk(name: str) -> None:
     assert config.scheduler.schedule.gamma == 0.3
     assert config.trainer.max_epochs == epochs
     assert (count_images(config), config.sampler.images_per_class) == (images, 4)
-    assert config.gradient_cache == chunk
+    assert config.training.gradient_cache == chunk
     assert (config.model.embed_dim, config.optimizer.weight_decay) == (512, 4e-4)
     is_transformer = name.startswith("vit_base")
     assert config.optimizer.optimizer._target_ == f"torch.optim.{'AdamW' if is_transformer else 'Adam'}"

@@ -79,7 +79,11 @@ def test_settings_change_and_select() -> None:
     changed = read("protocol", "folds=3", "overrides=frozen=true 'transform.size=32'")
     assert {cell.folds for cell in changed.cells} == {3}
     assert "transform.size=32" in changed.cells[0].training.overrides
-    names = {changed.name_results(), read("protocol").name_results(), read("protocol").name_results(["ema=0.9"])}
+    names = {
+        changed.name_results(),
+        read("protocol").name_results(),
+        read("protocol").name_results(["training.ema=0.9"]),
+    }
     assert len(names) == 3
     assert {cell.row for cell in read("ablation", "rows=constant rate").selected} == {"the default", "constant rate"}
     assert {cell.row for cell in read("claims", "claims=2").selected} == {"rll", "m_1.2"}

@@ -388,9 +388,9 @@ def test_the_first_stage_of_lns_draws_classes_that_violate_the_triplet_constrain
     for first, second, *_ in in_stages:
         assert first.config.sampler._target_ == "dml.samplers.hard_class.HardClassSampler"
         assert count_steps(first.config) == 10_000
-        assert first.config.stored.every_n_steps == first.config.sampler.batches_per_epoch
+        assert first.config.training.bank_every_n_steps == first.config.sampler.batches_per_epoch
         assert second.config.sampler._target_ == "dml.samplers.local_neighborhood.LocalNeighborhoodSampler"
-        assert second.config.stored.every_n_steps is None
+        assert second.config.training.bank_every_n_steps is None
 
 
 def test_a_run_is_begun_resumed_or_done(tmp_path: Path) -> None:

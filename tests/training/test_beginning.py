@@ -17,12 +17,12 @@ from dml.run import builders
 from dml.training.callbacks.best_checkpoint import BestCheckpoint
 
 RECALL = [*PLAIN, "evaluation.metrics=[recall]"]
-BEGINNING = [*RECALL, "initial_heads=principal_components", "checkpoints.beginning=true"]
+BEGINNING = [*RECALL, "heads.initial=principal_components", "checkpoints.beginning=true"]
 UNMOVED = ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant"]
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("option", [[], ["ema=0.9"]])
+@pytest.mark.parametrize("option", [[], ["training.ema=0.9"]])
 def test_heads_begin_at_the_components_of_what_their_network_gives(
     here: Here, small_emoji: Path, tmp_path: Path, option: list[str]
 ) -> None:

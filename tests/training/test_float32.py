@@ -6,7 +6,6 @@ import pytest
 import torch
 from pytorch_lightning import Callback
 
-from dml.ops.errors import InputError
 from dml.training.float32 import Float32Precision
 
 FLOAT32, TF32 = ("highest", False), ("high", True)
@@ -48,8 +47,3 @@ def test_a_cpu_is_left_alone() -> None:
     callback.setup(on("cpu"), None, "fit")
     callback.on_train_batch_start(on("cpu"), None, None, 0)
     assert chosen() == before
-
-
-def test_another_precision_is_refused() -> None:
-    with pytest.raises(InputError, match="matmul_precision=tf32: highest, high, medium or null"):
-        Float32Precision("tf32")

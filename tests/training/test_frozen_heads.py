@@ -49,7 +49,7 @@ def pool(model: EmbeddingModel) -> HeadInputs:
 
 def make_learner(model: EmbeddingModel, loss: str = "rll", **changes: Any) -> tuple[FrozenLearner, FrozenDataModule]:
     config = compose(f"loss={loss}")
-    config.frozen = True
+    config.training.frozen = True
     config.model.heads = ["L", "H"]
     config.sampler.classes_per_batch, config.sampler.images_per_class = 3, 4
     for key, value in changes.items():
@@ -134,6 +134,6 @@ def test_features_beyond_the_memory_are_refused() -> None:
     model = make_model(GeMHead)
     embedder = FeatureEmbedder(model, ["L", "H"], count=10**12)
     with pytest.raises(
-        InputError, match=r"frozen=true: the features of 1,000,000,000,000 images take .* L \(GeMHead\)"
+        InputError, match=r"training.frozen=true: the features of 1,000,000,000,000 images take .* L \(GeMHead\)"
     ):
         embedder.embed_images(PIXELS[:2])

@@ -206,12 +206,12 @@ def model(*layers: nn.Module, head: type[nn.Module] = PoolHead, freeze: str | No
 @pytest.mark.parametrize(
     ("built", "size", "expected"),
     [
-        (lambda: model(), 0, "gradient_cache=0: a number of images, at least 1"),
-        (lambda: model(), "all", "gradient_cache=all: a number of images, at least 1"),
+        (lambda: model(), 0, "training.gradient_cache=0: a number of images, at least 1"),
+        (lambda: model(), "all", "training.gradient_cache=all: a number of images, at least 1"),
         (
             lambda: model(nn.BatchNorm2d(4)),
             4,
-            r"gradient_cache=4: backbone\.network\.1 \(BatchNorm2d\) .* model\.backbone\.freeze_batchnorm=all",
+            r"training.gradient_cache=4: backbone\.network\.1 \(BatchNorm2d\) .* model\.backbone\.freeze_batchnorm=all",
         ),
         (lambda: model(nn.BatchNorm2d(4, track_running_stats=False)), 4, r"\(BatchNorm2d\)"),
         (lambda: model(nn.InstanceNorm2d(4, track_running_stats=True)), 4, r"\(InstanceNorm2d\)"),
@@ -237,7 +237,7 @@ def test_other_models_are_not(built: Any, size: int | None) -> None:
 
 
 def test_the_command_line_says_what_is_in_the_way(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [*SHORT_RUN, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", "gradient_cache=4"]
+    arguments = [*SHORT_RUN, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", "training.gradient_cache=4"]
     line = refused(*arguments, "model.backbone.freeze_batchnorm=null")
-    assert "gradient_cache=4: backbone.network.bn1 (BatchNormAct2d) normalises" in line
+    assert "training.gradient_cache=4: backbone.network.bn1 (BatchNormAct2d) normalises" in line
     assert line.endswith("model.backbone.freeze_batchnorm=all freezes it")

@@ -104,24 +104,26 @@ def test_deterministic_layers_are_for_cpus_unless_asked_for(gpus: Any) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("compile=null", None),
-        ("compile=false", None),
-        ("compile=true", {}),
-        ("compile={mode: max-autotune}", {"mode": "max-autotune"}),
+        ("training.compile=null", None),
+        ("training.compile=false", None),
+        ("training.compile=true", {}),
+        ("training.compile={mode: max-autotune}", {"mode": "max-autotune"}),
     ],
 )
 def test_what_compile_asks_for(override: str, expected: dict[str, Any] | None) -> None:
-    assert parse_compile(composed(override).compile) == expected
+    assert parse_compile(composed(override).training.compile) == expected
 
 
 @pytest.mark.pipeline
 @pytest.mark.parametrize("asked", ["max-autotune", "{mod: max-autotune}"])
 def test_what_torch_compile_does_not_take_is_refused(asked: str) -> None:
-    with pytest.raises(InputError, match=r"compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "):
-        parse_compile(composed(f"compile={asked}").compile)
+    with pytest.raises(
+        InputError, match=r"training.compile=.*: true, null, or arguments of torch.compile: backend, .*mode, "
+    ):
+        parse_compile(composed(f"training.compile={asked}").training.compile)
 
 
 @pytest.mark.pipeline
 def test_a_backend_that_pytorch_lacks_is_refused() -> None:
-    with pytest.raises(InputError, match=r"compile=.*: no such backend; nearest: .*inductor"):
-        parse_compile(composed("compile={backend: inducter}").compile)
+    with pytest.raises(InputError, match=r"training.compile=.*: no such backend; nearest: .*inductor"):
+        parse_compile(composed("training.compile={backend: inducter}").training.compile)

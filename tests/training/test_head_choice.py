@@ -18,7 +18,7 @@ from dml.training.head_choice import HeadChoice
 SETS = {"L+M+H": 3, "M+H": 2, "H": 1}
 """The sets of heads to choose from, with the sizes of their embeddings in the tests of the choice alone."""
 EMBEDDED = Embedded({name: torch.ones(4, size) for name, size in SETS.items()}, torch.arange(4))
-CHOOSING = [*PLAIN, "choose_heads=true", "scheduler=constant"]
+CHOOSING = [*PLAIN, "heads.choose=true", "scheduler=constant"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_run_that_is_resumed_without_a_choice_has_all_heads(here: Here, small_
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("option", ["evaluation.selection=last", "model.heads=[H]", "choose_heads=false"])
+@pytest.mark.parametrize("option", ["evaluation.selection=last", "model.heads=[H]", "heads.choose=false"])
 def test_without_a_choice_all_heads_are_used(here: Here, small_emoji: Path, tmp_path: Path, option: str) -> None:
     arguments = [*CHOOSING, "trainer.max_steps=3", option]
     here("train", *arguments, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}")

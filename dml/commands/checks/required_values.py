@@ -6,21 +6,35 @@ from typing import Any
 from hydra.conf import RuntimeConf
 from omegaconf import DictConfig, OmegaConf
 
-from dml.commands.checks.config_types import select_used_parts
 from dml.commands.failures.remedies import explain_missing
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
-from dml.run.stages import TRAINING_ONLY, list_stages
+from dml.run.settings import list_keys
+from dml.run.stages import list_stages
 
 FILLED_IN = ("num_classes", "embedding_dim")
 """The values of a loss that the run fills in."""
 LEAVE = "leave it in"
 """What to do about a top-level key that holds several values."""
-BUILT = ("model", "loss", "sampler", "optimizer", "trainer")
-"""The groups of which a run builds one object."""
-PREPARED = ("dataset", "data")
-"""The parts of train.yaml that ``dml prepare`` needs."""
+
+
+def select_used_parts(command: str, config: DictConfig) -> DictConfig:
+    """Return the parts of a configuration that a command builds objects of.
+
+    The targets of other parts are not imported: a test of a checkpoint from somebody else doesn't need them, and
+    `dml.commands.checks.trust` hasn't looked at them.
+
+    Args:
+        command: "train", "evaluate", "prepare", "inspect", "audit" or "shift".
+        config: the composed configuration.
+    """
+    if command == "train":
+        return config
+    unused = (*list_keys("is_trained"), "stages")
+    keys = list_keys("is_prepared") if command == "prepare" else [key for key in map(str, config) if key not in unused]
+    used: DictConfig = OmegaConf.masked_copy(config, list(keys))
+    return used
 
 
 def check_parts(command: str, config: DictConfig, runtime: RuntimeConf) -> None:
@@ -35,12 +49,14 @@ def check_parts(command: str, config: DictConfig, runtime: RuntimeConf) -> None:
         InputError: naming the first group or key that is missing, and its default, or a file without a ``_target_``.
     """
     for key, remedy in _list_defaults().items():
-        is_needed = key in PREPARED if command == "prepare" else command == "train" or key not in TRAINING_ONLY
+        is_used = command == "train" or key not in list_keys("is_trained")
+        is_needed = key in list_keys("is_prepared") if command == "prepare" else is_used
         if is_needed and key not in config:
             raise InputError(f"~{key}: {command} needs {key}; {remedy}")
         if is_needed and remedy == LEAVE and not OmegaConf.is_dict(config[key]):
             raise InputError(f"{key}={'null' if config[key] is None else config[key]}: must be a mapping; {remedy}")
-        if is_needed and key in BUILT and not (OmegaConf.is_dict(config[key]) and "_target_" in config[key]):
+        has_target = OmegaConf.is_dict(config.get(key)) and "_target_" in config[key]
+        if is_needed and key in list_keys("is_built") and not has_target:
             raise InputError(f"{_describe_choice(key, runtime)} has no _target_, which names the class to build")
 
 

@@ -12,17 +12,18 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.strategies import StrategyRegistry
 from torch import nn
 
-from dml.commands.checks.config_types import check_types
+from dml.commands.checks.required_values import select_used_parts
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError, check_number, check_whole, suggest
+from dml.ops.errors import InputError, suggest
 from dml.run import builders
 from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
 from dml.run.loop import make_loggers
 from dml.run.model_tests.feature_source import check_frozen
+from dml.run.settings import list_keys
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import build_pruner, monitored_metric
-from dml.training.callbacks.last_checkpoint import check_intervals
+from dml.run.value_types import check_types
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.optimizers import optimizer_by_role
 from dml.training.trainer_arguments import check_arguments
@@ -41,22 +42,19 @@ def check_job(command: str, config: DictConfig) -> None:
     Raises:
         InputError: if one refuses a setting, isn't installed, or contradicts ``frozen`` or ``stages``.
     """
-    check_numbers(config)
     if command == "train":
         make_loggers(config)
         check_fold(config.dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
         if config.stages:
-            check_types(stage.config, changes or OmegaConf.create())
+            check_types(select_used_parts(command, stage.config), changes or OmegaConf.create(), command=command)
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
             check_arguments(stage.config.trainer)
             check_strategy(stage.config.trainer.strategy)
             check_folding(stage.config)
             check_graphs(stage.config)
-            check_warmup(stage.config.scheduler)
-            check_intervals(stage.config.checkpoints.every_n_steps, stage.config.checkpoints.every_n_seconds)
             make_loss_schedule(stage.config.scheduler.loss)  # it checks its arguments
             check_frozen(stage.config)
             check_optimizer(stage.config)
@@ -64,19 +62,6 @@ def check_job(command: str, config: DictConfig) -> None:
         check_finite(stage.config)
     if command == "train":
         check_stages(config, stages[0])
-
-
-def check_numbers(config: DictConfig) -> None:
-    """Make sure that the seed, the size of batches and the number of neighbours can be used.
-
-    Raises:
-        InputError: if one is too small, or the seed too large for NumPy and Lightning.
-    """
-    if isinstance(config.get("seed"), int) and config.seed >= 2**32:
-        raise InputError(f"seed={config.seed}: must be below 2**32 = {2**32}")
-    for key, least in {"seed": 0, "data.eval_batch_size": 1, "evaluation.fixed_neighbors": 1}.items():
-        if (value := OmegaConf.select(config, key)) is not None:
-            check_whole(key, value, least)
 
 
 def check_fold(dataset: DictConfig) -> None:
@@ -119,27 +104,19 @@ def check_graphs(config: DictConfig) -> None:
     Raises:
         InputError: if ``gradient_cache`` or ``trainer.accumulate_grad_batches`` would.
     """
-    mode = OmegaConf.select(config, "compile.mode") if OmegaConf.is_config(config.compile) else None
+    mode = OmegaConf.select(config, "training.compile.mode") if OmegaConf.is_config(config.training.compile) else None
     if mode not in ("max-autotune", "reduce-overhead"):
         return
     several_batches = config.trainer.accumulate_grad_batches not in (None, 1)
-    for key, is_given in (("gradient_cache", config.gradient_cache), ("accumulate_grad_batches", several_batches)):
+    for key, is_given in (
+        ("gradient_cache", config.training.gradient_cache),
+        ("accumulate_grad_batches", several_batches),
+    ):
         if is_given:
             raise InputError(
-                f"compile={{mode: {mode}}}: its CUDA graphs overwrite what {key} keeps; "
-                "compile={mode: max-autotune-no-cudagraphs}"
+                f"training.compile={{mode: {mode}}}: its CUDA graphs overwrite what {key} keeps; "
+                "training.compile={mode: max-autotune-no-cudagraphs}"
             )
-
-
-def check_warmup(scheduler: DictConfig) -> None:
-    """Make sure that the warm-up has a length, and isn't shorter than nothing.
-
-    Raises:
-        InputError: if it has none, or is.
-    """
-    for key in ("warmup_steps", "warmup_epochs"):
-        if (length := scheduler.get(key)) is not None:
-            check_number(f"scheduler.{key}", length, least=0)
 
 
 def check_optimizer(config: DictConfig) -> None:
@@ -235,15 +212,12 @@ def _find_crops(transform: DictConfig) -> Iterator[tuple[str, int, int]]:
                 yield split, size, side
 
 
-FINITE = ("loss", "proxies", "sampler", "model", "adapter", "recurrent", "optimizer", "scheduler", "transform")
-"""The parts of a configuration whose numbers are finite. Elsewhere an infinite number may stand for no limit."""
-
 PACKAGES = ("dml", "pytorch_metric_learning", "timm", "torch", "torchvision")
 """The packages whose parts take no infinite number; a part of the user's own may."""
 
 
 def check_finite(config: DictConfig) -> None:
-    """Refuse the first number that is NaN, or that is infinite below one of `FINITE`.
+    """Refuse the first number that is NaN, or that is infinite below a key whose numbers are finite.
 
     Training would begin with it, and end with a line that blames the learning rate.
 
@@ -256,7 +230,7 @@ def check_finite(config: DictConfig) -> None:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     for part, content in plain.items():
         for path, value, package in _list_floats(content, str(part), "dml"):
-            is_finite = part in FINITE and package in PACKAGES
+            is_finite = part in list_keys("is_finite") and package in PACKAGES
             if math.isnan(value) or (is_finite and math.isinf(value)):
                 raise InputError(f"{path}={value}: must be a finite number")
 

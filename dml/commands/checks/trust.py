@@ -24,12 +24,10 @@ from dml.ops.run_folders.run_folder import RUN_KEYS
 from dml.ops.text.console import console
 from dml.run.building import describe_unknown
 from dml.run.config_folders import calls_resolver
-from dml.run.stages import TRAINING_ONLY, list_stages, resolve_parts
+from dml.run.settings import list_keys
+from dml.run.stages import list_stages, resolve_parts
 
 KEY = re.compile(r"[A-Za-z][\w-]*([./][\w-]+)*")
-
-PATH_KEYS = ("init",)
-"""Keys without a dot that hold a path; the others choose configurations, or hold numbers and names."""
 
 WRITTEN = {"save_dir", "log_dir", "dirpath", "default_root_dir"}
 """Arguments of Lightning's objects that name folders to write into: a run writes into its own folder alone."""
@@ -87,7 +85,7 @@ def _fault(override: str) -> str | None:
     texts = [value for value in values if isinstance(value, str)]
     if any(calls_resolver(text) for text in texts):
         return "reads what is outside of the configuration"
-    chooses = "." not in parsed.key_or_group and parsed.key_or_group not in PATH_KEYS
+    chooses = "." not in parsed.key_or_group and parsed.key_or_group not in list_keys("is_path")
     if chooses and any("\\" in text or {"", ".", ".."} & {*text.split("/")} for text in texts):
         return "names a file"
     return None
@@ -141,7 +139,7 @@ def _unknown(command: str, config: DictConfig | None) -> list[Unknown]:
     """Return the unknown objects that any stage of a command would build, once each."""
     if config is None:
         return []
-    unused = (*TRAINING_ONLY, "stages") if command == "evaluate" else ("stages",)
+    unused = (*list_keys("is_trained"), "stages") if command == "evaluate" else ("stages",)
     configs = [config, *(stage.config for stage in list_stages(config))]
     return [*dict.fromkeys(target for part in configs for target in unknown_targets(resolve_parts(part, unused)))]
 

@@ -27,7 +27,7 @@ from dml.evaluation.audit.findings_file import read_decided_rows, write_findings
 from dml.evaluation.audit.odd_images import report_broken_images
 from dml.evaluation.audit.settings import AuditSettings
 from dml.evaluation.audit.spread_embeddings import spread_embeddings
-from dml.evaluation.report import MOST_SHOWN, AuditReport, audit_report
+from dml.evaluation.report import AuditReport, audit_report
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.filesystem.files import write_text
@@ -49,8 +49,6 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
             fault or fewer than two images that can be read, or another process prepares the data set.
     """
     settings: AuditSettings = build(config.audit)
-    if isinstance(config.shown, bool) or not isinstance(config.shown, int) or not 1 <= config.shown <= MOST_SHOWN:
-        raise InputError(f"shown={config.shown}: a whole number from 1 to {MOST_SHOWN}")
     folder = make_cache_folder(config)
     output = expand_home(config.output) if config.output else folder.path
     read_decided_rows(output / FILE)  # a file that isn't one of an audit is refused before the work

@@ -19,7 +19,6 @@ from dml.ops.text.console import console, progress_bar, warn
 from dml.ops.text.counts import format_count
 from dml.run.builders import build_table
 from dml.run.building import build
-from dml.run.resuming.stored_configuration import TABLE_KEYS
 
 
 def read_part(config: DictConfig) -> tuple[ImageTable, ImageTable]:
@@ -59,8 +58,10 @@ def check_and_summarize(
             limits=ImageLimits.from_settings(config.data),
         )
     is_whole = len(table) == len(whole_table) and not config.get("quick")
-    if is_whole and all(config.dataset.get(key) is None for key in TABLE_KEYS):
-        write_table(folder, _read_without_folds(config) if config.dataset.get("folds") else table, images)
+    dataset = config.dataset
+    is_changed = dataset.get("corrections") or dataset.get("class_splits") or dataset.get("planted")
+    if is_whole and not is_changed:
+        write_table(folder, _read_without_folds(config) if dataset.get("folds") else table, images)
     console.print(make_overview_table(summarize_splits(table, images)))
     return images
 

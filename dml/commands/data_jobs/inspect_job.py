@@ -9,7 +9,7 @@ from dataclasses import replace
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException, MissingConfigException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from dml.commands.data_jobs.checked_images import (
     build_seeded_model,
@@ -28,7 +28,7 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.further_rankings.raw_comparison import Metrics, describe_best, evaluate_projections
 from dml.evaluation.printed_metrics.metric_table import metric_table
 from dml.evaluation.query_check import check_queries, is_of_one_class
-from dml.evaluation.sheets.table_pictures import check_sheet, write_contact_sheets
+from dml.evaluation.sheets.table_pictures import write_contact_sheets
 from dml.models.networks import describe_timm_model
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest
@@ -53,9 +53,6 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
             query has a positive, or another process prepares the data set.
     """
     model_configs = compose_models(config, overrides)
-    if config.components is not None and not (isinstance(config.components, int) and config.components > 0):
-        raise InputError(f"components={config.components}: a whole number above 0, or null")
-    check_sheet(config.sheet)
     table, whole_table = read_part(config)
     folder = make_cache_folder(config)
     with hold_preparation_lock(folder.path):
@@ -86,7 +83,7 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
     names = [chosen] if config.backbones is None else config.backbones
-    if not isinstance(names, list | ListConfig) or not names:
+    if not names:
         raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
     model_configs = {}
     for name in map(str, names):

@@ -24,7 +24,6 @@ from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
 from dml.run.prepare_job import make_cache_folder
 
-BEGINNINGS = ("drawn", "data_set")
 CHANGES = ("corrections", "planted")
 """What changes the classes of a data set after their splits are applied."""
 
@@ -57,11 +56,6 @@ def shift(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
 
 
 def _check_options(config: DictConfig) -> None:
-    for key in ("levels", "components"):
-        if isinstance(config[key], bool) or not isinstance(config[key], int) or config[key] < 1:
-            raise InputError(f"{key}={config[key]}: a whole number above 0")
-    if config.beginning not in BEGINNINGS:
-        raise InputError(f"beginning={config.beginning}: {' or '.join(BEGINNINGS)}")
     for key in CHANGES:
         if config.dataset.get(key):
             raise InputError(

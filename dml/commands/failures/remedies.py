@@ -77,7 +77,7 @@ def _explain_path(path: Path) -> str:
 
         root = shlex.quote(f"dataset.root={path}")
         return f"dataset=folder {root} reads it" if path.is_dir() else f"{name_reader(path)}: {root}"
-    tested, other = (path, f"init={path}") if run is None else (run.best_checkpoint, f"resume={run.path}")
+    tested, other = (path, f"training.init={path}") if run is None else (run.best_checkpoint, f"resume={run.path}")
     action = "begins a new run with its weights" if run is None else "goes on with the run"
     return f"{shlex.quote(f'checkpoint={tested}')} tests it, {shlex.quote(other)} {action}"
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from dml.commands.arguments import quote_paths
 from dml.commands.start.working_folder import import_from_working_folder
+from dml.ops.configuration.former_keys import rename_override
 from dml.ops.errors import suggest
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import expand_home
@@ -48,7 +49,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(
             "--set",
             action="append",
-            type=lambda text: quote_paths([text])[0],
+            type=lambda text: quote_paths([rename_override(text)])[0],
             default=[],
             metavar="KEY=VALUE",
             help=f"override of all trainings, such as {example}; may be repeated",

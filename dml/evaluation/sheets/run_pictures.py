@@ -59,7 +59,7 @@ def write_pictures(
         folder.picture_file.unlink(missing_ok=True)
     if report:
         queries = np.concatenate([part.queries for part in lists])
-        positions = embedding_map(embeddings.take(queries), seed=report.seed) if report.map else None
+        positions = embedding_map(embeddings.take(queries), seed=report.get("seed", 0)) if report.map else None
         queries_table = join_lists(table, lists, report.neighbors, **described, positions=positions)
         write_queries(folder.queries_file, queries_table)
         with replacing(folder.report_file) as partial:

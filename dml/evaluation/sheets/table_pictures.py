@@ -2,9 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from dml.data.prepared.prepared_files import replacing_file
 from dml.data.table import SPLITS, ImageTable
 from dml.evaluation.per_query import QueryTable
 from dml.evaluation.sheets.pictures import COARSER, OTHER, QUERY, SAME, ReadPicture, draw_sheet
-from dml.ops.errors import check_whole
 from dml.ops.filesystem.files import replacing
 
 
@@ -51,16 +49,6 @@ def draw_queries(
         rows.append((title, [(table.paths[query], QUERY), *images]))
     with replacing(path) as partial:
         draw_sheet(rows, partial, read, legend={relation: legend[relation] for relation in relations})
-
-
-def check_sheet(sheet: Mapping[str, Any] | None) -> None:
-    """Make sure that `write_contact_sheets` takes its arguments; None draws nothing.
-
-    Raises:
-        InputError: if a number is too small.
-    """
-    for name, least in {"classes": 1, "pictures": 1, "seed": 0}.items():
-        check_whole(f"sheet.{name}", least if sheet is None else sheet[name], least)
 
 
 def write_contact_sheets(

@@ -4,8 +4,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 PARTS = (
-    *("adapter", "data", "dataset", "evaluation", "geometry", "loss", "model", "model.backbone", "model.pretraining"),
-    *("optimizer", "sampler", "scheduler", "stages", "trainer", "transform"),
+    *(
+        "adapter",
+        "data",
+        "dataset",
+        "evaluation",
+        "geometry",
+        "heads",
+        "loss",
+        "model",
+        "model.backbone",
+        "model.pretraining",
+    ),
+    *("optimizer", "sampler", "scheduler", "stages", "trainer", "training", "transform"),
 )
 """The parts of a configuration that are mappings, if they are there."""
 

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dml.ops.configuration.former_keys import rename_keys, rename_override
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import DamageError, file_checksum
 from dml.ops.filesystem.files import remove_partial_files
@@ -121,6 +122,10 @@ class RunFolder(RunPaths):
     @cached_property
     def config(self) -> dict[str, Any]:
         """Read the configuration without `RUN_KEYS`; it raises an `InputError` if the file is damaged."""
+        return rename_keys(self._stored_config)
+
+    @cached_property
+    def _stored_config(self) -> dict[str, Any]:
         return without_run_keys(self._read(self.config_file, read_configuration))
 
     @property
@@ -139,7 +144,7 @@ class RunFolder(RunPaths):
         """Read the overrides: the arguments of the command line; empty if there is no overrides.yaml."""
         if not self.overrides_file.exists():
             return []
-        return [str(override) for override in self._read_yaml(self.overrides_file, list)]
+        return [rename_override(str(override)) for override in self._read_yaml(self.overrides_file, list)]
 
     @cached_property
     def choices(self) -> dict[str, Any]:
@@ -175,7 +180,9 @@ class RunFolder(RunPaths):
         if not self.metrics_file.exists():
             return False
         identifier = self.metrics().get(CONFIGURATION)
-        return identifier is None or not self.config_file.exists() or identifier == configuration_id(self.config)
+        return (
+            identifier is None or not self.config_file.exists() or identifier == configuration_id(self._stored_config)
+        )
 
     @property
     def is_pruned(self) -> bool:
@@ -218,7 +225,7 @@ class RunFolder(RunPaths):
         except (DamageError, FileNotFoundError):  # the resumed run writes metrics.json anew
             return
         name = self.history_file.name
-        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self.config)
+        is_same = self.has_configuration and metrics.get(CONFIGURATION) == configuration_id(self._stored_config)
         # A run that was pruned and is resumed appends to its history before it writes metrics.json anew.
         if name in checksums and is_same and not metrics.get("pruned"):
             self._check_file(name, checksums[name])

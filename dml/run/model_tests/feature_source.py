@@ -96,7 +96,7 @@ def build_feature_source(config: DictConfig, model: EmbeddingModel) -> FeatureSo
         InputError: if several processes would train, or the cache folder can't be written to.
     """
     if (processes := build_testing_trainer(config).world_size) > 1:
-        raise InputError(f"frozen=true: trains in one process, not in {processes}; trainer.devices=1")
+        raise InputError(f"training.frozen=true: trains in one process, not in {processes}; trainer.devices=1")
     folder = None if config.data.cache is None else make_cache_folder(config)
     return FeatureSource(config, config.model, model, folder)
 
@@ -107,8 +107,6 @@ def check_frozen(config: DictConfig) -> None:
     Raises:
         InputError: if it is something else, or an option needs the backbone in training.
     """
-    if not isinstance(config.frozen, bool):
-        raise InputError(f"frozen={config.frozen}: true (the heads alone are trained) or false")
-    for option, off in (("recurrent", "none"), ("compile", "null"), ("adapter", "none")):
-        if config.frozen and config[option]:
-            raise InputError(f"frozen=true: {option} needs the whole network in each step; {option}={off}")
+    for option, off in (("recurrent", "none"), ("training.compile", "null"), ("adapter", "none")):
+        if config.training.frozen and OmegaConf.select(config, option):
+            raise InputError(f"training.frozen=true: {option} needs the whole network in each step; {option}={off}")

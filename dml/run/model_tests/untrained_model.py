@@ -26,6 +26,7 @@ from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.resuming.stored_configuration import plain_config
+from dml.run.settings import list_keys
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner
@@ -34,9 +35,6 @@ Metrics = dict[str, Any]
 
 PCA_IMAGES = 5_000
 """The largest number of training images whose principal components the features of the test are projected onto."""
-
-RAW_PARTS = ("dataset", "transform", "data", "model", "recurrent", "evaluation", "seed")
-"""The parts of a configuration, beside the precision, that decide the metrics of the backbone's features."""
 
 
 def evaluate_raw_features(
@@ -55,7 +53,7 @@ def evaluate_raw_features(
         folder: folder of the run.
         source: source of the backbone's features; None computes them.
     """
-    parts = {part: value for part, value in plain_config(config).items() if part in RAW_PARTS}
+    parts = {part: value for part, value in plain_config(config).items() if part in list_keys("decides_raw")}
     configuration = configuration_id(parts | {"precision": config.trainer.precision})
     metrics = folder.raw_metrics(configuration)
     if metrics is None:

@@ -9,7 +9,7 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.run.resuming.stored_configuration import StoredConfiguration, plain_config, without_unset_changes
+from dml.run.resuming.stored_configuration import StoredConfiguration, plain_config, without_unset
 
 ADVICE = "accept_changed_data=true goes on with the data as it is now"
 
@@ -31,7 +31,7 @@ def check_resumed_data(
         InputError: if the data has changed, unless ``accept_changed_data`` or the new options of the data set say so.
     """
     before = folder.splits()
-    then, now = without_unset_changes(stored.config.get("dataset") or {}), plain_config(config)["dataset"]
+    then, now = without_unset(stored.config.get("dataset") or {}, "dataset."), plain_config(config)["dataset"]
     by_content = {"root": None, "corrections": None, "class_splits": None}
     if before is None or config.accept_changed_data or then | by_content != now | by_content:
         return
@@ -52,7 +52,7 @@ def check_tested_data(config: DictConfig, split: str, table: ImageTable, stored:
     """
     path = expand_home(config.checkpoint)
     before: Any = RunFolder.from_checkpoint(path).splits()
-    then = without_unset_changes(stored.config.get("dataset") or {})
+    then = without_unset(stored.config.get("dataset") or {}, "dataset.")
     if before is None or config.accept_changed_data or then != plain_config(config)["dataset"]:
         return
     after: Any = summarize_data(table, config.dataset.root)

@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dml.ops.configuration.nested import is_below
 from dml.ops.run_folders.run_folder import RUN_KEYS
+from dml.run.settings import list_keys
 
 ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 """A call that reads a variable of the environment."""
@@ -16,15 +17,13 @@ ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")
 OTHER_CALL = re.compile(r"\$\{(?!([\w.\[\]-]*\}|(learning_rate|oc\.select|resize_for|unless):))")
 """A call of a resolver that doesn't compute its value from the configuration alone, or what may be a part of one."""
 
-NOT_OF_THE_RUN = (*RUN_KEYS, "hydra", "logger", "trainer.devices", "trainer.num_nodes")
-"""Keys that stay as they are: a logger may take a secret, and a requeued job of Slurm may get other nodes."""
-
 
 def resolve_environment(config: Any) -> dict[str, Any]:
     """Return a configuration as plain values, in which the values of the environment's variables replace their calls.
 
     A text that calls ``oc.env`` is replaced by its value. All other interpolations stay as they are, and so do those
-    that can't be resolved and those below `NOT_OF_THE_RUN`.
+    that can't be resolved, and those below `RUN_KEYS` and the keys that keep it: a logger may take a secret, and a
+    requeued job of Slurm may get other nodes.
 
     Args:
         config: configuration of a run, of one of its stages, or of both Hydra and a run.
@@ -35,7 +34,7 @@ def resolve_environment(config: Any) -> dict[str, Any]:
 
 def _fill_in(node: Any, key: Any, plain: Any, path: str) -> Any:
     """Return the plain value of a key in a node, with the environment's values in it; ``path`` is its dotted key."""
-    if is_below(path, NOT_OF_THE_RUN):
+    if is_below(path, RUN_KEYS + list_keys("keeps_environment")):
         return plain
     if _reads_environment(plain):
         return _resolve_entry(node, key, plain)

@@ -7,33 +7,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.resuming.resolved_values import open_stored, resolve_values
 from dml.run.resuming.stored_configuration import list_callbacks, plain_config
+from dml.run.settings import BEGINNING, CHOICE, STEPS, list_fixed, what_fixes
 from dml.run.stages import Stage, find_stage
 from dml.training.checkpointing.checkpoints import TrainingProgress
-
-CHOICE_KEYS = ("checkpoints.monitor", "checkpoints.mode", "checkpoints.tie_breaker", "choose_heads")
-"""The keys that say which of two checkpoints is the better one, and of which heads its embeddings are."""
-
-BEGINNING_KEYS = ("seed", "init", "initial_heads", "proxies")
-"""The keys that decide how a training begins."""
-
-TRAINED_KEYS = (
-    *("loss", "sampler", "optimizer", "scheduler", "transform.size", "transform.train", "ema", "callbacks"),
-    *("model", "adapter", "recurrent", "stored", "gradient_cache", "matmul_precision"),
-    *("trainer.gradient_clip_val", "trainer.gradient_clip_algorithm", "trainer.precision", "trainer.callbacks"),
-)
-"""The keys, beside `BEGINNING_KEYS`, that change what a training step does, with all that is below them."""
-
-UNTRAINED_KEYS = (
-    *("model.concatenation", "model.backbone.weights"),
-    *(f"callbacks.{name}" for name in ("progress", "first_validation", "final_validation")),
-    *(f"callbacks.{name}" for name in ("best_checkpoint", "last_checkpoint")),
-)
-"""The keys below `TRAINED_KEYS` that no step of a resumed run uses: a file of weights may have been moved."""
 
 
 def check_resumed_settings(
@@ -51,22 +32,22 @@ def check_resumed_settings(
         InputError: if it changes one of them.
     """
     before = open_stored(stored)
-    remedy = f"{shlex.quote(f'init={folder.last_checkpoint}')} begins a new run with its weights"
+    remedy = f"{shlex.quote(f'training.init={folder.last_checkpoint}')} begins a new run with its weights"
     stage, stage_before = (find_stage(run_config, progress.stage).config for run_config in (config, before))
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)
-    for key in BEGINNING_KEYS if progress.total_steps else ():
+    for key in list_fixed(BEGINNING) if progress.total_steps else ():
         old, new = (part.get(key) for part in (stage_before, stage))
         _check_same(key, old, new, f"trained {progress.total_steps} steps", remedy)
     key = "trainer.accumulate_grad_batches"
     old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
-    counted = f"{remedy}; gradient_cache saves memory without other steps"
+    counted = f"{remedy}; training.gradient_cache saves memory without other steps"
     _check_same(key, old, new, "counted its steps and epochs", counted)
     if not folder.best_checkpoint.exists() or stage.evaluation.selection == "last":
         return
     if TrainingProgress.read(folder.best_checkpoint).stage != progress.stage:
         return  # of an earlier stage, which this one doesn't go on with
-    for key in CHOICE_KEYS:
+    for key in list_fixed(CHOICE):
         old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
         _check_same(key, old, new, "chosen its best checkpoint", remedy)
     old, new = (part.evaluation.selection for part in (stage_before, stage))
@@ -99,8 +80,7 @@ def check_trained_settings(
     now, before = (find_stage(run_config, last_stage.name).config for run_config in (config, run_before))
     values, values_before = (_list_values(part) for part in (now, before))
     for key in {**values, **values_before}:
-        is_trained = is_below(key, TRAINED_KEYS) and not is_below(key, UNTRAINED_KEYS)
-        if is_trained and (new := values.get(key)) != (old := values_before.get(key)):
+        if what_fixes(key) == STEPS and (new := values.get(key)) != (old := values_before.get(key)):
             raise InputError(
                 f"{key}={new}: the run has trained all of its {steps} steps with {old}; a larger trainer.max_steps "
                 "trains on with the new value, and a new run begins with it"
@@ -118,7 +98,7 @@ def _list_values(stage: DictConfig) -> dict[str, Any]:
 
 def _check_same(key: str, old: Any, new: Any, done: str, remedy: str) -> None:
     """Make sure that a key has the value with which the run has done something so far."""
-    if (old or None) != (new or None):  # a configuration of an older version lacks choose_heads, which means false
+    if (old or None) != (new or None):  # a configuration of an older version lacks heads.choose, which means false
         raise InputError(f"{key}={new}: the run has {done} with {old} so far; {remedy}")
 
 

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from dml.ops.configuration.former_keys import rename_keys, rename_override
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.configuration.targets import TARGET, unknown_targets
@@ -20,15 +21,10 @@ from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, wit
 from dml.ops.text.console import console
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
-
-LATER_KEYS = {"adapter": None, "frozen": False, "shard_loss": True}
-"""Keys that older versions lacked, with the value that trains as those versions did."""
+from dml.run.settings import all_keys
 
 LEARNING_RATE, FORMER_LEARNING_RATE = "${learning_rate:3.0e-4}", "${oc.select:model.pretraining.lr,3.0e-4}"
-"""The default of ``optimizer.lr``, and that of older versions, which is the same number without ``frozen``."""
-
-TABLE_KEYS = ("corrections", "class_splits", "planted")
-"""Keys below ``dataset`` that change the table of a data set; older versions lacked them, and null changes nothing."""
+"""The default of ``optimizer.lr``, and that of older versions, which is the same number without ``training.frozen``."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> lis
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
     """Return the overrides and configuration among the contents of a checkpoint."""
     run = checkpoint["run"]
-    return StoredConfiguration(_task_overrides(run["overrides"]), run["config"])
+    return StoredConfiguration(_task_overrides(run["overrides"]), rename_keys(run["config"]))
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:
@@ -106,7 +102,8 @@ def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[s
 
 
 def _task_overrides(overrides: Any) -> list[str]:
-    return [str(override) for override in overrides if key_of(str(override)).split(".")[0] not in RUN_KEYS]
+    renamed = [rename_override(str(override)) for override in overrides]
+    return [override for override in renamed if key_of(override).split(".")[0] not in RUN_KEYS]
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -114,11 +111,11 @@ def plain_config(config: Any) -> dict[str, Any]:
 
     Interpolations stay unresolved, except those that read the environment: another value there is another run.
     """
-    return without_run_keys(_without_defaults(resolve_environment(config)))
+    return without_run_keys(_without_defaults(rename_keys(resolve_environment(config))))
 
 
 def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove the values in `LATER_KEYS`, unset `TABLE_KEYS`, and the entries of ``callbacks`` that are the default's.
+    """Remove the unset values of `without_unset`, and the entries of ``callbacks`` that are the default's.
 
     The default learning rate becomes that of older versions. The entries only pass on keys that are stored anyway.
     Without all this, a run has the identity that it had before these options existed: sweeps and tables find their
@@ -128,19 +125,24 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
     entries = config.get("callbacks", default)
     changed = {name: entry for name, entry in entries.items() if name not in default or entry != default[name]}
     missing = {name: None for name in default if name not in entries}
-    is_later = {name: name in LATER_KEYS and value is LATER_KEYS[name] for name, value in config.items()}
-    remaining = {name: value for name, value in config.items() if name != "callbacks" and not is_later[name]}
+    remaining = without_unset({name: value for name, value in config.items() if name != "callbacks"})
     optimizer = config.get("optimizer")
-    if isinstance(optimizer, dict) and optimizer.get("lr") == LEARNING_RATE and not config.get("frozen"):
+    if (
+        isinstance(optimizer, dict)
+        and optimizer.get("lr") == LEARNING_RATE
+        and not (config.get("training") or {}).get("frozen")
+    ):
         remaining["optimizer"] = optimizer | {"lr": FORMER_LEARNING_RATE}
-    if isinstance(dataset := config.get("dataset"), dict):
-        remaining["dataset"] = without_unset_changes(dataset)
     return remaining | ({"callbacks": changed | missing} if changed or missing else {})
 
 
-def without_unset_changes(dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a data set without those of `TABLE_KEYS` that are null."""
-    return {key: value for key, value in dataset.items() if key not in TABLE_KEYS or value is not None}
+def without_unset(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a configuration without the keys that older versions lacked, if their values do as those versions did."""
+    return {
+        name: without_unset(value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if (facts := all_keys().get(f"{prefix}{name}")) is None or value is not facts.unset
+    }
 
 
 @cache

@@ -7,8 +7,6 @@ from pytorch_lightning.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from dml.ops.errors import InputError
-
 
 def make_averaging(decay: float | None) -> "Averaging | None":
     """Make the callback of ``ema``; return None if there is no decay."""
@@ -36,8 +34,6 @@ class Averaging(WeightAveraging):
     """
 
     def __init__(self, decay: float) -> None:
-        if not isinstance(decay, float) or not 0 < decay < 1:
-            raise InputError(f"ema={decay}: a decay between 0 and 1, such as 0.999, or null")
         super().__init__()
         self.decay = decay
         self._updates = 0  # `AveragedModel.n_averaged` has the same value, but to read it from the GPU would wait.

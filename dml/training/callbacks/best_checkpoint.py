@@ -8,7 +8,6 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from dml.evaluation.printed_metrics.metric_names import full_metric_name
-from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
 
@@ -30,16 +29,11 @@ class BestCheckpoint(ModelCheckpoint):
             keeps the earlier validation.
         patience: number of validations in a row, none of them the best, after which the training ends; None for no
             such end.
-
-    Raises:
-        InputError: if the patience is below 1.
     """
 
     def __init__(
         self, monitor: str, mode: str = "max", tie_breaker: str | None = None, patience: int | None = None
     ) -> None:
-        if patience is not None and patience < 1:
-            raise InputError(f"checkpoints.patience={patience}: a number of validations, 1 or more, or null")
         super().__init__(monitor=monitor, mode=mode, save_on_train_epoch_end=False, enable_version_counter=False)
         self.metric, self.tie_breaker = full_metric_name(monitor), tie_breaker and full_metric_name(tie_breaker)
         self.patience = patience

@@ -33,8 +33,6 @@ class EmbeddingBankUpdates(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
-        if every_n_steps is not None and every_n_steps < 1:
-            raise InputError(f"stored.every_n_steps={every_n_steps}: at least 1, or null")
         self.every_n_steps = every_n_steps
         self.bank: HeadBank | None = None
         self._is_outdated = False
@@ -55,8 +53,8 @@ class EmbeddingBankUpdates(Callback):
             batches = self.every_n_steps * trainer.accumulate_grad_batches
             if batches % len(sampler):
                 raise InputError(
-                    f"stored.every_n_steps={self.every_n_steps}: the sampler takes new neighbours up with its next "
-                    f"epoch, and has {len(sampler)} batches an epoch; sampler.batches_per_epoch={batches} would do"
+                    f"training.bank_every_n_steps={self.every_n_steps}: the sampler takes new neighbours up with its "
+                    f"next epoch, and has {len(sampler)} batches an epoch; sampler.batches_per_epoch={batches} would do"
                 )
             get_training_data(trainer).batches_between_bank_updates = batches
 

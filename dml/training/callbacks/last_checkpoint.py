@@ -6,26 +6,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
-from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.runtime import signals
 from dml.training.history import History
-
-
-def check_intervals(every_n_steps: int, every_n_seconds: float | None) -> None:
-    """Check the intervals between two writes of the last checkpoint.
-
-    Args:
-        every_n_steps: number of optimizer steps between two writes.
-        every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
-
-    Raises:
-        InputError: if ``every_n_steps`` is below 1, or ``every_n_seconds`` not above 0.
-    """
-    if every_n_steps < 1:
-        raise InputError(f"checkpoints.every_n_steps={every_n_steps}: at least 1")
-    if every_n_seconds is not None and not every_n_seconds > 0:
-        raise InputError(f"checkpoints.every_n_seconds={every_n_seconds}: above 0, or null for every_n_steps alone")
 
 
 class RunEnder(Callback):
@@ -54,13 +37,9 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: number of optimizer steps between two writes.
         every_n_seconds: seconds since the last write after which the next step writes; None for every_n_steps alone.
             Of several processes the first decides, in steps whose metrics are logged: the others wait for its answer.
-
-    Raises:
-        InputError: if ``every_n_steps`` is below 1, or ``every_n_seconds`` not above 0.
     """
 
     def __init__(self, every_n_steps: int, every_n_seconds: float | None = None) -> None:
-        check_intervals(every_n_steps, every_n_seconds)
         self.every_n_steps = every_n_steps
         self.every_n_seconds = every_n_seconds
         self._last_write = monotonic()

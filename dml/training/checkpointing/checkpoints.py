@@ -80,7 +80,7 @@ def _remedy(path: Path) -> str:
     other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
     if path == other or not other.is_file() or _describe_damage(other):
         return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
-    test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "init"))
+    test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "training.init"))
     line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
     if other.name == "last.ckpt":
         line += f", {shlex.quote(f'resume={path.parents[1]}')} evaluation.selection=last goes on with its run"

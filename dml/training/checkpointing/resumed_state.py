@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from dml.losses.csl import CSLLoss
 from dml.ops.errors import InputError
 
-REMEDY = "init=CHECKPOINT begins a new run with its weights"
+REMEDY = "training.init=CHECKPOINT begins a new run with its weights"
 
 
 def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optimizer: Optimizer) -> None:

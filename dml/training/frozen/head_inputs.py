@@ -95,6 +95,6 @@ class FeatureEmbedder(Embedder):
         if needed > memory:
             kind = type(self.model.heads[largest]).__name__ if largest in self.model.heads else RAW
             raise InputError(
-                f"frozen=true: the features of {self.count:,} images take {needed / 1e9:,.1f} GB of memory, and this "
-                f"machine has {memory / 1e9:,.1f} GB; {largest} ({kind}) takes most: a PoolHead needs little"
+                f"training.frozen=true: the features of {self.count:,} images take {needed / 1e9:,.1f} GB of memory, "
+                f"and this machine has {memory / 1e9:,.1f} GB; {largest} ({kind}) takes most: a PoolHead needs little"
             )

@@ -31,7 +31,7 @@ def _conf() -> Iterator[None]:
         "++transform.size=${model.embed_dim}",
         "transform.test.steps.0.size=48",
         "dataset.root=/data/some folder/../images",
-        "init=../other/checkpoints/best.ckpt",
+        "training.init=../other/checkpoints/best.ckpt",
         "+loss@loss.terms.level0.loss=triplet",
         "model.head={L: {_target_: dml.models.heads.PoolHead, _partial_: true}}",
         "loss.text='$5 {a} \\$'",

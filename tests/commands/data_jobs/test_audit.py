@@ -131,7 +131,7 @@ def test_a_checkpoint_compares_by_its_embeddings(here: Here, audit: Callable[...
     given = ["evaluation.report=null", "evaluation.sheet=null", "evaluation.raw=false", "evaluation.selection=last"]
     given += ["trainer.max_steps=2", "trainer.val_check_interval=1", "sampler.classes_per_batch=2"]
     data = ["dataset=folder", f"dataset.root={mine}", "model=small_cnn", "transform=imagenet", "transform.size=32"]
-    here("train", *data, *given, "data.num_workers=0", "hydra.run.dir=run", "initial_heads=null")
+    here("train", *data, *given, "data.num_workers=0", "hydra.run.dir=run", "heads.initial=null")
     printed = audit("checkpoint=run/checkpoints/last.ckpt")
     assert "what the audit finds" in printed
     assert "the network of run" in Path("found/audit.html").read_text()
@@ -140,11 +140,11 @@ def test_a_checkpoint_compares_by_its_embeddings(here: Here, audit: Callable[...
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("shown=0", "shown=0: a whole number from 1 to 250"),
+        ("shown=0", "shown=0: must be a whole number, 1 or more and 250 at most"),
         ("audit.mixed=2", "audit.mixed=2: a number from 0 to 1"),
         ("audit.neighbors=many", "audit.neighbors=many: must be a whole number"),
         ("audit.neighbors=0", "audit.neighbors=0: a number above 0"),
-        ("max_images=0", "max_images=0: a whole number above 0, or null for all images"),
+        ("max_images=0", "max_images=0: must be a whole number, 1 or more, or null"),
         ("checkpoint=/none.ckpt", "checkpoint=/none.ckpt: no such file"),
         ("data.cache=null", "data.cache=null: auto, or the folder to write to"),
         ("model.backbone.weights=/none.pth", "model.backbone.weights=/none.pth: no such file"),

@@ -192,12 +192,12 @@ def test_no_backbone_with_weights_is_one_line(refused: Refused, mine: Path) -> N
     ("override", "message"),
     [
         ("backbones=[resnet19]", "backbones=resnet19: no such model; nearest: resnet18"),
-        ("backbones=resnet18", r"backbones=resnet18: a list of models, such as \[tf_efficientnet_lite0,resnet18\]"),
+        ("backbones=resnet18", "backbones=resnet18: must be a list, such as"),
         ("backbones=[]", "a list of models"),
-        ("backbones=true", "a list of models"),
-        ("max_images=0", "max_images=0: a whole number above 0, or null for all images"),
+        ("backbones=true", "backbones=true: must be a list"),
+        ("max_images=0", "max_images=0: must be a whole number, 1 or more, or null"),
         ("sheet.seed=-1", "sheet.seed=-1: must be a whole number, 0 or more"),
-        ("components=0", "components=0: a whole number above 0, or null"),
+        ("components=0", "components=0: must be a whole number, 1 or more, or null"),
         ("data.cache=null", "data.cache=null: auto, or the folder to write to"),
     ],
 )

@@ -95,9 +95,9 @@ def test_the_split_of_the_data_set_can_be_the_beginning(shift: Callable[..., str
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("levels=0", "levels=0: a whole number above 0"),
-        ("components=half", "components=half: a whole number above 0"),
-        ("beginning=own", "beginning=own: drawn or data_set"),
+        ("levels=0", "levels=0: must be a whole number, 1 or more"),
+        ("components=half", "components=half: must be a whole number, 1 or more"),
+        ("beginning=own", "beginning=own: must be one of drawn, data_set"),
         ("dataset.corrections=audit.csv", "dataset.corrections=audit.csv: dml shift divides the data set as it is"),
         ("levels=500", "can be told apart, with"),
     ],

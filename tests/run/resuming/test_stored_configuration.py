@@ -105,13 +105,23 @@ def test_the_key_of_an_override() -> None:
 
 
 def test_a_run_that_trains_all_keeps_the_identity_of_before_there_was_frozen() -> None:
-    assert plain_config(config(frozen=False)) == plain_config(config())
-    assert plain_config(config(frozen=True))["frozen"] is True
+    assert plain_config(config(training={"frozen": False}))["training"] == {}
+    assert plain_config(config(training={"frozen": True}))["training"] == {"frozen": True}
 
 
 def test_a_run_whose_loss_is_sharded_keeps_the_identity_of_before() -> None:
-    assert plain_config(config(shard_loss=True)) == plain_config(config())
-    assert plain_config(config(shard_loss=False))["shard_loss"] is False
+    assert plain_config(config(training={"shard_loss": True}))["training"] == {}
+    assert plain_config(config(training={"shard_loss": False}))["training"] == {"shard_loss": False}
+
+
+def test_keys_that_have_moved_are_where_they_are_now() -> None:
+    former = config(frozen=True, geometry="auto", stages={"first": {"ema": 0.9}}, evaluation={"alpha": 1})
+    present = config(
+        training={"frozen": True},
+        evaluation={"alpha": 1, "geometry": "auto"},
+        stages={"first": {"training": {"ema": 0.9}}},
+    )
+    assert plain_config(former) == plain_config(present)
 
 
 def test_another_value_in_the_environment_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:

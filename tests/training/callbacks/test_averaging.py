@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trainers import small_trainer
 
 from dml.commands import main
-from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
@@ -158,18 +157,12 @@ def test_interrupted_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, inter
             assert torch.equal(found[part][name], value), name
 
 
-@pytest.mark.parametrize("decay", [0.0, 1.0, 999.0, 1, "yes"])
-def test_what_is_no_decay_is_refused(decay: Any) -> None:
-    with pytest.raises(InputError, match=f"ema={decay}: a decay between 0 and 1, such as 0.999"):
-        Averaging(decay)
-
-
 OPTIONS = [
     *SHORT_RUN,
     "loss=cluster",
-    "proxies=class_means",
-    "ema=0.9",
-    "gradient_cache=3",
+    "training.proxies=class_means",
+    "training.ema=0.9",
+    "training.gradient_cache=3",
     "evaluation.crops=2",
     "evaluation.metrics=[recall]",
     "evaluation.heads=false",

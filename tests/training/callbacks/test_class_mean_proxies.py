@@ -15,9 +15,14 @@ from dml.run import builders
 def test_a_run_begins_with_the_means_of_its_own_network(
     here: Here, small_emoji: Path, tmp_path: Path, cached: int | None
 ) -> None:
-    arguments = [*PLAIN, f"dataset.root={small_emoji}", "loss=happier", "proxies=class_means"]
+    arguments = [*PLAIN, f"dataset.root={small_emoji}", "loss=happier", "training.proxies=class_means"]
     # nothing moves: the checkpoint holds what training began with
-    arguments += ["optimizer=sgd", "optimizer.lr=0", "scheduler=constant", f"gradient_cache={cached or 'null'}"]
+    arguments += [
+        "optimizer=sgd",
+        "optimizer.lr=0",
+        "scheduler=constant",
+        f"training.gradient_cache={cached or 'null'}",
+    ]
     here("train", *arguments, f"hydra.run.dir={tmp_path}", "trainer.max_steps=2")
     weights = last(tmp_path)["state_dict"]
 

@@ -174,7 +174,7 @@ def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: 
     arguments += ["optimizer=sgd", "optimizer.lr=0.001", "loss=recall_at_k"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
-    sharded = [f"shard_loss={shard}", "gradient_cache=3", "trainer=ddp", "trainer.devices=2"]
+    sharded = [f"training.shard_loss={shard}", "training.gradient_cache=3", "trainer=ddp", "trainer.devices=2"]
     in_a_process("train.py", *arguments, f"hydra.run.dir={two}", *sharded)
     expected, found = ((folder / "metrics.csv").read_text().splitlines() for folder in (one, two))
     assert len(expected) == len(found) == 3

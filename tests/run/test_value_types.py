@@ -2,10 +2,12 @@ import pytest
 from configurations import compose
 from omegaconf import OmegaConf
 
-from dml.commands.checks.config_types import OWN_KEYS, check_types, select_used_parts
+from dml.commands.checks.required_values import select_used_parts
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
+from dml.run.settings import SETTINGS
+from dml.run.value_types import check_types
 
 WRONG = {
     "loss.margin=abc": "loss.margin=abc: must be a number",
@@ -18,18 +20,25 @@ WRONG = {
     "transform.size=big": "transform.size=big: must be a whole number",
     "data.on_corrupt=skp": "data.on_corrupt=skp: must be one of raise, skip; is it skip",
     "quick=ja": "quick=ja: must be true or false",
-    "choose_heads=none": "choose_heads=none: must be true or false",
+    "heads.choose=none": "heads.choose=none: must be true or false",
     "accept_changed_data=1": "accept_changed_data=1: must be true or false",
     "dataset.queries_in_gallery=no_copies": "dataset.queries_in_gallery=no_copies: must be true or false or null",
     "model.backbone.name=3": "model.backbone.name=3: must be a text",
     "dataset.root=2025": "dataset.root=2025: must be a text or null",
     "scheduler.warmup_steps=null": "scheduler.warmup_steps=null: must be a whole number",
-    "scheduler.warmup_epochs=abc": "scheduler.warmup_epochs=abc: must be a number or null",
+    "scheduler.warmup_epochs=abc": "scheduler.warmup_epochs=abc: must be a number, 0 or more, or null",
     "loss.margin=[1,2]": r"loss.margin=\[1,2\]: must be a number",
     "loss.margin={a:1}": r"loss.margin=\{a:1\}: must be a number",
     "optimizer.lr=[null,true]": r"optimizer.lr=\[null,true\]: must be a number",
     "seed=[1]": r"seed=\[1\]: must be a whole number",
     "checkpoints.beginning=abc": "checkpoints.beginning=abc: must be true or false",
+    "training.ema=2.0": "training.ema=2.0: must be a number, above 0 and below 1, or null",
+    "training.ema=1": "training.ema=1: must be a number, above 0 and below 1, or null",
+    "training.bank_every_n_steps=0": "training.bank_every_n_steps=0: must be a whole number, 1 or more, or null",
+    "checkpoints.patience=0": "checkpoints.patience=0: must be a whole number, 1 or more, or null",
+    "training.matmul_precision=tf32": "training.matmul_precision=tf32: must be one of highest, high, medium, null",
+    "evaluation.crops=3": "evaluation.crops=3: must be one of 1, 2, 5, 10",
+    "evaluation.reranking_steps.dba.k=3": "evaluation.reranking_steps.dba.k: no such key; nearest: n",
     "scheduler.loss=abc": "scheduler.loss=abc: must be a mapping or null",
 }
 
@@ -37,7 +46,7 @@ WRONG = {
 @pytest.mark.parametrize("override", WRONG)
 def test_a_value_of_another_type_is_refused_with_what_would_be_right(override: str):
     with pytest.raises(InputError, match=WRONG[override]):
-        check_types(compose("dataset=folder", override))
+        check_types(compose("dataset=folder", f"++{override}"))
 
 
 def test_a_whole_number_may_be_written_as_1e3():
@@ -67,8 +76,8 @@ def test_every_whole_number_may_be_written_with_a_point():
 @pytest.mark.parametrize("value", ["2.5", "x", "true"])
 def test_a_number_of_processes_is_a_whole_number(command: str, value: str):
     config = compose(f"processes={value}", command=command)
-    with pytest.raises(InputError, match=rf"^processes={value}: must be a whole number or null$"):
-        check_types(select_used_parts(command, config))
+    with pytest.raises(InputError, match=rf"^processes={value}: must be a whole number, 1 or more, or null$"):
+        check_types(select_used_parts(command, config), command=command)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +87,8 @@ def test_a_number_of_processes_is_a_whole_number(command: str, value: str):
         "trainer.precision=bf16-mixed",
         "trainer.devices=2",
         "optimizer.lr=1",
-        "ema=0.99",
-        "ema=null",
+        "training.ema=0.99",
+        "training.ema=null",
     ],
 )
 def test_what_a_parameter_takes_passes(override: str):
@@ -97,7 +106,7 @@ def test_unannotated_parameters_take_the_type_of_their_default():
 
 def test_a_number_in_the_place_of_a_list_is_told():
     config = OmegaConf.create({"loss": {"_target_": "dml.losses.csl.CSLLoss", "margins": 0.3}})
-    with pytest.raises(InputError, match=r"loss\.margins=0\.3: must be a list or a mapping or null"):
+    with pytest.raises(InputError, match=r"loss\.margins=0\.3: must be a list, such as 'loss\.margins=\[0\.3\]'"):
         check_types(config)
 
 
@@ -109,21 +118,25 @@ def test_lists_pass_where_a_parameter_may_take_them():
         "_target_": "pytorch_metric_learning.losses.TripletMarginLoss",
         "margin": {"_target_": "builtins.float"},
     }
-    check_types(OmegaConf.create({"transform": {"train": [transform, angles]}, "loss": relevance, "other": distance}))
+    transforms = {"size": 1, "train": {"steps": [transform, angles]}, "test": {}}
+    check_types(OmegaConf.create({"transform": transforms, "loss": relevance, "sampler": distance}))
 
 
 def test_nodes_in_lists_are_checked():
-    config = OmegaConf.create({"steps": [{"_target_": "dml.losses.rll.RankedListLoss", "margin": "x"}]})
-    with pytest.raises(InputError, match=r"steps\[0\].margin=x: must be a number"):
+    config = OmegaConf.create({"model": [{"_target_": "dml.losses.rll.RankedListLoss", "margin": "x"}]})
+    with pytest.raises(InputError, match=r"model\[0\].margin=x: must be a number"):
         check_types(config)
 
 
-def test_own_keys_are_keys_of_the_configuration():
-    # a test has the keys of a training, too
-    configs = compose("dataset=folder", command="evaluate"), compose(command="prepare"), compose(command="audit")
-    for key in OWN_KEYS:
-        parent, _, name = key.rpartition(".")
-        assert any(name in (OmegaConf.select(config, parent) or () if parent else config) for config in configs), key
+@pytest.mark.parametrize("command", SETTINGS)
+def test_every_key_of_a_command_is_declared(command: str):
+    check_types(compose("dataset=folder", command=command), command=command)
+
+
+def test_a_key_that_is_not_there_is_told_with_the_nearest():
+    config = compose("+data.workers=2")
+    with pytest.raises(InputError, match=r"^data\.workers: no such key; nearest: num_workers"):
+        check_types(config)
 
 
 @pytest.mark.pipeline
@@ -135,15 +148,13 @@ def test_every_choice_passes(group: str):
 
 def test_a_test_and_a_preparation_import_only_what_they_build(monkeypatch: pytest.MonkeyPatch):
     config = compose("loss._target_=antigravity.Loss", "model._target_=dml.nowhere.Model")
-    monkeypatch.setattr(
-        "dml.commands.checks.config_types.resolve_name", lambda target: imported.append(target) or object
-    )
+    monkeypatch.setattr("dml.run.value_types.resolve_name", lambda target: imported.append(target) or object)
     imported: list[str] = []
-    check_types(select_used_parts("evaluate", config))
+    check_types(select_used_parts("evaluate", config), command="evaluate")
     assert "dml.nowhere.Model" in imported
     assert not {"antigravity.Loss", config.sampler._target_} & {*imported}
     imported.clear()
-    check_types(select_used_parts("prepare", config))
+    check_types(select_used_parts("prepare", config), command="prepare")
     assert imported == [config.dataset.reader._target_]
     imported.clear()
     check_types(select_used_parts("train", config))
