@@ -138,7 +138,8 @@ def describe_conditions(results: Mapping[str, Result]) -> list[str]:
 def _describe_conditions(result: Result) -> str:
     machine = result["machine"]
     threads = f"{result['threads']} thread{'s' * (result['threads'] > 1)}"
-    return f"{result['day']}, {threads} on {machine['cores']} cores of {machine['processor']}, torch {result['versions']['torch']}."
+    place = f"{threads} on {machine['cores']} cores of {machine['processor']}"
+    return f"{result['day']}, {place}, torch {result['versions']['torch']}."
 
 
 def write_page(results: Mapping[str, Result]) -> None:

@@ -68,7 +68,7 @@ def _render(template: str, study: Study, results: Results, **values: Any) -> str
         "facts": describe_facts,
         "tested": describe_runs,
         "matrix": compare_pairs,
-        "table": lambda rows, columns=study.content.get("columns", COLUMNS): format_table(columns, rows),
+        "table": lambda rows, columns=None: format_table(columns or study.content.get("columns", COLUMNS), rows),
     }
     return render(template, **{**study.content, **functions, "study": study, "results": results, **values})
 

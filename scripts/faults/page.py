@@ -75,14 +75,7 @@ def render_page(faults: Sequence[Fault], results: Sequence[Result], *, seed: int
         f"{date.today():%d %B %Y}, seed {seed}: {seconds / 60:.0f} minutes of tries, {jobs} at a time. "
         f"{_describe_machine()}\n"
     )
-    return (
-        head
-        + conditions
-        + "\n"
-        + _render_table(faults, results)
-        + _render_failures(results)
-        + END
-    )
+    return head + conditions + "\n" + _render_table(faults, results) + _render_failures(results) + END
 
 
 def _describe_machine() -> str:
