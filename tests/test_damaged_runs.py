@@ -18,14 +18,14 @@ from conftest import SMALL, Here, Refused
 from omegaconf import OmegaConf
 
 from dml.commands import main
-from dml.evaluation.comparisons.run_comparison import find_runs
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors
+from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.per_query import read_queries
-from dml.evaluation.report import read_run
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.run_folders.run_files import write_values
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.comparison import find_runs
+from dml.report.run import read_run
 from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
 from dml.training.checkpointing.checkpoints import TrainingProgress, read_checkpoint

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader
 from dml.data.image_files.images import ImageFile, UnreadableImageError
 from dml.data.transforms import Pipeline, stack
 from dml.data.worker_processes import choose_start_method
-from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX
-from dml.evaluation.threshold.stored_calibration import find_calibration
+from dml.evaluation.names import THRESHOLD_PREFIX
+from dml.evaluation.threshold import find_calibration
 from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
 from dml.inference.model_settings import ModelSettings
-from dml.metrics.pair_calibration import Calibration
+from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from huggingface_hub import EvalResult, ModelCardData
 
-from dml.evaluation.measured_facts import name_dataset
-from dml.evaluation.printed_metrics.metric_descriptions import THRESHOLD_PREFIX, format_percent
-from dml.evaluation.printed_metrics.metric_names import HEADS, RERANKED, join_head_names
-from dml.evaluation.threshold.stored_calibration import describe_choice, find_calibration
+from dml.evaluation.names import HEADS, RERANKED, THRESHOLD_PREFIX, format_percent, join_head_names
+from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.inference.embedder import Embedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.text.text_tables import markdown_table
+from dml.report.provenance import name_dataset
 
 SHOWN = ("recall@", "map@r", "h_ap", "nmi")
 """Beginnings of the names of the metrics that the card shows, without their level."""

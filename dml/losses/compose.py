@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss, check_module, check_value
+from dml.losses.memory import CrossBatchMemory
 from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 
@@ -155,3 +156,37 @@ def loss_value(
     value: Tensor = loss(embeddings, labels, **arguments)
     check_value(loss, value)
     return value
+
+
+def check_pairs(loss: nn.Module, images_per_class: int, classes_per_batch: int = 2) -> None:
+    """Make sure that a loss which compares images gets at least two of each class, and at least two classes.
+
+    >>> from dml.losses.csl import CSLLoss
+    >>> check_pairs(CSLLoss(num_classes=3, embedding_dim=2), images_per_class=1)
+
+    Args:
+        loss: a loss; one whose class, or that of a part of it, has ``needs_positives = True`` compares images. At a
+            coarser level (`AtLevel`) a class has images of several finest classes, so that needs no second image.
+        images_per_class: number of images of each class in a batch.
+        classes_per_batch: number of classes in a batch.
+
+    Raises:
+        InputError: if there is one image of each class, or one class, whose images are all positives of each other.
+    """
+    if images_per_class < 2 and _compares_images(loss):
+        raise InputError(
+            f"sampler.images_per_class={images_per_class}: {type(loss).__name__} compares images of one class and "
+            "needs at least 2"
+        )
+    if classes_per_batch < 2 and _compares_images(loss) and not isinstance(loss, CrossBatchMemory):
+        raise InputError(
+            f"sampler.classes_per_batch={classes_per_batch}: {type(loss).__name__} compares images of different "
+            "classes too and needs at least 2"
+        )
+
+
+def _compares_images(loss: nn.Module) -> bool:
+    """Return whether a loss, or a part of it, compares images of one finest class."""
+    if has_trait(loss, "needs_positives"):
+        return True
+    return not isinstance(loss, AtLevel) and any(map(_compares_images, loss.children()))

@@ -1,7 +1,6 @@
 """Backbones, embedding heads, and models that combine them.
 
-The functions `small_cnn`, `googlenet` and `bn_inception` have the names of modules, so they aren't offered here: import
-them from `dml.models.small_cnn` and `dml.models.networks`.
+The function `small_cnn` has the name of a module, so it isn't offered here: import it from `dml.models.small_cnn`.
 """
 
 import lazy_loader

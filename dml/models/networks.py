@@ -19,8 +19,7 @@ import torchvision
 from torch import nn
 
 from dml.models.backbone import Backbone
-from dml.models.bn_inception import BNInception
-from dml.models.googlenet import BRANCH_WEIGHTS, LAST_LAYERS, BranchedGoogLeNet
+from dml.models.inception import BRANCH_WEIGHTS, LAST_LAYERS, BNInception, BranchedGoogLeNet
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
 from dml.ops.errors import InputError
 

@@ -13,10 +13,9 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.head_sets import list_evaluated_heads, select_joint
 from dml.evaluation.monitor import AUTO, has_time_for_clusters, make_further_config, make_validation_config
-from dml.evaluation.printed_metrics.metric_names import MetricName
-from dml.losses.positive_pairs import check_pairs
+from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
+from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.errors import InputError

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.comparisons.intervals import Interval, mean_interval
-from dml.evaluation.metric_config import METRICS_BY_NAME
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.metric import METRICS_BY_NAME
+from dml.evaluation.names import full_metric_name
+from dml.report.statistics import Interval, mean_interval
 from dml.run.stages import list_stages
 from dml.studies.charts import add_difference_axes, new_chart
 from dml.studies.experiments import compose, count_steps

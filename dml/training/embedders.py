@@ -9,8 +9,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
-from dml.evaluation.printed_metrics.metric_names import HEADS, split_head_names
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.geometry import ranking_device
+from dml.evaluation.names import HEADS, split_head_names
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball, join_in_ball

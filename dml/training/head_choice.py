@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dml.evaluation.printed_metrics.metric_names import MetricName, join_head_names, split_head_names
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.geometry import ranking_device
+from dml.evaluation.names import MetricName, join_head_names, split_head_names
 from dml.training.embedders import Embedded, Evaluate, Metrics
 
 

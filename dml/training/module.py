@@ -8,8 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
-from dml.evaluation.printed_metrics.metric_descriptions import metric_label
-from dml.evaluation.printed_metrics.metric_names import MetricName, choose_shown_metrics, join_head_names
+from dml.evaluation.names import MetricName, choose_shown_metrics, join_head_names, metric_label
 from dml.models.recurrent import AnyModel
 from dml.training.checkpointing.checkpoints import take_chosen_heads
 from dml.training.checkpointing.resumed_state import check_resumed_state

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dml.models.bn_inception import BNInception
+from dml.models.inception import BNInception
 
 pytestmark = pytest.mark.networks
 

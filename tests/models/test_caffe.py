@@ -14,9 +14,9 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from dml.models import networks
-from dml.models.bn_inception import BNInception
-from dml.models.caffe import read_caffemodel
 from dml.models.heads import AuxiliaryHead, PoolHead
+from dml.models.inception import BNInception
+from dml.models.weights import read_caffemodel
 from dml.ops.errors import InputError
 
 Kind = descriptor_pb2.FieldDescriptorProto

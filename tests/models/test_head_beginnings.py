@@ -6,8 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.models.head_beginnings import begin_at_principal_components, last_layers
-from dml.models.heads import AuxiliaryHead, ClassTokenHead, NormalizedPoolHead, PoolHead
+from dml.models.heads import (
+    AuxiliaryHead,
+    ClassTokenHead,
+    NormalizedPoolHead,
+    PoolHead,
+    begin_at_principal_components,
+    last_layers,
+)
 from dml.ops.errors import InputError
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from dml.models import networks
 from dml.models.backbone import Backbone
-from dml.models.bn_inception import BNInception
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
+from dml.models.inception import BNInception
 from dml.ops.errors import InputError
 
 pytestmark = pytest.mark.networks

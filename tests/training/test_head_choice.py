@@ -10,7 +10,7 @@ from runs import last, metrics
 from torch import Tensor
 
 import dml
-from dml.evaluation.printed_metrics.metric_names import MetricName
+from dml.evaluation.names import MetricName
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.embedders import Embedded
 from dml.training.head_choice import HeadChoice

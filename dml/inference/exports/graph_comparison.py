@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from dml.evaluation.geometry import Geometry
 from dml.inference.embedder import Embedder
 from dml.inference.exports.exported_files import Run
 from dml.inference.exports.probe_images import Probe
@@ -50,7 +51,7 @@ def compare_graphs(
         embedder: model, whose geometry says how vectors are compared.
         batch_size: number of images at a time.
     """
-    curvature = embedder.ball.curvature if embedder.ball else 0.0
+    curvature = Geometry.from_ball(embedder.ball).curvature
     vectors = [np.zeros((len(probe), embedder.dimension), np.float32) for _ in graphs]
     seconds, timed = [0.0] * len(graphs), 0
     for number, rows in enumerate(_batches(len(probe), batch_size)):

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
-from dml.evaluation.threshold.stored_calibration import describe_choice
+from dml.evaluation.threshold import describe_choice
 from dml.inference.serving.image_search import ImageSearch, Item, Neighbor, RefusedRequestError
 from dml.inference.serving.request_guard import RequestGuard
 

@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.names import full_metric_name
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
 

@@ -6,7 +6,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from dml.models.embedding import EmbeddingModel
-from dml.models.head_beginnings import begin_at_principal_components, last_layers
+from dml.models.heads import begin_at_principal_components, last_layers
 from dml.training.callbacks.embedding_bank_updates import embed_training_images
 from dml.training.module import MetricLearner
 
@@ -27,7 +27,7 @@ def make_principal_heads(initial_heads: str | None, init: str | None = None) -> 
 class PrincipalHeads(Callback):
     """Sets the heads' last layers to the principal components of their inputs before the first step.
 
-    See `dml.models.head_beginnings`. The inputs are computed from the training images in evaluation mode and with the
+    See `dml.models.heads`. The inputs are computed from the training images in evaluation mode and with the
     transform of a test. A head that does not end in a linear layer keeps its weights, and so do all heads of a later
     stage and of a resumed run.
 

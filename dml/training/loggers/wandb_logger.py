@@ -13,8 +13,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.image_files.images import LIMITS, read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.evaluation.per_query import QueryTable
-from dml.evaluation.report.sheets import choose_lowest, compare_classes, describe_first_match, score_queries
+from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
 
