@@ -55,7 +55,7 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
 
 def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
     """Read the overrides and configuration in a checkpoint."""
-    from dml.training.checkpointing.checkpoints import read_checkpoint
+    from dml.training.checkpoints import read_checkpoint
 
     return extract_configuration(read_checkpoint(path, lazily=True))
 
