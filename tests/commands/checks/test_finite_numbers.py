@@ -27,7 +27,7 @@ def test_what_may_be_infinite(content: dict[str, object]):
         ({"loss": {"_target_": "my_losses.X", "miner": {"_target_": "dml.X", "a": INFINITE}}}, r"loss\.miner\.a=inf"),
         ({"transform": {"train": [{"_target_": "torchvision.X", "p": INFINITE}]}}, r"transform\.train\[0\]\.p=inf"),
         ({"checkpoints": {"every_n_seconds": NAN}}, r"checkpoints\.every_n_seconds=nan"),
-        ({"ema": NAN}, "training.ema=nan"),
+        ({"training": {"ema": NAN}}, r"training\.ema=nan"),
     ],
 )
 def test_what_may_not_be_infinite(content: dict[str, object], line: str):
