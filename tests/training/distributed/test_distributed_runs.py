@@ -2,29 +2,24 @@
 
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch.distributed as dist
 from conftest import PLAIN
-from forks import ForkedScript, run_forked
+from forks import ForkedScript
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
-from kill_points import die_at
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import DictConfig
 from ports import free_port
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
-from runs import assert_same_run, last
+from runs import TWO, Ended, assert_same_run, last, run_ranks
 
-from dml.commands import main
 from dml.commands.failures.error_lines import explain
 from dml.commands.start.follower_processes import follow
 from dml.ops.errors import InputError
@@ -33,47 +28,6 @@ from dml.run.config_folders import CONF
 from dml.runtime import ranks
 
 pytestmark = pytest.mark.distributed
-
-
-class Ended(NamedTuple):
-    """How a process ended: its exit code, and what it printed to stderr."""
-
-    code: int | None
-    errors: str
-
-
-def run_ranks(folder: Path, *arguments: str, signaled: dict[int, tuple[str, int, int]] | None = None) -> list[Ended]:
-    """Run train.py in two copies of this process, which are started as torchrun starts processes.
-
-    Args:
-        folder: folder for the outputs.
-        arguments: arguments of train.py.
-        signaled: for a rank, the arguments of `kill_points.die_at`: a point, its occurrence, and a signal.
-    """
-    environment = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environment["MASTER_PORT"] = str(free_port())
-
-    def run(rank: int, errors: Path) -> None:
-        os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stderr = errors.open("w", buffering=1)  # pytest has replaced it
-        rank_zero_only.rank = rank  # Lightning has read it from the environment when it was imported
-        if signaled and rank in signaled:
-            point, occurrence, signum = signaled[rank]
-            die_at(point, occurrence, signum=signum)
-        sys.argv = ["train.py", *arguments]
-        main("train")
-
-    paths = [folder / f"errors_{rank}" for rank in range(2)]
-    processes = [get_context("fork").Process(target=run, args=(rank, path)) for rank, path in enumerate(paths)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    return [Ended(process.exitcode, path.read_text()) for process, path in zip(processes, paths, strict=True)]
-
-
-TWO = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +85,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)  # tests/runtime/test_launched_ranks.py shows the others of small programs
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
 @pytest.mark.parametrize(
     ("signum", "to", "code"),
@@ -184,11 +138,12 @@ def test_a_signal_to_one_ends_all(
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, mistake: str, line: str) -> None:
-    ended = run_forked("train.py", *TWO, mistake, f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(line)
-    assert ended.stderr.count("\n") == 1
-    assert not [*tmp_path.iterdir()]
+    first, second = run_ranks(tmp_path, *TWO, mistake, f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
+    assert first.code == second.code == 2
+    assert first.errors.startswith(line)
+    assert first.errors.count("\n") == 1
+    assert second.errors == ""
+    assert not (tmp_path / "runs").exists()
 
 
 # the run's folder
