@@ -146,7 +146,7 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
         assert found["level0/map@r"] == pytest.approx(max(validated.values()), abs=1e-6)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("point", "occurrence"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from conftest import PLAIN
+from conftest import ONE_HEAD
 from forks import ForkedScript
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.distributed
 def uninterrupted(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of two processes."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    ended = run_ranks(folder, *TWO, *PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={folder / 'run'}")
+    ended = run_ranks(folder, *TWO, *ONE_HEAD, f"dataset.root={small_emoji}", f"hydra.run.dir={folder / 'run'}")
     assert ended == [Ended(0, ""), Ended(0, "")]
     return folder / "run"
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("rank", "point", "signum", "step"),
     [
@@ -52,7 +52,7 @@ def test_a_signal_to_one_stops_both_at_a_step_and_the_run_goes_on_bit_for_bit(
     uninterrupted: Path, small_emoji: Path, tmp_path: Path, rank: int, point: str, signum: signal.Signals, step: int
 ) -> None:
     folder = tmp_path / "run"
-    arguments = [*TWO, *PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
+    arguments = [*TWO, *ONE_HEAD, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
     ended = run_ranks(tmp_path, *arguments, signaled={rank: (point, 1, signum)})
     line = f"stopped at step {step} of 6 by {signum.name}; resume={folder} goes on\n"
     assert ended == [Ended(128 + signum, line), Ended(128 + signum, "")]
@@ -104,7 +104,7 @@ def test_a_signal_to_one_ends_all(
     endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "data.num_workers=1"]
     folder = tmp_path / "run"
     place = [f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
-    launcher = ForkedScript("train.py", *TWO, *PLAIN, *endless, *place)
+    launcher = ForkedScript("train.py", *TWO, *ONE_HEAD, *endless, *place)
     try:
         while launcher.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
             time.sleep(0.05)
