@@ -111,23 +111,21 @@ def format_page(results: Mapping[str, Result]) -> str:
     for name, result in results.items():
         parts += [
             f"## {TITLES[name]}",
-            f"`{' '.join(list_command(name))}`, {result['day']}, {max(1, round(result['minutes']))} min, at most "
-            f"{result['threads']} thread{'s' * (result['threads'] > 1)}. {describe_other_work(result['other_cores'])}",
+            f"`{' '.join(list_command(name))}`{describe_other_work(result['other_cores'])}",
             "\n".join(["```text", *result["output"], "```"]),
         ]
-    return "\n\n".join(["", *parts, "## Machine and versions", *describe_conditions(results), ""])
+    return "\n\n".join(["", *parts, "## Machine", *describe_conditions(results), ""])
 
 
 def describe_other_work(cores: float | None) -> str:
-    """Describe how many cores other work took beside a benchmark; None if that wasn't measured."""
-    if cores is None:
-        return "Whether other work ran beside it wasn't measured."
-    warning = " **Read its figures as rough ratios.**" if cores > MOST_OTHER_WORK else ""
-    return f"Other work took {cores:.2f} cores beside it.{warning}"
+    """Return a warning if other work took cores beside a benchmark; None if that wasn't measured."""
+    if cores is None or cores <= MOST_OTHER_WORK:
+        return ""
+    return f" **Rough ratios: other work took {cores:.1f} cores.**"
 
 
 def describe_conditions(results: Mapping[str, Result]) -> list[str]:
-    """Describe machine and versions in a line for each group of benchmarks that share them."""
+    """Describe day and machine in a line for each group of benchmarks that share them."""
     groups: dict[str, list[str]] = {}
     for name, result in results.items():
         groups.setdefault(_describe_conditions(result), []).append(name)
@@ -138,9 +136,10 @@ def describe_conditions(results: Mapping[str, Result]) -> list[str]:
 
 
 def _describe_conditions(result: Result) -> str:
-    machine, libraries = result["machine"], result["versions"].items()
-    versions = ", ".join(f"{library} {number}" for library, number in libraries)
-    return f"{machine['cores']} cores of {machine['processor']} under {machine['system']}, without a GPU; {versions}."
+    machine = result["machine"]
+    threads = f"{result['threads']} thread{'s' * (result['threads'] > 1)}"
+    place = f"{threads} on {machine['cores']} cores of {machine['processor']}"
+    return f"{result['day']}, {place}, torch {result['versions']['torch']}."
 
 
 def write_page(results: Mapping[str, Result]) -> None:

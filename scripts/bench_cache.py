@@ -25,8 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dml.data.prepared.cache import ImageCache
-from dml.data.prepared.pixel_file import PixelFile
+from dml.data.prepared.cache import ImageCache, PixelFile
 
 SIDE = 256
 BYTES = SIDE * SIDE * 3

@@ -41,12 +41,13 @@ from dml.data.readers.tar_shards import read
 from dml.data.table import ImageTable, load
 from dml.data.transforms import Resize
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.metric import MetricConfig
 from dml.evaluation.per_query import join_lists, read_queries, write_queries
-from dml.evaluation.report import ReportedRun, run_report
-from dml.evaluation.sheets.embedding_map import embedding_map
-from dml.evaluation.unit_embeddings import UnitEmbeddings
 from dml.ops.text.text_tables import markdown_table
+from dml.report.embedding_map import embedding_map
+from dml.report.page import run_report
+from dml.report.run import ReportedRun
 from dml.retrieval.search import nearest_neighbors
 from dml.samplers.class_balanced import ClassBalancedSampler
 

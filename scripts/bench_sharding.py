@@ -40,7 +40,7 @@ from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
 from dml.losses.happier import SmoothHierarchicalAPLoss
 from dml.losses.recall_at_k import RecallAtKLoss
 from dml.losses.rll import RankedListLoss
-from dml.training.distributed.batch_losses import compute_losses
+from dml.training.distributed import compute_losses
 
 BATCH, CLASS, SUPER_CLASS = 4096, 4, 32
 ROWS = ((1, False), (2, False), (2, True), (4, False), (4, True))

@@ -36,7 +36,7 @@ from small_emoji import slice_of_emoji
 
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.training.checkpointing.checkpoints import read_checkpoint
+from dml.training.checkpoints import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-4

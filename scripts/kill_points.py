@@ -19,7 +19,7 @@ from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import jobs
 from dml.run.model_tests import final_test
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
 from dml.training.history import History
 from dml.training.module import MetricLearner
 

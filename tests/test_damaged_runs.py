@@ -18,17 +18,17 @@ from conftest import SMALL, Here, Refused
 from omegaconf import OmegaConf
 
 from dml.commands import main
-from dml.evaluation.comparisons.run_comparison import find_runs
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors
+from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.per_query import read_queries
-from dml.evaluation.report import read_run
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.run_folders.run_files import write_values
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.comparison import find_runs
+from dml.report.run import read_run
 from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
-from dml.training.checkpointing.checkpoints import TrainingProgress, read_checkpoint
+from dml.training.checkpoints import TrainingProgress, read_checkpoint
 
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model.heads=[H]"]
 SHORT += ["evaluation.report={neighbors:3,map:false,seed:0}", "evaluation.fixed_neighbors=3"]

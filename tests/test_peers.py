@@ -71,8 +71,8 @@ def test_peers_take_turns_within_a_measurement() -> None:
 def test_a_table_has_medians_and_dashes() -> None:
     runs = [make_run("pml", images_per_s=speed, first_step_s=2.0, peak_mb=1500.0) for speed in (90.0, 10.0, 80.0)]
     table = page.format_table([*runs, make_run("oml", images_per_s=1234.5)], ["pml", "oml"], page.TRAINING)
-    assert "| pytorch-metric-learning | 80 | – | – | – | 2.0 | 1,500 |" in table
-    assert "| open-metric-learning | 1,234 | – | – | – | – | – |" in table
+    assert "| pytorch-metric-learning | 80 | – | 2.0 | 1,500 |" in table
+    assert "| open-metric-learning | 1,234 | – | – | – |" in table
     assert page.format_table(runs, ["pml", "st"], page.TRAINING).count("\n") == 2  # a peer without a value has no line
 
 
@@ -235,4 +235,4 @@ def test_the_driver_runs_the_peers_and_adds_up_what_they_write(
     measured = json.loads(json.dumps(bench_peers.measure(options)))
     assert modules[:6] == ["exporting", "dml_peer", "dml_peer", "pml_peer", "oml_peer", "st_peer"]
     assert {run["data"] for run in measured["runs"]} == {"emoji"}
-    assert "| dml | 5 | 5 |" in page.format_page(measured)
+    assert "| dml | 5 | – |" in page.format_page(measured)

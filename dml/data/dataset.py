@@ -118,7 +118,6 @@ class ImageDataset(BatchDataset):
             logger.warning("skipped: %s", str(error).removesuffix(REMEDY))
 
     def _load(self, row: int) -> Tensor:
-        """Read and transform the image of a row."""
         try:
             resized = self.cache.pixels(row) if self.cache else None
         except DamagedPixelsError as error:
@@ -143,13 +142,7 @@ def _seed_generator(seed: tuple[int, ...] | None) -> Iterator[None]:
 
 
 def make_unreadable_class_error(path: str, label: int, class_names: Sequence[str]) -> InputError:
-    """Return the error for a class of which no image can be read; its line says how to leave the class out.
-
-    Args:
-        path: path of an image of the class.
-        label: label of the class at the finest level.
-        class_names: names of the classes by label; empty if the data set has no class names.
-    """
+    """Return the error for a class of which no image can be read; its line says how to leave the class out."""
     line = f"image {printable(path)}: not one image of its class can be read"
     if not class_names or label == UNKNOWN:
         return InputError(f"{line}; drop its images in a file for dataset.corrections (docs/audit.md)")

@@ -60,9 +60,6 @@ def list_images(folder: Path) -> list[str]:
     images, the links to folders that are read anyway, and those that lead nowhere, such as to a disk that isn't
     mounted.
 
-    Args:
-        folder: path of the folder.
-
     Raises:
         InputError: if the folder has no image that can be read, or can't be listed.
     """

@@ -62,11 +62,7 @@ class Layout:
     page: str
 
     def root(self, root: str | Path | None) -> Path:
-        """Return the root of the data set as a path, with ``~`` expanded.
-
-        Raises:
-            InputError: if ``root`` is None or isn't a folder.
-        """
+        """Return the root of the data set as a path, with ``~`` expanded."""
         if root is None:
             raise InputError(f"dataset.root: no value; give dataset.root=FOLDER, the folder of {self}")
         folder = expand_home(root)
@@ -77,12 +73,7 @@ class Layout:
         return folder
 
     def locate(self, root: str | Path | None, placeholder: str, kind: str) -> Path:
-        """Return the root of a data set that may be a file as a path, with ``~`` expanded.
-
-        Args:
-            root: path of the file or folder.
-            placeholder: what stands for the path in the error line, such as FILE.
-            kind: what may be at the path, in words.
+        """Return the root of a data set that may be a file as a path, with ``~`` expanded; error lines have the words.
 
         Raises:
             InputError: if ``root`` is None, or nothing is there.
@@ -101,9 +92,6 @@ class Layout:
         Args:
             root: root of the data set.
             candidates: files or folders, relative to the root.
-
-        Raises:
-            InputError: if no candidate exists.
         """
         for candidate in candidates:
             if os.path.exists(root / candidate):
@@ -133,18 +121,14 @@ def name_similar(path: Path) -> str:
     return f", but there is {printable(path.with_name(similar[0]))}" if similar else ""
 
 
-def read_list_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """Read the lines of a text file, with any line ends and with or without a byte order mark.
-
-    Args:
-        path: path of the file.
-        encoding: name of the file's encoding.
+def read_list_lines(path: Path) -> list[str]:
+    """Read the lines of a text file in UTF-8, with any line ends and with or without a byte order mark.
 
     Raises:
-        ListError: if the file isn't text in this encoding.
-        InputError: if Python knows no such encoding, or the file is compressed, isn't a regular file, or is too large.
+        ListError: if the file isn't such text.
+        InputError: if the file is compressed, isn't a regular file, or is too large.
     """
-    return _split_lines(_read_list_text(path, encoding))
+    return _split_lines(_read_list_text(path, "utf-8"))
 
 
 def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
@@ -154,10 +138,6 @@ def read_csv_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, li
 
     The separator is the one of `SEPARATORS` that is most frequent in the header. Lines may end in any way; within
     quotes, the characters of a line end are part of the cell.
-
-    Args:
-        path: path of the file.
-        encoding: name of the file's encoding.
 
     Raises:
         ListError: if the file isn't text in this encoding.
@@ -267,14 +247,7 @@ def read_list_rows(
 def parse_whole_number(
     cell: str, place: str | Path, meaning: str, *, lowest: int = 1 - 2**31, highest: int = 2**31 - 1
 ) -> int:
-    """Parse a cell as an integer that fits into 32 bits.
-
-    Args:
-        cell: the text of the cell.
-        place: the file that the cell stands in, and perhaps the line, for the error line.
-        meaning: name of the number, such as "class_id", for the error line.
-        lowest: smallest number that is right.
-        highest: largest number that is right.
+    """Parse a cell as an integer from ``lowest`` to ``highest``; ``place`` and ``meaning`` are for the error line.
 
     Raises:
         InputError: if the text isn't such an integer.

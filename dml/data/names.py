@@ -22,10 +22,6 @@ def compose_name(name: str) -> str:
 def check_paths(paths: Sequence[str], source: str) -> None:
     """Make sure that every path can name a file, and is UTF-8.
 
-    Args:
-        paths: paths of a table's images, in the order of its rows.
-        source: the lists that the paths were read from, for the error message.
-
     Raises:
         InputError: if a path is empty, ends like a folder's, holds a NUL byte, or isn't UTF-8; the message names the
             first such path.
@@ -42,11 +38,6 @@ def check_paths(paths: Sequence[str], source: str) -> None:
 
 def check_class_names(names: Sequence[str], level: str, source: str) -> None:
     """Make sure that the class names of a level are UTF-8, as all files with results are.
-
-    Args:
-        names: names of the classes.
-        level: name of the level, for the error message.
-        source: the lists that the names were read from, for the error message.
 
     Raises:
         InputError: if a name isn't UTF-8; the message names the first such class.

@@ -266,16 +266,7 @@ def _find_smallest_sizes(classes: int, *, draws_val: bool) -> tuple[int, int]:
 def _draw_classes(
     table: ImageTable, split: NDArray[np.str_], option: str, fraction: float, seed: int, fewest: int, to_keep: int
 ) -> NDArray[np.bool_]:
-    """Draw a fraction of the training classes.
-
-    Args:
-        table: the table that has the labels.
-        split: (N,) the current split of each row.
-        option: name of the reader's option that sets ``fraction``, for the hashes and for error messages.
-        fraction: fraction of the training classes to draw.
-        seed: seed of the draw.
-        fewest: smallest number of classes to draw.
-        to_keep: number of training classes that must not be drawn.
+    """Draw a fraction of the training classes, at least ``fewest``, of which ``to_keep`` remain.
 
     Returns:
         The mask (N,) of the rows of the drawn classes.
@@ -304,7 +295,6 @@ def _hash_to_fraction(seed: int, option: str, name: str) -> float:
 
 
 def _describe_lack(source: str, count: int, option: str, fewest: int, to_keep: int) -> str:
-    """Return the error line for a data set with too few classes to draw some of them."""
     classes, needed = "class" if count == 1 else "classes", fewest + to_keep
     if option == "val_fraction":
         return (

@@ -27,11 +27,7 @@ class BatchSampler(Protocol):
 
 
 def check_sampler(sampler: object) -> None:
-    """Check that a sampler has the methods of a `BatchSampler`.
-
-    Raises:
-        InputError: if it lacks one.
-    """
+    """Check that a sampler has the methods of a `BatchSampler`."""
     lacking = [method for method in ("set_epoch", "__iter__", "__len__") if not hasattr(type(sampler), method)]
     if lacking:
         raise InputError(

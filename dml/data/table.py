@@ -120,11 +120,7 @@ class ImageTable:
         return len(self.paths)
 
     def rows(self, *splits: str) -> NDArray[np.int64]:
-        """Return the indices of the rows of the splits, in the order of the table.
-
-        Raises:
-            InputError: if a split isn't one of `SPLITS`.
-        """
+        """Return the indices of the rows of the splits, in the order of the table."""
         _check_splits(splits)
         return np.flatnonzero(np.isin(self.split, splits)).astype(np.int64)
 
@@ -263,11 +259,6 @@ def find_faults(
     The faults are: a number of images or classes that differs from the published one; an image that is in a split, or
     in a benchmark list, twice; a label that no image has, below one that an image has; a class in a training and in a
     test split; and a class that belongs to two coarser classes, if the table is a tree.
-
-    Args:
-        table: the table of the data set.
-        counts: published numbers by split: of "images", and of classes by the name of their level.
-        disjoint: whether a class that is both in a training and in a test split is a fault.
     """
     table_counts = table.counts()
     for split, published_counts in (counts or {}).items():

@@ -181,9 +181,6 @@ def stack(images: Sequence[Tensor]) -> Tensor:
     """Stack images, each (..., 3, h, w), to a batch (B, ..., 3, h, w).
 
     Images whose channels come last in memory, like decoded files, keep this order: to change it takes 20 times as long.
-
-    Raises:
-        InputError: if their sizes differ.
     """
     other = next((image for image in images if image.shape != images[0].shape), None)
     if other is not None:

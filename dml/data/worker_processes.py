@@ -19,11 +19,7 @@ Result = TypeVar("Result")
 
 
 def choose_processes(processes: int | None) -> int:
-    """Return the number of processes to start: the value of the option ``processes``, or the cores if that is None.
-
-    Raises:
-        InputError: if the number is below 1.
-    """
+    """Return the number of processes to start: the value of the option ``processes``, or the cores if that is None."""
     if processes is not None and processes < 1:
         raise InputError(f"processes={processes}: expected a whole number above 0, or null (one for each core)")
     return processes or os.cpu_count() or 1

@@ -1,8 +1,7 @@
 """Evaluation: embeddings and labels become metrics, tables, pictures and a report."""
 
 from dml.evaluation.evaluator import Evaluation, Evaluator, evaluate, evaluate_table
-from dml.evaluation.metric import Kind, Metric
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.metric import Kind, Metric, MetricConfig
 from dml.evaluation.ranking.queries import PerQuery, query_share, rank_queries
 
 __all__ = [

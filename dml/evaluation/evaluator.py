@@ -12,16 +12,15 @@ from torch import Tensor
 
 from dml.data.table import ImageTable
 from dml.evaluation.benchmark_lists import BenchmarkList, benchmark_lists, has_level_lists
-from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.queries import PerQuery, rank_items
-from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.metrics.pair_counts import LabelledPairs
-from dml.metrics.pair_verification import PairVerification
+from dml.metrics.pairs import LabelledPairs
+from dml.metrics.verification import PairVerification
 from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import kmeans
-from dml.retrieval.reranking.gallery_comparison import Reranker
+from dml.retrieval.reranking import Reranker
 from dml.retrieval.rows import Embeddings
 
 Metrics = dict[str, float]
@@ -53,7 +52,7 @@ def evaluate(
     - level{i}/nmi, ami, f1: k-means of the queries' unit embeddings into as many clusters as they have labels at
       the level. All queries count; the gallery does not.
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
-      similarity tells pairs of one class from others (`dml.metrics.pair_verification`).
+      similarity tells pairs of one class from others (`dml.metrics.verification`).
 
     For recall a search for the nearest neighbours is enough, and for MAP@R and R-precision where no query has more than
     512 positives; other metrics need the rankings. Both are computed in blocks. Embeddings on a CUDA device are ranked
@@ -166,7 +165,7 @@ class Evaluator:
         if len(embeddings) != len(self.table):
             raise InputError(f"{len(embeddings)} embeddings for a table of {len(self.table)} rows")
         unit = UnitEmbeddings.normalize(embeddings, curvature=self.config.curvature)
-        items = Items(unit.rows, self.table.labels, unit.curvature)
+        items = Items(unit.rows, self.table.labels, unit.geometry)
         share = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
         lists: list[PerQuery] = []
         ranking_metrics: Metrics = {}

@@ -1,14 +1,22 @@
-"""What a metric is: its input, its function, and how tables show it."""
+"""What a metric is, the one table of metrics, and which of them an evaluation computes."""
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.evaluation.geometry import Geometry
+from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_at_k
+from dml.metrics.clustering import Average, ami, nmi, pair_f1
+from dml.metrics.graded import asi, h_ap, ndcg
+from dml.metrics.verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
+from dml.ops.errors import InputError, check_number, check_whole
+from dml.ops.relevance import power_relevance, weighted_ap_relevance
 
 QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
@@ -56,7 +64,7 @@ class Kind(StrEnum):
     PAIRS = "pairs"
     """One value for each level: ``function(verification)`` -> float.
 
-    ``verification`` is a `dml.metrics.pair_verification.PairVerification` of all pairs of two queries, or of a query
+    ``verification`` is a `dml.metrics.verification.PairVerification` of all pairs of two queries, or of a query
     and an item of the gallery.
     """
 
@@ -135,3 +143,236 @@ class Metric:
             raise InputError(
                 f"metric {self.name}: its function returned {type(value).__name__!r}; expected one number"
             ) from error
+
+
+def name_rate(rate: float) -> str:
+    """Return a power of ten as names of metrics have it: 0.001 -> "1e-3"."""
+    return f"1e{round(math.log10(rate))}"
+
+
+def _fnmr_at(verification: PairVerification, fmr: float) -> float:
+    return fnmr_at_fmr(verification.rates, fmr)
+
+
+METRICS = (
+    Metric("recall", "R", Kind.AT_K, recall_at_k),
+    Metric("ap", "AP", Kind.LEVEL, average_precision),
+    Metric("map@r", "MAP@R", Kind.WITHIN_R, map_at_r),
+    Metric("r_precision", "R-prec.", Kind.WITHIN_R, r_precision),
+    Metric(
+        "h_ap",
+        "H-AP",
+        Kind.HIERARCHY,
+        lambda ranks, counts, config: h_ap(ranks, power_relevance(counts, config.alpha)),
+    ),
+    Metric("ndcg", "NDCG", Kind.HIERARCHY, lambda ranks, counts, config: ndcg(ranks)),  # noqa: ARG005
+    Metric("asi", "ASI", Kind.HIERARCHY, lambda ranks, counts, config: asi(ranks)),  # noqa: ARG005
+    Metric(
+        "sum_wap",
+        "sum wAP",
+        Kind.HIERARCHY,
+        lambda ranks, counts, config: h_ap(ranks, weighted_ap_relevance(counts, config.level_weights)),
+        is_default=False,
+    ),
+    Metric("nmi", "NMI", Kind.CLUSTERS, lambda assignment, labels, config: nmi(assignment, labels, config.nmi_average)),
+    Metric("ami", "AMI", Kind.CLUSTERS, lambda assignment, labels, config: ami(assignment, labels, config.nmi_average)),
+    Metric("f1", "F1", Kind.CLUSTERS, lambda assignment, labels, config: pair_f1(assignment, labels)),  # noqa: ARG005
+    Metric(
+        "eer",
+        "EER",
+        Kind.PAIRS,
+        lambda verification: equal_error_rate(verification.rates),
+        higher_is_better=False,
+        is_default=False,
+    ),
+    *(
+        Metric(
+            f"fnmr@{name_rate(fmr)}",
+            f"FNMR@{name_rate(fmr)}",
+            Kind.PAIRS,
+            partial(_fnmr_at, fmr=fmr),
+            higher_is_better=False,
+            is_default=False,
+        )
+        for fmr in REPORTED_FMRS
+    ),
+    Metric(
+        "opis",
+        "OPIS",
+        Kind.PAIRS,
+        lambda verification: opis(verification.pairs, verification.rates),
+        higher_is_better=False,
+        is_default=False,
+        shown_in_percent=False,
+    ),
+)
+"""The metrics that ship with the package, in the order in which tables show them."""
+
+METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
+
+DEFAULT_METRICS = tuple(metric.name for metric in METRICS if metric.is_default)
+
+
+@dataclass(frozen=True)
+class MetricConfig:
+    """Which metrics an evaluation computes, and how.
+
+    Args:
+        metrics: names of packaged metrics, see `METRICS`, and `Metric` objects, which are custom metrics.
+        recall_at: every k at which recall@k is computed.
+        alpha: exponent of the weight (level / levels) ** alpha that H-AP gives a level of the hierarchy.
+        count_query: whether H-AP and sum_wap count the query among its positives when the positives of a level share
+            the weight of that level, as HAPPIER's release does; its Eq. 4 counts the positives alone.
+        level_weights: the weight of each level in sum_wap, the finest level first; None weighs all levels alike.
+        exclude_nearest: whether a query excludes its nearest item, whatever that is, instead of itself, as HAPPIER's
+            release does.
+        clustering: False skips the metrics of clusters, even if `metrics` names them.
+        nmi_average: the mean of the two entropies that NMI and AMI divide by: "arithmetic" or "geometric".
+        seed: seed of k-means.
+        curvature: curvature of the Poincare ball whose points the embeddings are, which are ranked by Poincare
+            distance; 0 ranks by cosine.
+        memory: bytes that the distances of one block of queries may take. A block has at least 64 queries, or as many
+            as 2^23 distances if the gallery has more than 131,072 items. Rankings of all items on a GPU take 4 times
+            as much.
+
+    Raises:
+        InputError: if a metric is unknown, two metrics share a name, a custom metric has the name of a packaged one,
+            a k is below 1, or a number can't be used.
+    """
+
+    metrics: Sequence[str | Metric] = DEFAULT_METRICS
+    recall_at: Sequence[int] = (1, 2, 4, 8)
+    alpha: float = 1.0
+    count_query: bool = False
+    level_weights: Sequence[float] | None = None
+    exclude_nearest: bool = False
+    clustering: bool = True
+    nmi_average: Average = "arithmetic"
+    seed: int = 0
+    curvature: float = 0.0
+    memory: int = 2**29
+
+    def __post_init__(self) -> None:
+        self._check_entries()
+        self._check_names()
+        check_number("alpha", self.alpha)
+        weights = () if self.level_weights is None else self.level_weights
+        for weight in weights:
+            check_number("level_weights", weight, least=0)
+        if self.level_weights is not None and not any(weights):
+            raise InputError(f"level_weights = {list(self.level_weights)}: at least one must be above 0")
+        if self.select_kind(Kind.AT_K):
+            if not isinstance(self.recall_at, Iterable):
+                raise InputError(f"recall_at = {self.recall_at}: expected a list, such as [{self.recall_at}]")
+            for k in self.recall_at:
+                check_whole("recall_at", k, least=1)
+        check_number("curvature", self.curvature, least=0)
+        for metric in self.select_kind(Kind.PAIRS):
+            Geometry(self.curvature).check_cosine(f"metrics: {metric.name}")
+
+    def _check_entries(self) -> None:
+        """Make sure that each entry of ``metrics`` is the name of a packaged metric, or a metric."""
+        if isinstance(self.metrics, str):
+            raise InputError(f"metrics = {self.metrics!r}: expected a list, such as [{self.metrics}]")
+        for entry in self.metrics:
+            if isinstance(entry, Metric):
+                continue
+            if not isinstance(entry, str):
+                raise InputError(
+                    f"metrics: {entry!r} is neither a name nor a metric; one of your own has "
+                    "_target_: dml.evaluation.Metric"
+                )
+            if entry not in METRICS_BY_NAME:
+                family = entry.rpartition("/")[2].partition("@")[0]
+                meant = f"is it {family}, whose k recall_at says? " if family in METRICS_BY_NAME else ""
+                raise InputError(f"metrics = {entry!r}: {meant}expected some of {', '.join(METRICS_BY_NAME)}")
+
+    def _check_names(self) -> None:
+        """Make sure that names tell the metrics apart."""
+        for metric in self.custom:
+            if metric.name in METRICS_BY_NAME:
+                raise InputError(f"metrics: {metric.name} is a packaged metric; give yours another name")
+        names = [metric.name for metric in self.selected]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise InputError(f"metrics: two metrics are named {repeated[0]}")
+
+    def check_labels(self) -> None:
+        """Make sure that labels, by which tables and reports name the metrics, tell them apart.
+
+        Raises:
+            InputError: if two metrics have the same.
+        """
+        metric_by_label: dict[str, Metric] = {}
+        for metric in self.selected:
+            other = metric_by_label.setdefault(metric.label, metric)
+            if other is not metric:
+                raise InputError(f"metrics: {other.name} and {metric.name} have the label {metric.label}; change one")
+
+    @property
+    def custom(self) -> tuple[Metric, ...]:
+        """The custom metrics: `Metric` objects that are not packaged."""
+        return tuple(metric for metric in self.metrics if isinstance(metric, Metric) and metric not in METRICS)
+
+    @cached_property
+    def selected(self) -> tuple[Metric, ...]:
+        """The metrics to compute: the packaged ones in the order of `METRICS`, then the custom ones."""
+        packaged = (metric for metric in METRICS if metric.name in self.metrics)
+        metrics = (*packaged, *(metric for metric in self.metrics if isinstance(metric, Metric)))
+        return tuple(metric for metric in metrics if self.clustering or metric.kind != Kind.CLUSTERS)
+
+    def find_metric(self, name: str) -> Metric | None:
+        """Return the packaged or custom metric of a name; None if there is none."""
+        return (METRICS_BY_NAME | {metric.name: metric for metric in self.custom}).get(name)
+
+    def select_kind(self, *kinds: Kind) -> tuple[Metric, ...]:
+        """Return the selected metrics of some kinds."""
+        return tuple(metric for metric in self.selected if metric.kind in kinds)
+
+    @cached_property
+    def nearest_functions(self) -> dict[str, Callable[[Tensor], Tensor]]:
+        """{"recall@4": function of ranks (Q, P), ...}: the metrics at k, which are computed at each level."""
+        return {
+            f"{metric.name}@{k}": _bind_k(metric.compute_values, k)
+            for metric in self.select_kind(Kind.AT_K)
+            for k in self.recall_at
+        }
+
+    @cached_property
+    def within_r_functions(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        """{name: function of ranks (Q, P) and counts (Q,)}: the metrics that depend on ranks up to R alone."""
+        return {metric.name: metric.compute_values for metric in self.select_kind(Kind.WITHIN_R)}
+
+    @cached_property
+    def level_functions(self) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        """{name: function of ranks (Q, P) and counts (Q,)}: all ranking metrics that are computed at each level."""
+        at_k = {name: _ignore_counts(function) for name, function in self.nearest_functions.items()}
+        return at_k | {
+            metric.name: _ignore_counts(metric.compute_values) if metric.kind == Kind.LEVEL else metric.compute_values
+            for metric in self.select_kind(Kind.WITHIN_R, Kind.LEVEL)
+        }
+
+    @property
+    def needs_whole_ranking(self) -> bool:
+        """Whether a metric may depend on the rank of every positive, however large."""
+        return bool(self.select_kind(Kind.LEVEL, Kind.HIERARCHY))
+
+    @property
+    def largest_k(self) -> int:
+        """The largest k of the metrics at k; 0 without such a metric."""
+        return int(max(self.recall_at, default=0)) if self.select_kind(Kind.AT_K) else 0
+
+    def ranking_names(self, levels: int) -> Iterator[str]:
+        """Yield the names in metrics.json of all ranking metrics, for labels (N, L) with ``levels`` = L."""
+        for level in range(levels):
+            yield from (f"level{level}/{name}" for name in self.level_functions)
+        yield from (metric.name for metric in self.select_kind(Kind.HIERARCHY))
+
+
+def _bind_k(function: Callable[[Tensor, int], Tensor], k: int) -> Callable[[Tensor], Tensor]:
+    """Return a function of ranks alone; k is a positional argument, as custom functions may name it differently."""
+    return lambda ranks: function(ranks, k)
+
+
+def _ignore_counts(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of ranks and their numbers, of which it ignores the latter."""
+    return lambda ranks, _counts: function(ranks)

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from dml.data.table import ImageTable
-from dml.evaluation.head_sets import are_heads
-from dml.evaluation.metric import Metric
-from dml.evaluation.metric_config import MetricConfig
-from dml.evaluation.printed_metrics.metric_names import HEADS, MetricName, metric_names, split_head_names
+from dml.evaluation.metric import Metric, MetricConfig
+from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
 from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import ITERATIONS
 

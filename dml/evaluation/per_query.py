@@ -18,6 +18,7 @@ from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
 from dml.ops.filesystem.plain_text import parse_json
 
+Floats = npt.NDArray[np.float64]
 Strings = npt.NDArray[np.object_]
 """An array of str objects, in which equal strings share their memory."""
 
@@ -274,3 +275,62 @@ def _share_memory(strings: Any) -> Strings:
     encoded = strings.dictionary_encode()
     array: Strings = np.array(encoded.dictionary.to_pylist(), dtype=object)[encoded.indices.to_numpy()]
     return array
+
+
+@dataclass(frozen=True)
+class QueryScore:
+    """A score by which queries are ordered from worst to best.
+
+    Args:
+        name: name of the score.
+        values: (Q,) fractions, NaN for queries without positives.
+    """
+
+    name: str
+    values: Floats
+
+    def describe(self, row: int) -> str:
+        """Return the score of one query in words, such as "AP 50.0 %"."""
+        return f"{self.name} {100 * self.values[row]:.1f} %"
+
+
+def score_queries(table: QueryTable) -> QueryScore:
+    """Score queries by AP at the finest level, or else by 1 / rank of the nearest stored neighbour of their class."""
+    if "level0/ap" in table.metrics:
+        return QueryScore("AP", table.metrics["level0/ap"])
+    is_same = compare_classes(table)
+    reciprocal_ranks = np.where(is_same.any(axis=1), 1 / (1 + is_same.argmax(axis=1)), 0.0)
+    recalls = table.metrics.get("level0/recall@1", reciprocal_ranks)  # NaN tells a query without positives
+    return QueryScore("reciprocal rank", np.where(np.isnan(recalls), np.nan, reciprocal_ranks))
+
+
+def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
+    """Return whether each stored neighbour has the finest class of its query. -> (Q, k)"""
+    is_same: npt.NDArray[np.bool_] = table.find_shared_levels(levels=slice(1)) == 0
+    return is_same
+
+
+def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, seed: int = 0) -> list[int]:
+    """Choose the rows of the lowest values, at most one of each class. (Q,), (Q,) -> up to ``count`` rows
+
+    Args:
+        values: (Q,) values; rows with NaN are never chosen.
+        classes: (Q,) class of each row.
+        count: largest number of rows.
+        seed: seed of the order of equal values, which is random.
+    """
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(values)), values))
+    row_by_class: dict[int, int] = {}
+    for row in order[: np.count_nonzero(~np.isnan(values))].tolist():
+        row_by_class.setdefault(int(classes[row]), row)
+        if len(row_by_class) == count:
+            break
+    return list(row_by_class.values())
+
+
+def describe_first_match(table: QueryTable, row: int) -> str:
+    """Return the rank of a query's nearest stored neighbour of its class, in words."""
+    is_same = compare_classes(table)[row]
+    if is_same.any():
+        return f"first match at rank {is_same.argmax() + 1}"
+    return f"no match in the first {len(is_same)}"

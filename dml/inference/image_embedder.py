@@ -1,17 +1,56 @@
 """A trained model in a user's hands: it embeds images, and can be saved, uploaded and exported."""
 
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from dml.inference.embedder import Embedder
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from dml.data.image_files.images import ImageFile, UnreadableImageError
+from dml.data.transforms import Pipeline, stack
+from dml.data.worker_processes import choose_start_method
+from dml.evaluation.names import THRESHOLD_PREFIX
+from dml.evaluation.threshold import find_calibration
+from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, read_pixels
+from dml.inference.model_settings import ModelSettings
+from dml.metrics.verification import Calibration
+from dml.models.embedding import EmbeddingModel, embed_views
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.poincare import join_in_ball
+from dml.ops.precision import full_float32
+from dml.ops.tensor_hashes import add_tensors
+from dml.ops.text.console import progress_bar
 
 if TYPE_CHECKING:
-    from dml.inference.exports.exporting import ExportReport
-    from dml.inference.index_items import Source
+    from dml.inference.exporting import ExportReport
+    from dml.inference.index_folder import Source
+
+PRECISIONS = {"32": None, "bf16": torch.bfloat16, "16": torch.float16}
+
+REMEDY = ' (on_corrupt="skip" leaves it out, in a command --on-corrupt skip)'
+"""The end of the error line for an unreadable image, which names an argument of `ImageEmbedder.embed`."""
+
+_NETWORK_LOCKS: WeakKeyDictionary[EmbeddingModel, Lock] = WeakKeyDictionary()
+"""A lock for each network: it keeps the maps of its layers in itself, so one thread at a time may run it."""
+
+logger = logging.getLogger(__name__)
 
 
-class ImageEmbedder(Embedder):
+class ImageEmbedder:
     """A trained model that turns images into vectors; `dml.load` makes one.
 
     The vectors are L2-normalised, so the inner product of two of them is their cosine similarity. A model that was
@@ -29,6 +68,222 @@ class ImageEmbedder(Embedder):
     Raises:
         InputError: if the model has no such head.
     """
+
+    def __init__(
+        self,
+        model: EmbeddingModel,
+        settings: ModelSettings,
+        heads: Sequence[str] | None = None,
+        device: str = "auto",
+    ) -> None:
+        available = [*model.embed_dims]
+        self.heads = model.chosen_heads if heads is None else (*heads,)
+        if not self.heads or len(set(self.heads)) < len(self.heads) or not set(self.heads) <= set(available):
+            raise InputError(f"heads={[*self.heads]}: this model has the heads {', '.join(available)}, each once")
+        self.settings = settings
+        self.ball = settings.ball
+        self.device = _choose_device(device)
+        self.model = model.eval().to(self.device)
+        self._transforms = {1: settings.build_transform()}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.settings.name}, heads={'+'.join(self.heads)}, dimension={self.dimension}, "
+            f"geometry={self.geometry}, fingerprint={self.fingerprint})"
+        )
+
+    @property
+    def geometry(self) -> str:
+        """How vectors are compared: "cosine", or by the distance in a ball such as "poincare (curvature 0.1)"."""
+        return f"poincare (curvature {self.ball.curvature:g})" if self.ball else "cosine"
+
+    @property
+    def dimension(self) -> int:
+        """The size D of the vectors."""
+        return sum(self.model.embed_dims[head] for head in self.heads)
+
+    @property
+    def has_chosen_heads(self) -> bool:
+        """Whether the model is used with the heads that its training chose, which its metrics are of."""
+        return self.heads == self.model.chosen_heads
+
+    @property
+    def threshold(self) -> float | None:
+        """The similarity from which on two images are judged to be of one class, see ``evaluation.threshold``.
+
+        None if the model's test chose none, if the model is used with other heads than the tested ones, or if vectors
+        are compared by Poincare distance.
+        """
+        value = self.threshold_errors.get("similarity")
+        return None if value is None else float(value)
+
+    @property
+    def threshold_errors(self) -> dict[str, float]:
+        """The threshold and its error rates, such as "fmr" and "fnmr" on the test classes; see docs/evaluation.md.
+
+        The values of the `calibration`, and its errors, are among them.
+        """
+        if not self.has_chosen_heads:
+            return {}
+        metrics = self.settings.metrics.items()
+        return {
+            name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics if name.startswith(THRESHOLD_PREFIX)
+        }
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The function that turns a similarity into the probability that two images are of one class.
+
+        None where there are no `threshold_errors`, or if the model's test is of a version that fitted none.
+        """
+        return find_calibration(self.threshold_errors)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """An identifier of the weights, the network, the preprocessing, the number of views and the heads.
+
+        Vectors of models with different fingerprints can't be compared.
+        """
+        digest = hashlib.sha256()
+        described = {**self.settings.decisive, "heads": self.heads, "geometry": self.geometry}
+        digest.update(json.dumps(described, sort_keys=True).encode())
+        add_tensors(digest, sorted(self.model.state_dict().items()))
+        return digest.hexdigest()[:16]
+
+    def preprocess(self, image: ImageInput | ImageFile, views: int = 1) -> Tensor:
+        """Turn an image into the uint8 RGB input of the network, (3, h, w), or (V, 3, h, w) for several views.
+
+        Args:
+            image: path, PIL image, array (H, W, 3) uint8, tensor (3, H, W) uint8, or an `ImageFile`.
+            views: number of views of the image, see `embed`; with V > 1 of them, the input is (V, 3, h, w).
+
+        Raises:
+            UnreadableImageError: if the image can't be read.
+            InputError: if it is something else, or there are no crops of so many views.
+        """
+        file = image if isinstance(image, ImageFile) else read_pixels(image, self.settings.limits)
+        return self._choose_transform(views)(file)
+
+    def _choose_transform(self, views: int) -> Pipeline:
+        if views not in self._transforms:
+            self._transforms[views] = self.settings.build_transform(views)
+        return self._transforms[views]
+
+    def embed(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        views: int | None = None,
+        precision: str = "32",
+        on_corrupt: str = "raise",
+        progress: bool = False,
+    ) -> NDArray[np.float32]:
+        """Embed images. -> (N, D) float32, L2-normalised or points of the model's ball, in the order of the images
+
+        Args:
+            images: one image or several, as paths, PIL images, arrays (H, W, 3) uint8 or tensors (3, H, W) uint8; or
+                the path of a folder, which stands for all images in it and below it, sorted by path.
+            batch_size: number of images in the network at a time; None takes that of the run's test, which gives the
+                same digits as the test.
+            num_workers: number of processes that decode images; 0 decodes in this process.
+            views: number of views of each image, whose embeddings are averaged: 1, 2 (the image and its mirror image),
+                5 (corners and centre) or 10 (both). None takes the number of the run's test, whose vectors gave the
+                metrics and the threshold.
+            precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
+            on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
+                warning names the image.
+            progress: whether to show how far it is.
+
+        Raises:
+            UnreadableImageError: if an image can't be read and ``on_corrupt`` is "raise".
+            InputError: if an argument can't be used, or a vector has numbers that are NaN or infinite.
+        """
+        listed = list_inputs(images)
+        embeddings = np.full((len(listed), self.dimension), np.nan, np.float32)
+        batches = self.embed_in_batches(
+            listed,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            views=views,
+            precision=precision,
+            on_corrupt=on_corrupt,
+        )
+        with progress_bar("embedded", len(listed)) if progress else nullcontext(lambda _: None) as advance:
+            for positions, vectors in batches:
+                embeddings[positions] = vectors
+                advance(len(positions))
+        return embeddings
+
+    def embed_in_batches(
+        self,
+        images: Sequence[ImageInput],
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        views: int | None = None,
+        precision: str = "32",
+        on_corrupt: str = "raise",
+        start_method: str | None = None,
+    ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        """Embed images and yield each batch at once: the positions of its B images, and their vectors (B, D).
+
+        The images come in their order, and the vectors of one batch are in memory at a time. Arguments and errors are
+        those of `embed`; ``start_method`` is that of the decoding processes, and None takes Python's default.
+        """
+        if on_corrupt not in ("raise", "skip"):
+            raise InputError(f"on_corrupt={on_corrupt}: raise or skip")
+        if precision not in PRECISIONS:
+            raise InputError(f"precision={precision}: {', '.join(PRECISIONS)}")
+        size = self.settings.batch_size if batch_size is None else batch_size
+        if not (isinstance(size, Integral) and isinstance(num_workers, Integral) and size >= 1 and num_workers >= 0):
+            raise InputError(f"batch_size={size}, num_workers={num_workers}: whole numbers of at least 1 and 0")
+        transform = self._choose_transform(self.settings.views if views is None else views)
+        loader = DataLoader(
+            ImageInputs(images, transform, self.settings.limits),
+            batch_size=int(size),  # the loader takes no number of NumPy
+            collate_fn=_collate,
+            num_workers=int(num_workers),
+            multiprocessing_context=choose_start_method(num_workers, start_method),
+            generator=torch.Generator(),  # otherwise the loader would draw from the caller's random numbers
+        )
+        first = 0
+        for readable, batch, errors in loader:
+            if errors and on_corrupt == "raise":
+                raise UnreadableImageError(f"{errors[0]}{REMEDY}")
+            for error in errors:
+                logger.warning("skipped: %s", error)
+            positions = [*range(first, first + len(readable) + len(errors))]
+            vectors = np.full((len(positions), self.dimension), np.nan, np.float32)
+            if batch is not None:
+                embedded = self.embed_batch(batch, precision)
+                _check_finite(embedded, [images[position] for position in readable], precision)
+                vectors[np.array(readable) - first] = embedded
+            yield positions, vectors
+            first += len(positions)
+
+    @torch.inference_mode()
+    def embed_batch(self, images: Tensor, precision: str = "32") -> NDArray[np.float32]:
+        """Embed a batch of the network's inputs. -> (B, D) float32
+
+        Args:
+            images: inputs (B, 3, h, w) uint8 RGB, as `preprocess` makes them, or V views of each image
+                (B, V, 3, h, w).
+            precision: "32", "bf16" or "16", see `embed`.
+        """
+        images, dtype = images.to(self.device), PRECISIONS[precision]
+        autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with _NETWORK_LOCKS.setdefault(self.model, Lock()), full_float32(self.device), autocast:
+            embedded = embed_views(self.model, images) if images.ndim > 4 else self.model(images)
+        return self.join_heads(embedded).cpu().numpy()
+
+    def join_heads(self, embedded: Mapping[str, Tensor]) -> Tensor:
+        """Join the embeddings (B, D) of the heads, by name, to vectors of unit length or points of the model's ball."""
+        chosen = {head: embedded[head].float() for head in self.heads}
+        if self.ball:
+            return join_in_ball([*chosen.values()], self.ball)
+        return self.model.concatenate(chosen)
 
     def save_pretrained(self, folder: str | Path, *, license: str | None = None) -> Path:  # noqa: A002 (the hub's word)
         """Save the model to a folder that `dml.load` opens, with a model card, and return the folder's path.
@@ -52,7 +307,7 @@ class ImageEmbedder(Embedder):
     ) -> "ExportReport":
         """Write the network, from uint8 pixels to vectors, to a file that runs without dml.
 
-        The file is compared with the model on images before it gets its name. `dml.inference.exports.exporting` says
+        The file is compared with the model on images before it gets its name. `dml.inference.exporting` says
         what the file takes and gives.
 
         Args:
@@ -68,8 +323,7 @@ class ImageEmbedder(Embedder):
         Raises:
             InputError: if the file can't be written so, or its vectors differ from the model's.
         """
-        from dml.inference.exports.exporting import export_model
-        from dml.inference.exports.probe_images import draw_noise, list_probe
+        from dml.inference.exporting import draw_noise, export_model, list_probe
 
         images = draw_noise(self) if probe is None else list_probe(self, probe)
         return export_model(self, file, images, quantize=quantize, batch_size=batch_size)
@@ -90,3 +344,31 @@ class ImageEmbedder(Embedder):
             folder = self.save_pretrained(Path(parent) / "model", license=license)
             hub.upload_folder(repo_id=repository, folder_path=folder)
         return str(address)
+
+
+def _collate(items: Sequence[tuple[int, Tensor | None, str]]) -> tuple[list[int], Tensor | None, list[str]]:
+    """Join items of `ImageInputs` -> the positions and the batch of the readable images, and the errors."""
+    readable = [(index, pixels) for index, pixels, _ in items if pixels is not None]
+    batch = stack([pixels for _, pixels in readable]) if readable else None
+    return [index for index, _ in readable], batch, [error for _, pixels, error in items if pixels is None]
+
+
+def _check_finite(vectors: NDArray[np.float32], images: Sequence[ImageInput], precision: str) -> None:
+    """Refuse vectors (B, D) with NaN or infinite numbers, which would count as those of unreadable images."""
+    is_finite = np.isfinite(vectors).all(axis=1)
+    if not is_finite.all():
+        image = images[int(np.argmin(is_finite))]
+        name = printable(str(image)) if isinstance(image, str | Path) else f"an image of type {type(image).__name__}"
+        reason = "its weights may have diverged" if precision == "32" else f'precision="{precision}" may be too coarse'
+        raise InputError(f"{name}: the model's vector has numbers that are NaN or infinite; {reason}")
+
+
+def _choose_device(name: str) -> torch.device:
+    """Return the named device; "auto" is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        line = str(error).splitlines()[0]
+        raise InputError(f"device={name}: this machine has none that PyTorch can use ({line}); auto or cpu") from error

@@ -14,27 +14,27 @@ import torch
 from numpy.typing import NDArray
 
 from dml.data.image_files.images import UnreadableImageError
-from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.inference.embedder import REMEDY
-from dml.inference.image_embedder import ImageEmbedder
+from dml.evaluation.geometry import Geometry, UnitEmbeddings
+from dml.inference.image_embedder import REMEDY, ImageEmbedder
 from dml.inference.image_inputs import check_readable, to_vectors, unpack_paths
 from dml.inference.index_folder import (
     DESCRIPTION,
     FORMAT,
+    IndexItems,
+    Source,
     check_files,
     hold_folder,
+    list_source,
     read_description,
     remove_unused_versions,
 )
-from dml.inference.index_items import IndexItems, Source, list_source
 from dml.inference.loading import load
-from dml.metrics.pair_calibration import Calibration
+from dml.metrics.verification import Calibration
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 from dml.ops.filesystem.checksums import file_checksum
 from dml.ops.filesystem.files import replacing
 from dml.ops.filesystem.paths import absolute_path, expand_home
-from dml.ops.poincare import product_distances, ranking_vectors
 from dml.ops.run_folders.run_files import write_values
 from dml.retrieval.vector_index import EXACT, VectorIndex
 
@@ -196,12 +196,10 @@ class Index:
 
     def _search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Search with vectors (Q, D) -> scores (Q, k) and ids (Q, k)."""
-        ball = self.model.ball
-        if ball is None:
-            return self.vectors.search(queries, k)
-        points = torch.from_numpy(queries)
-        products, ids = self.vectors.search(ranking_vectors(points, ball.curvature)[0].numpy(), k)
-        return -product_distances(points, torch.from_numpy(products), ball.curvature).numpy(), ids
+        geometry = Geometry.from_ball(self.model.ball)
+        points = torch.from_numpy(np.require(queries, requirements="W"))
+        products, ids = self.vectors.search(geometry.query_vectors(points).numpy(), k)
+        return geometry.search_scores(points, torch.from_numpy(products)).numpy(), ids
 
     def add(self, source: Source, **options: Any) -> int:
         """Embed images and add them, and return how many.
@@ -282,11 +280,7 @@ class Index:
         return path
 
     def write(self, path: Path) -> None:
-        """Do the work of `save` in a folder that `dml.inference.index_folder.hold_folder` keeps other processes from.
-
-        Args:
-            path: absolute path of the folder.
-        """
+        """Do the work of `save` in an absolute path, from which `hold_folder` keeps other processes."""
         version = secrets.token_hex(4)
         names = {
             "vectors": f"vectors-{version}.faiss",
@@ -345,7 +339,6 @@ class Index:
     def _open(
         cls, path: Path, description: dict[str, Any], model: ImageEmbedder | None, *, device: str, trust: bool
     ) -> "Index":
-        """Open the version of an index that a description names; see `load`."""
         model = model or load(path / description["files"]["model"], device=device, trust=trust)
         if model.fingerprint != description["fingerprint"]:
             raise InputError(
@@ -414,6 +407,4 @@ def _embed_items(
     is_read = ~np.isnan(embedded[:, 0])
     check_readable(int(is_read.sum()), len(items))
     items, embedded = items.take(is_read), embedded[is_read]
-    if model.ball is None:
-        return items, embedded
-    return items, ranking_vectors(torch.from_numpy(embedded), model.ball.curvature)[1].numpy()
+    return items, Geometry.from_ball(model.ball).gallery_vectors(torch.from_numpy(embedded)).numpy()

@@ -120,15 +120,7 @@ def to_vectors(values: Any) -> Any:
 
 
 def check_readable(readable: int, images: int) -> None:
-    """Make sure that some images could be read where unreadable ones are left out.
-
-    Args:
-        readable: number of images that could be read.
-        images: number of all images.
-
-    Raises:
-        InputError: if there are images and not one could be read.
-    """
+    """Make sure that some images could be read where unreadable ones are left out."""
     if images and not readable:
         raise InputError(f"images: not one of {images:,} could be read; give readable ones")
 
@@ -159,12 +151,7 @@ class ImageInputs(Dataset[tuple[int, Tensor | None, str]]):
 
 
 def read_pixels(image: ImageInput, limits: ImageLimits, name: str = "image") -> Tensor | ImageFile:
-    """Return the pixels (3, H, W) uint8 RGB of an image, or its file, which is decoded later.
-
-    Args:
-        image: path, PIL image or pixels.
-        limits: largest size of an image file.
-        name: name of the image in error lines, unless it is a file.
+    """Return the pixels (3, H, W) uint8 RGB of an image, called ``name`` in error lines; of a path, the undecoded file.
 
     Raises:
         UnreadableImageError: if the file is missing or can't be decoded.

@@ -26,8 +26,8 @@ from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
-from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
-from dml.training.checkpointing.frozen_weights import lacks_weights
+from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
+from dml.training.frozen_weights import lacks_weights
 
 logger = logging.getLogger(__name__)
 
@@ -83,22 +83,14 @@ def load(
 
 
 def _build_trained(settings: ModelSettings, path: Path, weights: str | Path | None) -> EmbeddingModel:
-    """Build the model of a checkpoint, with pretrained weights if the checkpoint lacks some.
-
-    Raises:
-        InputError: if there are no such weights, or the package of its adapter isn't installed.
-    """
+    """Build the model of a checkpoint, with pretrained weights if the checkpoint lacks some."""
     needs_weights = lacks_weights(read_checkpoint(path, lazily=True))
     file = None if weights is None else str(expand_home(weights))
     return settings.build_trained_model(lacks_weights=needs_weights, weights=file)
 
 
 def _build_saved(saved: SavedModel, heads: Sequence[str] | None, device: str) -> ImageEmbedder:
-    """Build a saved model and load its weights.
-
-    Raises:
-        InputError: if a file is damaged or has changed since the model was saved.
-    """
+    """Build a saved model and load its weights."""
     weights = saved.path / WEIGHTS
     try:
         state = load_file(weights)
@@ -145,7 +137,6 @@ def find_checkpoint(folder: RunFolder) -> Path:
 
 
 def _selects_last(folder: RunFolder) -> bool:
-    """Return whether the test of a run takes the last checkpoint."""
     if folder.is_finished:
         return bool(folder.metrics().get("selection") == "last")
     return bool(folder.has_configuration and folder.config.get("evaluation", {}).get("selection") == "last")
@@ -202,6 +193,5 @@ def _is_of_run(path: Path, progress: TrainingProgress, folder: RunFolder) -> boo
 
 
 def _name_model(model: Mapping[str, Any]) -> str:
-    """Return the name of a model's network, or of the function that builds it."""
     backbone = model.get("backbone") or {}
     return str(backbone.get("name") or str(backbone.get("_target_", "model")).rpartition(".")[2])

@@ -116,9 +116,6 @@ class ModelSettings:
     def check(self, place: object) -> None:
         """Make sure that building the model and its preprocessing runs no unknown code, unless the files are trusted.
 
-        Args:
-            place: path of the file or folder of the settings, for the error line.
-
         Raises:
             InputError: if an object isn't known to be safe, or a number is larger than any that a model needs.
         """
@@ -158,7 +155,6 @@ class ModelSettings:
 
 
 def _list_numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the dotted key and the value of each number in nested settings."""
     entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
         yield from _list_numbers(inner, f"{path}.{key}" if path else str(key))

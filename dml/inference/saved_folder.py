@@ -3,18 +3,23 @@
 - ``model.safetensors``: the weights.
 - ``config.yaml``: the resolved configuration of the training, with the network and the preprocessing.
 - ``model.json``: fingerprint, heads, size and geometry of the vectors, names of the training classes, metrics.
-- ``README.md`` and, if the run has one, ``retrieval.png``: the model card.
+- ``README.md`` and, if the run has one, ``retrieval.png``: the model card, in the format of the Hugging Face hub.
 """
 
+import math
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from safetensors.torch import save
 
-from dml.inference.embedder import Embedder
+from dml.evaluation.names import HEADS, RERANKED, THRESHOLD_PREFIX, format_percent, join_head_names
+from dml.evaluation.threshold import describe_choice, find_calibration
+from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
 from dml.ops.configuration.former_keys import rename_keys
 from dml.ops.errors import InputError
@@ -31,6 +36,8 @@ from dml.ops.run_folders.run_files import (
     write_sealed_text,
     write_values,
 )
+from dml.ops.text.text_tables import markdown_table
+from dml.report.provenance import name_dataset
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""
@@ -103,13 +110,11 @@ def read_folder(path: Path, *, trust: bool = False) -> SavedModel:
     return SavedModel(path, settings, heads, chosen, str(fingerprint))
 
 
-def save_folder(embedder: Embedder, folder: str | Path, license_id: str | None) -> Path:
+def save_folder(embedder: ImageEmbedder, folder: str | Path, license_id: str | None) -> Path:
     """Save a model; see `dml.inference.image_embedder.ImageEmbedder.save_pretrained`.
 
     The files are written to a new folder, which then takes the place of the old one.
     """
-    from dml.inference.model_card import write_card
-
     path = expand_home(folder).absolute()
     if path.is_symlink():
         path = path.resolve()  # the folder that it leads to is replaced, not the link
@@ -128,7 +133,7 @@ def save_folder(embedder: Embedder, folder: str | Path, license_id: str | None) 
     return path
 
 
-def describe(embedder: Embedder) -> dict[str, Any]:
+def describe(embedder: ImageEmbedder) -> dict[str, Any]:
     """Return the contents of ``model.json``."""
     settings = embedder.settings
     return {
@@ -143,3 +148,173 @@ def describe(embedder: Embedder) -> dict[str, Any]:
         "metrics": replace_nan(settings.metrics),
         "class_names": [*settings.class_names],
     }
+
+
+SHOWN = ("recall@", "map@r", "h_ap", "nmi")
+"""Beginnings of the names of the metrics that the card shows, without their level."""
+
+USE = """\
+```python
+import dml
+
+model = dml.load("FOLDER")               # the folder of this file
+vectors = model.embed(["a.jpg", "b.jpg"])  # (2, {dimension}) float32
+index = dml.Index.build(model, "photos")
+scores, paths = index.search("a.jpg", k=5)
+```
+"""
+
+
+def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
+    """Return the text of a model's card."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    settings = embedder.settings
+    has_picture = settings.picture is not None and embedder.has_chosen_heads
+    dataset = name_dataset(settings.config)
+    shown = select_shown(_select_metrics(embedder))
+    results = [
+        EvalResult("image-retrieval", dataset, dataset, metric_type=name, metric_value=round(value, 4))
+        for name, value in shown.items()
+    ]
+    facts = ModelCardData(
+        library_name="dml",
+        license=license_id,
+        pipeline_tag="image-feature-extraction",
+        tags=["deep-metric-learning", "image-retrieval"],
+        model_name=settings.name if shown else None,
+        eval_results=results or None,
+    )
+    paragraphs = [
+        f"---\n{facts.to_yaml()}\n---\n",
+        f"# {settings.name}, trained on {dataset}\n",
+        "A network that turns an image into a vector; similar images have similar vectors.\n",
+        "![Queries of the test and their nearest neighbours](retrieval.png)\n" if has_picture else "",
+        "## Use\n",
+        USE.format(dimension=embedder.dimension),
+        "## Facts\n",
+        markdown_table(("fact", "value"), _list_facts(embedder, license_id)),
+        "\n## Results\n",
+        *_describe_results(embedder, shown),
+        *_describe_threshold(embedder.threshold_errors),
+        *_describe_calibration(embedder.threshold_errors),
+    ]
+    return "\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _select_metrics(embedder: ImageEmbedder) -> Mapping[str, Any]:
+    """Return the metrics of the heads that the model is used with; of heads that the test left out there are none."""
+    metrics = embedder.settings.metrics
+    if embedder.has_chosen_heads:
+        return metrics
+    prefix = f"{HEADS}/{join_head_names(embedder.heads)}/"
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+
+
+def select_shown(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that the card shows, by name, of those of the chosen heads together."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if not name.startswith(("raw/", "heads/", "fixed/", f"{RERANKED}/", THRESHOLD_PREFIX))
+        and name.rpartition("/")[2].startswith(SHOWN)
+        and isinstance(value, int | float)
+        and math.isfinite(value)
+    }
+
+
+def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tuple[str, str]]:
+    settings = embedder.settings
+    config, training = settings.config, settings.training
+    yield "network", f"{settings.name}, heads {' + '.join(embedder.heads)}"
+    yield "vector", f"{embedder.dimension} dimensions; geometry: {embedder.geometry}"
+    yield "input", f"RGB images of any size, {_describe_input(embedder)}"
+    yield "background of transparent images", settings.limits.background
+    yield "trained on", f"{name_dataset(config)}, {len(settings.class_names) or 'an unknown number of'} classes"
+    yield "loss", str((config.get("loss") or {}).get("_target_", "unknown")).rpartition(".")[2]
+    yield "steps", str(training.get("step", "unknown"))
+    yield "checkpoint chosen on", _describe_selection(settings)
+    yield "seed", str(config.get("seed", "unknown"))
+    yield "fingerprint", f"`{embedder.fingerprint}`"
+    yield "licence of the weights", license_id or "none was stated; pretrained weights and data have their own"
+
+
+def _describe_input(embedder: ImageEmbedder) -> str:
+    image = torch.zeros(3, 600, 800, dtype=torch.uint8)
+    height, width = embedder.preprocess(image).shape[-2:]
+    return f"which become {width} x {height} pixels"
+
+
+def _describe_selection(settings: ModelSettings) -> str:
+    selection = settings.metrics.get("selection")
+    texts = {"val": "validation classes", "last": "nothing: it is the last one", "test": "the test classes themselves"}
+    return texts.get(str(selection), "unknown: the run wasn't tested at this step")
+
+
+def _describe_results(embedder: ImageEmbedder, shown: Mapping[str, float]) -> Iterable[str]:
+    settings = embedder.settings
+    if not shown:
+        is_tested = settings.metrics and not embedder.has_chosen_heads
+        reason = "has no metrics of these heads alone" if is_tested else "wasn't tested at this step"
+        yield f"The run of this model {reason}.\n"
+        return
+    split = "classes that it wasn't trained on" if settings.metrics.get("split") == "test" else "the validation classes"
+    yield f"In percent, on {split}; each query is searched among the others, and never finds itself. One run.\n"
+    raw = {name: settings.metrics.get(f"raw/{name}", math.nan) for name in shown}
+    rows = [
+        (name, f"{100 * value:.1f}", "" if math.isnan(raw[name]) else f"{100 * raw[name]:.1f}")
+        for name, value in shown.items()
+    ]
+    yield markdown_table(("metric", "this model", "the network's features before training"), rows) + "\n"
+
+
+def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
+    if "similarity" not in errors:
+        return
+    yield "## Same or not\n"
+    yield (
+        f"Two images are judged to be of one class if the similarity of their vectors is at least "
+        f"`model.threshold` = {errors['similarity']:.4f}. It was chosen on the validation classes, "
+        f"{describe_choice(errors)}.\n"
+    )
+    rows = [
+        (name, format_percent(errors[fmr]), f"{100 * errors[fnmr]:.1f}")
+        for name, fmr, fnmr in (
+            ("validation classes", "val_fmr", "val_fnmr"),
+            ("test classes", "fmr", "fnmr"),
+            ("test classes, the median one", "fmr_median_class", "fnmr_median_class"),
+            ("test classes, the worst one", "fmr_worst_class", "fnmr_worst_class"),
+        )
+        if fmr in errors
+    ]
+    heads = ("errors in percent", "pairs of different classes judged the same", "pairs of one class judged different")
+    yield markdown_table(heads, rows) + "\n"
+    if "unknown_accepted" in errors:
+        yield (
+            f"Of queries whose class is not in the gallery, {1 - errors['unknown_accepted']:.1%} are rejected: "
+            "their nearest neighbour is below the threshold. "
+            f"Of the others {errors['known_accepted']:.1%} are accepted.\n"
+        )
+
+
+def _describe_calibration(errors: Mapping[str, float]) -> Iterable[str]:
+    calibration = find_calibration(errors)
+    if calibration is None:
+        return
+    yield (
+        "`model.calibration.probability(similarity)` is the probability that two images are of one class, if "
+        f"{calibration.prior:.2%} of all pairs are of one class, as on the validation classes, where it was fitted: "
+        f"1 / (1 + exp(-({calibration.slope:.2f} * similarity + {calibration.intercept:.2f} + log(p / (1 - p))))), "
+        "where p is that share; `prior=0.5` takes another one.\n"
+    )
+    if "ece" not in errors:
+        return
+    rows = [
+        (
+            pairs,
+            format_percent(errors[f"ece{suffix}"]),
+            *(f"{errors[name + suffix]:.4f}" for name in ("brier", "log_loss")),
+        )
+        for pairs, suffix in (("all pairs", ""), ("as many pairs of one class as of others", "_balanced"))
+    ]
+    yield markdown_table(("on the test classes", "calibration error, %", "Brier score", "log loss"), rows) + "\n"

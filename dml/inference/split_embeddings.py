@@ -34,10 +34,6 @@ class EmbeddedTable(NamedTuple):
 def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[DictConfig, ImageTable]:
     """Read the table of the data set that a model was trained on, and the configuration that describes it.
 
-    Args:
-        model: a trained model.
-        root: folder of the data set; None takes that of the training.
-
     Raises:
         InputError: if the data can't be read, or unknown code would read it.
     """
@@ -51,13 +47,7 @@ def read_data_set(model: ImageEmbedder, *, root: str | None = None) -> tuple[Dic
 
 
 def build_evaluator(config: DictConfig, table: ImageTable, tested: ImageTable) -> Evaluator:
-    """Build the evaluator of recall and MAP@R of some rows, which excludes from rankings what the run's test excludes.
-
-    Args:
-        config: configuration that `read_data_set` gives.
-        table: table of the whole data set.
-        tested: table of the tested images.
-    """
+    """Build the evaluator of recall and MAP@R of tested rows of a table, with the exclusions of the run's test."""
     return Evaluator(tested, replace(build_metric_config(config, table), recall_at=(1,), clustering=False))
 
 

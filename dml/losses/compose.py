@@ -1,3 +1,5 @@
+"""Losses made of losses, and what the parts need of a batch."""
+
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import signature
@@ -40,11 +42,7 @@ class AtLevel(Loss):
     ) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            indices: (B,) row indices of the batch in the training table, for losses that need them.
-            queries: rows of the batch that the mean is over, for losses that take them.
+        The row indices (B,) in the training table, and the rows that the mean is over, are for losses that take them.
 
         Raises:
             InputError: if the labels have no such level.
@@ -93,11 +91,7 @@ class WeightedSum(Loss):
     ) -> Tensor:
         """Compute the sum of the terms for embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            indices: (B,) row indices of the batch in the training table, for losses that need them.
-            queries: rows of the batch that the means are over, for terms that take them.
+        The row indices (B,) in the training table, and the rows that the means are over, are for terms that take them.
         """
         values = [
             self.weights[name] * loss_value(term, embeddings, labels, indices, queries)
@@ -127,7 +121,9 @@ def _has_argument(function: Callable[..., Any], name: str) -> bool:
 def loss_value(
     loss: nn.Module, embeddings: Tensor, labels: Tensor, indices: Tensor | None, queries: slice = ALL
 ) -> Tensor:
-    """Compute a loss, passing on the row indices if it declares ``needs_indices``, the queries if it `takes_queries`.
+    """Compute a loss of embeddings (B, D) with labels (B,) or (B, L), with indices (B,) and queries if it takes them.
+
+    It gets the indices if it declares ``needs_indices``, and the queries if it `takes_queries`.
 
     A loss that takes queries is a mean over the rows of the batch, and computes it over some of them. So the mean of
     its values for equal shares of the rows is its value for the batch. Any other loss is that of the whole batch,
@@ -136,13 +132,6 @@ def loss_value(
     >>> from dml.losses.regularizers import EmbeddingNorm
     >>> loss_value(EmbeddingNorm(), torch.eye(2), torch.tensor([0, 1]), indices=None).item()
     1.0
-
-    Args:
-        loss: a loss of embeddings and labels.
-        embeddings: (B, D) embeddings of the batch.
-        labels: (B,) or (B, L) labels of the batch.
-        indices: (B,) row indices of the batch in the training table.
-        queries: rows of the batch that the mean is over.
 
     Raises:
         InputError: if the loss returned anything but a scalar tensor.
@@ -155,3 +144,36 @@ def loss_value(
     value: Tensor = loss(embeddings, labels, **arguments)
     check_value(loss, value)
     return value
+
+
+def check_pairs(loss: nn.Module, images_per_class: int, classes_per_batch: int = 2) -> None:
+    """Make sure that a loss which compares images gets at least two of each class, and at least two classes.
+
+    >>> from dml.losses.csl import CSLLoss
+    >>> check_pairs(CSLLoss(num_classes=3, embedding_dim=2), images_per_class=1)
+
+    Args:
+        loss: a loss; one whose class, or that of a part of it, has ``needs_positives = True`` compares images. At a
+            coarser level (`AtLevel`) a class has images of several finest classes, so that needs no second image.
+        images_per_class: number of images of each class in a batch.
+        classes_per_batch: number of classes in a batch.
+
+    Raises:
+        InputError: if there is one image of each class, or one class, whose images are all positives of each other.
+    """
+    if images_per_class < 2 and _compares_images(loss):
+        raise InputError(
+            f"sampler.images_per_class={images_per_class}: {type(loss).__name__} compares images of one class and "
+            "needs at least 2"
+        )
+    if classes_per_batch < 2 and _compares_images(loss) and not has_trait(loss, "remembers_batches"):
+        raise InputError(
+            f"sampler.classes_per_batch={classes_per_batch}: {type(loss).__name__} compares images of different "
+            "classes too and needs at least 2"
+        )
+
+
+def _compares_images(loss: nn.Module) -> bool:
+    if has_trait(loss, "needs_positives"):
+        return True
+    return not isinstance(loss, AtLevel) and any(map(_compares_images, loss.children()))

@@ -1,15 +1,17 @@
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
+from dml.ops.block_size import block_size
+from dml.ops.derivatives import refuse_second_derivative
 from dml.ops.errors import InputError
-from dml.ops.graded_ranks import GradedLists, graded_average_precision, tie
 from dml.ops.pairs import ALL, finest, own_entries
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
@@ -99,10 +101,7 @@ class SmoothHierarchicalAPLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            queries: rows of the batch that the mean is over; each is compared with the whole batch.
+        The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
         unit = F.normalize(embeddings, dim=1)
         columns = labels[:, None] if labels.ndim == 1 else labels
@@ -172,11 +171,222 @@ class ClusterLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            queries: rows of the batch that the mean is over; each is compared with the proxies.
+        The mean is over the rows ``queries``, each of which is compared with the proxies.
         """
         proxies = F.normalize(self.proxies.to(embeddings.dtype), dim=1)
         cosines = F.normalize(embeddings[queries], dim=1) @ proxies.T
         return F.cross_entropy(cosines / self.temperature, finest(labels)[queries])
+
+
+Step = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Computes from gaps t = s_j - s_k how much item j counts as ranked before item k, and the slope of that function.
+
+It works elementwise and may overwrite the gaps.
+"""
+
+
+def tie(dtype: torch.dtype) -> float:
+    """Return the largest gap of two cosines that counts as a tie: cosines of duplicates differ by rounding errors.
+
+    >>> tie(torch.float32)
+    1.9073486328125e-06
+    """
+    return 16 * torch.finfo(dtype).eps
+
+
+@dataclass(frozen=True)
+class GradedLists:
+    """The levels and relevances of each query's items, and the functions that count an item j in the ranks of item k.
+
+    Where no function applies, item j counts 1 if it is before k or tied with k, without a gradient.
+
+    Args:
+        levels: (Q, N) int64, number of label levels that each item shares with the query; -1 for an item that isn't
+            in the query's list.
+        relevance: (Q, L + 1) relevance of an item of each level.
+        rank_step: function that counts items j of a lower level than k in rank(k).
+        h_rank_step: function that counts items j of a higher level than k in Hrank(k); None counts them 1 or 0.
+    """
+
+    levels: Tensor
+    relevance: Tensor
+    rank_step: Step
+    h_rank_step: Step | None = None
+
+
+def graded_average_precision(similarities: Tensor, lists: GradedLists, block: int | None = None) -> Tensor:
+    """Compute each query's sum_k (Hrank(k) / rank(k)) / sum_k rel(k) over the positives k. (Q, N) -> (Q,)
+
+    A query without positives gives 0. The result is differentiable once. A query's value depends on one row of the
+    similarities only. The gradient has therefore the size of the similarities; it is computed together with the value,
+    and nothing else is stored for the backward pass.
+
+    >>> import math
+    >>> def step(gaps: Tensor) -> tuple[Tensor, Tensor]:
+    ...     return gaps.sigmoid(), gaps.sigmoid() * (1 - gaps.sigmoid())
+    >>> lists = GradedLists(torch.tensor([[1, 0]]), torch.tensor([[0.0, 1.0]]), step)
+    >>> round(graded_average_precision(torch.tensor([[math.log(3.0), 0.0]]), lists).item(), 3)
+    0.8
+
+    Args:
+        similarities: (Q, N) similarities of queries and items.
+        lists: levels and relevances of the items, and step functions.
+        block: largest number of gaps that are computed at a time; None chooses it for the device.
+    """
+    block = block or block_size(similarities.device, on_cpu=2**18)
+    precision: Tensor = _GradedAveragePrecision.apply(similarities, lists, block)
+    return precision
+
+
+class _GradedAveragePrecision(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, similarities: Tensor, lists: GradedLists, block: int) -> Tensor:
+        precision, gradient = torch.zeros_like(similarities[:, 0]), torch.zeros_like(similarities)
+        for level in _levels(similarities, lists):
+            size = max(1, block // max(1, level.items.shape[1] * max(level.lower.shape[1], level.higher.shape[1])))
+            for start in range(0, len(similarities), size):
+                rows = slice(start, start + size)
+                _add_level(similarities[rows], level.select(rows), lists, precision[rows], gradient[rows])
+        ctx.save_for_backward(gradient)
+        return precision
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
+        refuse_second_derivative("graded_average_precision")
+        (gradient,) = ctx.saved_tensors
+        return outer[:, None] * gradient, None, None
+
+
+class _Level(NamedTuple):
+    """The items k of one level, and the items j that count in their ranks by step functions.
+
+    Items are given as columns of the similarities. Queries have different numbers of items; shorter rows are padded
+    with items of weight 0.
+
+    Args:
+        items: (Q, K) items k of the level.
+        weights: (Q, K) 1 / sum rel of the query.
+        ranks: (Q, K) rank(k) without the lower items.
+        h_ranks: (Q, K) Hrank(k) without the higher items.
+        lower: (Q, J) items j of lower levels.
+        lower_weights: (Q, J) weights 1.
+        higher: (Q, H) items j of higher levels; H is 0 without an ``h_rank_step``.
+        higher_weights: (Q, H) weights min(rel(j), rel(k)).
+    """
+
+    items: Tensor
+    weights: Tensor
+    ranks: Tensor
+    h_ranks: Tensor
+    lower: Tensor
+    lower_weights: Tensor
+    higher: Tensor
+    higher_weights: Tensor
+
+    def select(self, rows: slice) -> "_Level":
+        """Return the same for some of the queries."""
+        return _Level(*(part[rows] for part in self))
+
+
+def _levels(similarities: Tensor, lists: GradedLists) -> Iterator[_Level]:
+    """Yield the items of each level from 1 to L."""
+    depth = lists.relevance.shape[1] - 1
+    counts = level_counts(lists.levels, depth)
+    total = (lists.relevance * counts).sum(dim=1, keepdim=True).clamp(min=torch.finfo(similarities.dtype).tiny)
+    relevance = _item_relevance(lists)
+    ranks, h_ranks = _constant_ranks(similarities, lists, counts)
+    order = lists.levels.argsort(dim=1, descending=True, stable=True)
+    for level in range(1, depth + 1):
+        items, inside = _select_levels(order, counts, level, level)
+        lower, is_lower = _select_levels(order, counts, 0, level - 1)
+        # Levels from depth + 1 on select no items.
+        higher, is_higher = _select_levels(order, counts, level + 1 if lists.h_rank_step else depth + 1, depth)
+        shared = relevance.gather(1, higher).minimum(lists.relevance[:, level, None])
+        yield _Level(
+            items,
+            inside / total,
+            ranks.gather(1, items),
+            h_ranks.gather(1, items),
+            lower,
+            is_lower.to(similarities.dtype),
+            higher,
+            shared * is_higher,
+        )
+
+
+def _add_level(similarities: Tensor, level: _Level, lists: GradedLists, precision: Tensor, gradient: Tensor) -> None:
+    """Add the contribution of a level's items to precision (Q,) and to the gradient of precision (Q, N)."""
+    in_rank = _StepSums(similarities, level.items, level.lower, level.lower_weights, lists.rank_step)
+    ranks, h_ranks = level.ranks + in_rank.counts, level.h_ranks
+    if lists.h_rank_step is not None:
+        in_h_rank = _StepSums(similarities, level.items, level.higher, level.higher_weights, lists.h_rank_step)
+        h_ranks = h_ranks + in_h_rank.counts
+        in_h_rank.add_gradient(gradient, level.weights / ranks)
+    in_rank.add_gradient(gradient, -level.weights * h_ranks / ranks**2)
+    precision += (level.weights * h_ranks / ranks).sum(dim=1)
+
+
+class _StepSums:
+    """Computes sum_j weight(j) step(s_j - s_k) for the items k of each query.
+
+    Args:
+        similarities: (Q, N) similarities of queries and items.
+        items: (Q, K) items k, as columns of the similarities.
+        counted: (Q, J) items j, as columns of the similarities.
+        weights: (Q, J) weights of the items j.
+        step: function of the gaps s_j - s_k.
+    """
+
+    def __init__(self, similarities: Tensor, items: Tensor, counted: Tensor, weights: Tensor, step: Step) -> None:
+        self.items, self.counted, self.weights = items, counted, weights
+        gaps = similarities.gather(1, counted)[:, None, :] - similarities.gather(1, items)[:, :, None]
+        values, self.slopes = step(gaps)
+        self.counts = (values @ weights[:, :, None]).squeeze(2)
+
+    def add_gradient(self, gradient: Tensor, outer: Tensor) -> None:
+        """Add the gradient of sum_k outer(k) counts(k) to ``gradient`` (Q, N); outer (Q, K) is held constant."""
+        gradient.scatter_add_(1, self.counted, (outer[:, None, :] @ self.slopes).squeeze(1) * self.weights)
+        gradient.scatter_add_(1, self.items, -outer * (self.slopes @ self.weights[:, :, None]).squeeze(2))
+
+
+def _select_levels(order: Tensor, counts: Tensor, lowest: int, highest: int) -> tuple[Tensor, Tensor]:
+    """Select the items of the levels from lowest to highest.
+
+    Args:
+        order: (Q, N) columns of the similarities in descending order of level.
+        counts: (Q, L + 1) number of items of each level.
+        lowest: lowest level to select.
+        highest: highest level to select.
+
+    Returns:
+        The items as columns of the similarities (Q, K), and which of them aren't padding (Q, K) bool.
+    """
+    first = counts[:, highest + 1 :].sum(dim=1, keepdim=True)
+    number = counts[:, lowest : highest + 1].sum(dim=1, keepdim=True)
+    offsets = torch.arange(int(number.max()), device=order.device)
+    return order.gather(1, (first + offsets).clamp(max=order.shape[1] - 1)), offsets < number
+
+
+def _item_relevance(lists: GradedLists) -> Tensor:
+    """Look up the relevance of each item -> (Q, N)."""
+    return lists.relevance.gather(1, lists.levels.clamp(min=0))
+
+
+def _constant_ranks(similarities: Tensor, lists: GradedLists, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the parts of each item's rank and Hrank that have no gradient. (Q, N) -> (Q, N), (Q, N)
+
+    These parts count the item itself and the items j without a step function. Sorting tells how many of them are
+    before each item, without a tensor of all pairs.
+    """
+    relevance = _item_relevance(lists)
+    ranks, h_ranks = torch.ones_like(similarities), relevance.clone()
+    ascending, order = similarities.sort(dim=1)
+    behind = torch.searchsorted(ascending, similarities - tie(similarities.dtype))
+    for level in range(1, lists.relevance.shape[1]):
+        has_level = lists.levels == level
+        num_behind = F.pad(has_level.gather(1, order).cumsum(dim=1), (1, 0)).gather(1, behind)
+        before = (counts[:, level, None] - num_behind - has_level.long()).to(similarities.dtype)
+        ranks += before * (lists.levels <= level)
+        shared = before * relevance.minimum(lists.relevance[:, level, None])
+        h_ranks += shared if lists.h_rank_step is None else shared * (lists.levels >= level)
+    return ranks, h_ranks

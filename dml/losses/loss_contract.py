@@ -38,15 +38,7 @@ VALUE = "expected a scalar tensor with a gradient"
 
 
 def check_module(loss: object, key: str = "loss") -> None:
-    """Check that a loss is a module whose ``__init__`` has called that of its base class.
-
-    Args:
-        loss: object that the `_target_` of a configuration returned.
-        key: key of the loss in the configuration.
-
-    Raises:
-        InputError: if it isn't.
-    """
+    """Check that a loss is a module whose ``__init__`` has called that of its base class."""
     if isinstance(loss, nn.Module):
         if "_modules" not in vars(loss):
             raise InputError(f"{key}: {dotted_name(type(loss))}.__init__ has to begin with super().__init__()")
@@ -62,14 +54,7 @@ def check_module(loss: object, key: str = "loss") -> None:
 
 
 def check_forward(loss: nn.Module) -> None:
-    """Check that the ``forward`` of a loss takes embeddings and labels.
-
-    Args:
-        loss: loss of a head.
-
-    Raises:
-        InputError: if there is none, or it takes something else.
-    """
+    """Check that the ``forward`` of a loss takes embeddings and labels."""
     if type(loss).forward is nn.Module.forward:
         raise InputError(f"loss: {dotted_name(type(loss))} has no forward, expected forward(embeddings, labels)")
     arguments = {"indices": None} if getattr(loss, "needs_indices", False) else {}
@@ -84,15 +69,7 @@ def check_forward(loss: nn.Module) -> None:
 
 
 def check_value(loss: nn.Module, value: Any) -> None:
-    """Check, without waiting for a GPU, that a loss returned a scalar tensor.
-
-    Args:
-        loss: loss of a head, or a part of one.
-        value: return value of the loss.
-
-    Raises:
-        InputError: if it is something else.
-    """
+    """Check, without waiting for a GPU, that a loss returned a scalar tensor."""
     if not isinstance(value, Tensor):
         described = "None" if value is None else f"a {type(value).__name__}"
         raise InputError(f"loss: {dotted_name(type(loss))}.forward returned {described}, {VALUE}")
@@ -103,15 +80,7 @@ def check_value(loss: nn.Module, value: Any) -> None:
 
 
 def check_gradient(loss: nn.Module, value: Tensor) -> None:
-    """Check, without waiting for a GPU, that the value of a loss has a gradient.
-
-    Args:
-        loss: loss of a head.
-        value: scalar that it returned.
-
-    Raises:
-        InputError: if it has none.
-    """
+    """Check, without waiting for a GPU, that the value of a loss has a gradient."""
     if not value.requires_grad:
         described = "without a gradient" if value.is_floating_point() else f"of whole numbers ({value.dtype})"
         raise InputError(f"loss: {dotted_name(type(loss))}.forward returned a tensor {described}, {VALUE}")

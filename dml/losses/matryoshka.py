@@ -69,11 +69,7 @@ class MatryoshkaLoss(Loss):
     ) -> Tensor:
         """Compute the weighted sum of the losses of the prefixes of embeddings (B, D) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch; D is at least the largest size.
-            labels: (B,) or (B, L) labels of the batch.
-            indices: (B,) row indices of the batch in the training table, for losses that need them.
-            queries: rows of the batch that the means are over, for losses that take them.
+        The row indices (B,) in the training table, and the rows that the means are over, are for losses that take them.
 
         Raises:
             InputError: if the embeddings are smaller than the largest prefix.

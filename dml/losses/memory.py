@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class CrossBatchMemory(Loss):
             has 1,000, in trainings of tens of thousands of batches.
     """
 
+    remembers_batches: ClassVar[bool] = True
     embeddings: Tensor
     labels: Tensor
     steps: Tensor

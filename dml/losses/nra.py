@@ -77,7 +77,6 @@ def _standardise(embeddings: Tensor) -> Tensor:
 
 
 def _extreme_ranks(rows: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute r (2, B) of each row's farthest positive and nearest negative, and tell which rows have both (B,)."""
     chosen, has_both = _choose_extremes(rows, positives, negatives)
     extremes: Tensor = _ChosenDistances.apply(rows, chosen)
     smallest, largest = extremes.amin(dim=0), extremes.amax(dim=0)

@@ -68,12 +68,6 @@ def check_beginning(
     >>> from dml.losses.happier import ClusterLoss
     >>> check_beginning("class_means", {"H": ClusterLoss(3, 2)}, num_classes=[3], embed_dims={"H": 2})
 
-    Args:
-        choice: the value of ``proxies``.
-        losses: losses by head.
-        num_classes: number of training classes of each level.
-        embed_dims: sizes of the embeddings by head.
-
     Raises:
         InputError: if class means are chosen for a loss without proxies.
     """

@@ -84,10 +84,7 @@ class RankedListLoss(Loss):
     def forward(self, embeddings: Tensor, labels: Tensor, queries: slice = ALL) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar.
 
-        Args:
-            embeddings: (B, D) embeddings of the batch.
-            labels: (B,) or (B, L) labels of the batch.
-            queries: rows of the batch that the mean is over; each is compared with the whole batch.
+        The mean is over the rows ``queries``, each of which is compared with the whole batch.
         """
         unit = F.normalize(embeddings, dim=1)
         gallery = unit.detach() if self.detach_gallery else unit

@@ -10,7 +10,7 @@ from .graded import asi as asi
 from .graded import count_by_level as count_by_level
 from .graded import h_ap as h_ap
 from .graded import ndcg as ndcg
-from .pair_verification import equal_error_rate as equal_error_rate
-from .pair_verification import error_rates as error_rates
-from .pair_verification import fnmr_at_fmr as fnmr_at_fmr
-from .pair_verification import opis as opis
+from .verification import equal_error_rate as equal_error_rate
+from .verification import error_rates as error_rates
+from .verification import fnmr_at_fmr as fnmr_at_fmr
+from .verification import opis as opis

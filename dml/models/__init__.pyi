@@ -1,7 +1,6 @@
 from .backbone import Backbone as Backbone
 from .bn_inception import BNInception as BNInception
 from .embedding import EmbeddingModel as EmbeddingModel
-from .googlenet import BranchedGoogLeNet as BranchedGoogLeNet
 from .heads import AuxiliaryHead as AuxiliaryHead
 from .heads import ClassTokenHead as ClassTokenHead
 from .heads import GeMHead as GeMHead
@@ -10,6 +9,7 @@ from .heads import PooledHead as PooledHead
 from .heads import PoolHead as PoolHead
 from .heads import TokenMeanHead as TokenMeanHead
 from .heads import TwoStepHead as TwoStepHead
+from .networks import BranchedGoogLeNet as BranchedGoogLeNet
 from .networks import branched_googlenet as branched_googlenet
 from .networks import resnet as resnet
 from .networks import timm_backbone as timm_backbone

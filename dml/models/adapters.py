@@ -50,12 +50,7 @@ class PartialTraining:
         backbone.keep_frozen_norms()
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
-        """Return the names of the parameters that learn.
-
-        Args:
-            backbone: network of the model.
-            names: names of its parameters that can learn.
-        """
+        """Return the names of the parameters that learn."""
         raise NotImplementedError
 
 
@@ -88,7 +83,11 @@ class NormOnly(PartialTraining):
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
         """Return the names of the parameters of layers whose class, or a base class of it, is named a norm."""
-        norms = [name for name, module in backbone.network.named_modules() if _is_norm(module)]
+        norms = [
+            name
+            for name, module in backbone.network.named_modules()
+            if any("Norm" in base.__name__ for base in type(module).__mro__)  # of torch or of timm
+        ]
         return [name for name in names if name.rpartition(".")[0] in norms]
 
 
@@ -193,11 +192,7 @@ class LoRA:
             )
 
     def _choose_layers(self, network: nn.Module) -> list[str]:
-        """Return the names of the layers that get updates.
-
-        Raises:
-            InputError: if there are none.
-        """
+        """Return the names of the layers that get updates."""
         layers = {name: module for name, module in network.named_modules() if _can_update(module)}
         if self.target_modules is None:
             names = _select(layers, ATTENTION_PROJECTIONS)
@@ -214,11 +209,7 @@ class LoRA:
 
 
 def merge_updates(model: nn.Module) -> None:
-    """Add the updates of `LoRA` to the weights of their layers, in place, so that the network is a plain one again.
-
-    Args:
-        model: model of any kind; without such updates nothing changes.
-    """
+    """Add the updates of `LoRA` to the weights of their layers, in place, so that the network is a plain one again."""
     for backbone in [module for module in model.modules() if isinstance(module, Backbone)]:
         if not any(".lora_A." in name for name, _ in backbone.network.named_parameters()):
             continue
@@ -260,10 +251,4 @@ def _can_update(layer: nn.Module) -> bool:
 
 
 def _select(layers: Iterable[str], last_parts: Sequence[str]) -> list[str]:
-    """Return the names that end with one of the parts."""
     return [name for name in layers if any(f".{name}".endswith(f".{part}") for part in last_parts)]
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a normalisation layer, of torch or of timm."""
-    return any("Norm" in base.__name__ for base in type(module).__mro__)

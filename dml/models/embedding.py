@@ -1,3 +1,5 @@
+"""A backbone with its heads, and what these have to be: a mistake in a user's own is one line."""
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.heads import TwoStepHead
-from dml.models.model_contract import build_head, check_backbone, check_embeddings_of_heads
+from dml.ops.configuration.dotted_names import dotted_name
 from dml.ops.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
@@ -69,7 +71,7 @@ class EmbeddingModel(nn.Module):
         pretraining: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_backbone(backbone)
+        _check_backbone(backbone)
         if taps is None:
             if len(backbone.stages) < 3:
                 raise InputError("model.taps=null: this network doesn't name its stages; give {L: ..., M: ..., H: ...}")
@@ -89,19 +91,16 @@ class EmbeddingModel(nn.Module):
         backbone.tap({name: taps[name] for name in heads})
         maps = self._freeze_unreached({name: taps[name] for name in heads}, image_size)
         self.heads = nn.ModuleDict(
-            {name: build_head(name, head[name], _head_shape(maps[name]), self.embed_dims[name]) for name in heads}
+            {name: _build_head(name, head[name], _head_shape(maps[name]), self.embed_dims[name]) for name in heads}
         )
         _check_tokens({name: taps[name] for name in heads}, self.heads)
-        check_embeddings_of_heads(self.heads, maps, self.embed_dims)
+        _check_embeddings(self.heads, maps, self.embed_dims)
 
     @torch.enable_grad()
     def _freeze_unreached(self, taps: Mapping[str, str], image_size: int) -> dict[str, Tensor]:
         """Freeze the parameters that no tapped map depends on, and return the maps of a black image.
 
         Otherwise DistributedDataParallel would wait forever for the gradients of those parameters.
-
-        Raises:
-            InputError: if a tapped submodule doesn't output a map.
         """
         self.backbone.eval()
         maps = self._embed_blank(image_size)
@@ -116,7 +115,6 @@ class EmbeddingModel(nn.Module):
         return {name: tapped.detach() for name, tapped in maps.items()}
 
     def _list_unreached(self, maps: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of the network's trained parameters that no map depends on."""
         named = {name: p for name, p in self.backbone.network.named_parameters() if p.requires_grad}
         total = torch.stack([tapped_map.sum() for tapped_map in maps.values()]).sum()
         if not total.requires_grad:
@@ -215,6 +213,43 @@ class EmbeddingModel(nn.Module):
         return features
 
 
+def _check_backbone(backbone: object) -> None:
+    """Check that a backbone is a `Backbone`, which scales the pixels and taps the maps."""
+    if not isinstance(backbone, Backbone):
+        raise InputError(
+            f"model.backbone: {dotted_name(backbone)} isn't a dml.models.backbone.Backbone; "
+            "return Backbone(network, mean=..., std=...)"
+        )
+
+
+def _build_head(name: str, build: Callable[..., Any], shape: tuple[int, int, int], embed_dim: int) -> nn.Module:
+    """Build the head of this name from the shape (C, h, w) of a tapped map and the size of the embedding."""
+    head = build(shape, embed_dim)
+    if not isinstance(head, nn.Module):
+        raise InputError(f"model.head.{name}: {dotted_name(build)} returned {_describe(head)}, expected an nn.Module")
+    return head
+
+
+@torch.no_grad()
+def _check_embeddings(heads: nn.ModuleDict, maps: Mapping[str, Tensor], embed_dims: Mapping[str, int]) -> None:
+    """Check that each head makes an embedding of its size (1, D) for a map (1, C, h, w), or tokens (1, T, C)."""
+    heads.eval()
+    for name, head in heads.items():
+        embedding, shape = head(maps[name]), (1, embed_dims[name])
+        if not isinstance(embedding, Tensor) or embedding.shape != shape:
+            raise InputError(
+                f"model.head.{name}: {dotted_name(head)} returned {_describe(embedding)} for one image, expected a "
+                f"tensor of shape {shape}: model.embed_dim={embed_dims[name]}"
+            )
+    heads.train()
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {(*value.shape,)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def _embed_dim(embed_dim: int | Mapping[str, int], name: str) -> int:
     """Return the embedding size of the named head, or raise InputError if it isn't a positive integer."""
     size = embed_dim.get(name) if isinstance(embed_dim, Mapping) else embed_dim
@@ -236,10 +271,33 @@ def _head_shape(tapped: Tensor) -> tuple[int, int, int]:
 
 
 def _check_tokens(taps: Mapping[str, str], heads: nn.ModuleDict) -> None:
-    """Raise InputError if a head of tokens taps a map, or a head of maps taps tokens."""
     for name, head in heads.items():
         takes_tokens = bool(getattr(head, "takes_tokens", False))
         if takes_tokens and taps[name] != "tokens":
             raise InputError(f"model.taps.{name}={taps[name]}: {type(head).__name__} embeds tokens; tap tokens")
         if not takes_tokens and taps[name] == "tokens":
             raise InputError(f"model.taps.{name}=tokens: {type(head).__name__} embeds a map; tap patches or a stage")
+
+
+def embed_views(embed: Callable[[Tensor], dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
+    """Embed the V views of each image, and average the embeddings of each image -> embeddings (B, D) by name.
+
+    The average has the direction of the mean of the L2-normalised embeddings of the views, and the mean of their
+    lengths. So it is that mean once it is normalised, and where raw embeddings are concatenated, a head with longer
+    embeddings keeps its larger weight. According to Song et al. ("Deep metric learning via facility location", 2017),
+    the figures of N-pair rest on the averaged embeddings of ten crops, which were random.
+
+    Args:
+        embed: function of images (B, 3, h, w) that returns embeddings (B, D) by name.
+        images: (B, V, 3, h, w); one view of all images is embedded at a time, so V views take no more memory than one.
+    """
+    views = [embed(view) for view in images.unbind(1)]
+    return {name: _mean([view[name] for view in views]) for name in views[0]}
+
+
+def _mean(views: Sequence[Tensor]) -> Tensor:
+    """Average the embeddings (B, D) of V views -> (B, D)."""
+    stacked = torch.stack([*views])
+    direction = F.normalize(F.normalize(stacked, dim=2).mean(dim=0), dim=1)
+    length: Tensor = torch.linalg.vector_norm(stacked, dim=2).mean(dim=0)
+    return direction * length[:, None]

@@ -262,7 +262,6 @@ class AuxiliaryHead(TwoStepHead):
 
 
 def _pooled_size(size: int) -> int:
-    """Compute the side of a map after a pool of width 5 and stride 3 in ceil mode."""
     return -(-(size - 5) // 3) + 1
 
 

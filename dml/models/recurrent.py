@@ -144,7 +144,7 @@ class RecurrentModel(nn.Module):
     Args:
         cnn: embedding model f, which is trained together with the LSTMs.
         pretrained: embedding model of the same structure; it gets the weights of ``cnn`` and is frozen.
-            `dml.training.checkpointing.checkpoints.load_initial_weights` loads pre-trained weights into both.
+            `dml.training.checkpoints.load_initial_weights` loads pre-trained weights into both.
         recurrent: function that builds a head's `RecurrentEmbedding` from the sizes of its input and output.
         neighbors: number of neighbours of each image, K; 16 in the thesis.
 

@@ -1,5 +1,12 @@
+"""The nearest items by distance, ties by index."""
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
 
 SORT_FACTOR = 16
 """Memory that sorting distances takes, as a multiple of the memory of the distances."""
@@ -56,3 +63,20 @@ def _by_value_and_item(values: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
     items, order = items.sort(dim=1)
     values, order = sort_with_ties(values.gather(1, order))
     return values, items.gather(1, order)
+
+
+def nearest(distances: Floats, k: int) -> Integers:
+    """Return the indices of the k smallest distances, smallest first; ties are sorted by index. (N,) -> (k,)
+
+    >>> nearest(np.array([0.5, 0.1, 0.5, 0.3], dtype=np.float32), k=3).tolist()
+    [1, 3, 0]
+
+    Args:
+        distances: (N,) distances of the items.
+        k: number of indices, 0 to N.
+    """
+    if not k:
+        return np.empty(0, dtype=np.int64)
+    limit = np.partition(distances, k - 1)[k - 1]
+    within = np.flatnonzero(distances <= limit)
+    return within[np.argsort(distances[within], kind="stable")[:k]]

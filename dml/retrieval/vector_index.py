@@ -11,11 +11,16 @@ import faiss
 import numpy as np
 
 from dml.ops.errors import InputError
-from dml.retrieval.faiss_gpus import LARGEST_K, copy_to_gpus
-from dml.retrieval.few_queries import multiplying_few_queries
-from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products
-from dml.retrieval.index_training import train_index
-from dml.retrieval.tied_neighbors import Floats, Integers, search_with_ties, sort_ties
+from dml.retrieval.faiss_search import (
+    LARGEST_K,
+    Floats,
+    Integers,
+    copy_to_gpus,
+    multiplying_few_queries,
+    search_with_ties,
+    sort_ties,
+)
+from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products, train_index
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import take_some_classes
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.head_sets import list_evaluated_heads, select_joint
 from dml.evaluation.monitor import AUTO, has_time_for_clusters, make_further_config, make_validation_config
-from dml.evaluation.printed_metrics.metric_names import MetricName
-from dml.losses.positive_pairs import check_pairs
+from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
+from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
 from dml.ops.errors import InputError
@@ -28,18 +27,16 @@ from dml.run.model_builders import build_crops_transform as build_crops_transfor
 from dml.run.model_builders import build_model as build_model
 from dml.run.table_reading import read_table
 from dml.training.callbacks.loss_schedule import make_loss_schedule
-from dml.training.checkpointing.frozen_weights import FrozenWeights
 from dml.training.data import DataModule, EvaluationData
-from dml.training.embedders import ModelEmbedder
-from dml.training.frozen.frozen_data import FrozenDataModule
-from dml.training.frozen.frozen_learner import FrozenLearner
+from dml.training.embedders import HeadChoice, ModelEmbedder
+from dml.training.frozen import FrozenDataModule, FrozenLearner
+from dml.training.frozen_weights import FrozenWeights
 from dml.training.gradient_cache import check_chunk_size
 from dml.training.hardware import check_synchronized, choose_loader_settings, parse_compile
-from dml.training.head_choice import HeadChoice
 from dml.training.module import MetricLearner
+from dml.training.optimizers import SchedulePace
 from dml.training.recurrent_learner import RecurrentEmbedder, RecurrentLearner
 from dml.training.run_length import count_steps
-from dml.training.schedules import SchedulePace
 
 
 def build_table(config: DictConfig, *, needs_fold: bool = True) -> ImageTable:

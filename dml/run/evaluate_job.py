@@ -29,8 +29,8 @@ from dml.run.resuming.stored_configuration import (
     write_configuration,
 )
 from dml.run.stages import find_stage, make_evaluation_config
-from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, read_checkpoint
-from dml.training.checkpointing.frozen_weights import lacks_weights
+from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
+from dml.training.frozen_weights import lacks_weights
 
 
 def evaluate(config: DictConfig, folder: RunFolder, overrides: list[str]) -> dict[str, Any]:

@@ -7,15 +7,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data.table import TEST_SPLITS, ImageTable
-from dml.evaluation.further_rankings.rerankings import Reranking, make_rerankings
+from dml.evaluation.benchmark_lists import check_queries, check_validation_classes
 from dml.evaluation.geometry import choose_ball
-from dml.evaluation.head_sets import list_evaluated_heads
-from dml.evaluation.metric import Kind
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.metric import Kind, MetricConfig
 from dml.evaluation.monitor import AUTO, check_monitor, check_tie_breaker, make_further_config
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
-from dml.evaluation.query_check import check_queries, check_validation_classes
-from dml.evaluation.threshold.threshold_choice import ThresholdSettings
+from dml.evaluation.names import full_metric_name, list_evaluated_heads
+from dml.evaluation.rerankings import Reranking, make_rerankings
+from dml.evaluation.threshold import ThresholdSettings
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.building import build

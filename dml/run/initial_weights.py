@@ -14,7 +14,7 @@ from dml.run import builders, building
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage
-from dml.training.checkpointing.checkpoints import (
+from dml.training.checkpoints import (
     TrainingProgress,
     load_initial_state,
     load_initial_weights,

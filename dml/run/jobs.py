@@ -36,13 +36,11 @@ from dml.run.resuming.stored_configuration import (
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.sweeps import build_pruning
 from dml.runtime import signals
-from dml.training.callbacks.last_checkpoint import RunEnder
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
-from dml.training.checkpointing.checkpoints import TrainingProgress, load_model
-from dml.training.checkpointing.frozen_weights import FrozenWeights
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, RunEnder
+from dml.training.checkpoints import TrainingProgress, load_model
 from dml.training.data import DataModule
-from dml.training.frozen.frozen_data import FrozenDataModule
-from dml.training.frozen.frozen_learner import FrozenLearner
+from dml.training.frozen import FrozenDataModule, FrozenLearner
+from dml.training.frozen_weights import FrozenWeights
 from dml.training.hardware import check_accelerator
 from dml.training.history import History
 from dml.training.module import MetricLearner

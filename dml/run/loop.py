@@ -17,8 +17,7 @@ from dml.run.building import build
 from dml.run.config_folders import CONF
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
-from dml.training.float32 import Float32Precision
-from dml.training.hardware import check_accelerator, choose_deterministic
+from dml.training.hardware import Float32Precision, check_accelerator, choose_deterministic
 from dml.training.processes import SignalHandling
 from dml.training.run_length import AUTO, COUNTED
 from dml.training.trainer_arguments import check_arguments

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
 from dml.data.image_files.pngs import user_cache_folder
 from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
-from dml.data.overview.count_table import make_count_table
+from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
@@ -17,13 +17,13 @@ from dml.data.prepared.verification import CheckedImage, check_images, list_faul
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.worker_processes import choose_processes
-from dml.evaluation.sheets.table_pictures import write_contact_sheets
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup, printable
 from dml.ops.filesystem.files import remove_partial_files
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
 from dml.ops.text.counts import format_count
+from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
 
 PRINTED_FAULTS = 5

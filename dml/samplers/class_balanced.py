@@ -256,14 +256,7 @@ def images_per_draw(sizes: Ints, images_per_class: int, short_classes: str) -> I
 
 
 def _choose_classes_per_batch(setting: int | str, sizes: Ints, draw_counts: Ints, images_per_class: int) -> int:
-    """Return the number of classes in a batch; raise InputError unless the classes that are drawn fill a batch.
-
-    Args:
-        setting: a number of classes, or "auto".
-        sizes: (classes,) number of images of each class.
-        draw_counts: number of images that each drawn class gives to a batch.
-        images_per_class: number of images of each class in a batch, K.
-    """
+    """Return the number of classes in a batch; raise InputError unless the classes that are drawn fill a batch."""
     if len(draw_counts) == 0:
         raise InputError(
             f"sampler.short_classes=drop: no class has images_per_class={images_per_class} images, "

@@ -136,7 +136,6 @@ class _Half:
 
 
 def _level(labels: ArrayLike, level: int) -> Ints:
-    """Return one column of the labels. (N, L) -> (N,)"""
     array = np.asarray(labels)
     levels = 1 if array.ndim == 1 else array.shape[1]
     if level >= levels:

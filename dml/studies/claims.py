@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dml.evaluation.comparisons.intervals import Interval, mean_interval
-from dml.evaluation.metric_config import METRICS_BY_NAME
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.metric import METRICS_BY_NAME
+from dml.evaluation.names import full_metric_name
+from dml.report.statistics import Interval, mean_interval
 from dml.run.stages import list_stages
 from dml.studies.charts import add_difference_axes, new_chart
 from dml.studies.experiments import compose, count_steps
@@ -84,13 +84,6 @@ class Outcome:
         return mean_interval(list(self.differences.values())) if self.differences else None
 
     @property
-    def low(self) -> float:
-        """The lower end of the interval: of a single run the number itself, without a run infinity."""
-        if self.interval is None:
-            return float("inf")
-        return self.interval.mean - (self.interval.half_width if self.interval.runs > 1 else 0.0)
-
-    @property
     def verdict(self) -> Verdict:
         """The verdict on this comparison alone."""
         return decide(list(self.differences.values()), self.comparison.margin)
@@ -104,6 +97,13 @@ class Outcome:
         return f"{self.interval.mean:+.1f}{width}"
 
     @property
+    def marked_text(self) -> str:
+        """The text with its verdict: bold is confirmed, and what is reversed or open is named."""
+        if self.verdict == Verdict.CONFIRMED:
+            return f"**{self.text}**"
+        return self.text if self.verdict == Verdict.NOT_CONFIRMED else f"{self.text} ({self.verdict})".strip()
+
+    @property
     def printed_text(self) -> str:
         """The difference of the paper's numbers."""
         return "–" if self.printed is None else f"{self.printed:+.1f}"
@@ -111,22 +111,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, and its outcomes: what the study's file says of it, {data set: outcomes, or cells}."""
+    """A claim of a paper: what the study's file says of it, and its outcomes on each data set."""
 
     number: str
     content: Mapping[str, Any]
     outcomes: Mapping[str, list[Outcome]]
-    cells: Mapping[str, list[Cell]]
 
     @property
     def metrics(self) -> list[str]:
         """The compared metrics, each once."""
         return list(dict.fromkeys(comparison.metric for comparison in list_comparisons(self.content)))
-
-    @property
-    def heading(self) -> str:
-        """The verdict on each data set."""
-        return ", ".join(f"{combine(found)} on {dataset}" for dataset, found in self.outcomes.items()).capitalize()
 
 
 def decide(differences: Sequence[float], margin: float = 0.0) -> Verdict:
@@ -163,14 +157,6 @@ def combine(outcomes: Sequence[Outcome]) -> Verdict:
     return combine_verdicts([outcome.verdict for outcome in outcomes])
 
 
-def find_closest(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return, of the comparisons that share their better side and metric, the one whose interval reaches lowest."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.comparison.better, outcome.comparison.metric), []).append(outcome)
-    return [min(group, key=lambda outcome: outcome.low) for group in groups.values()]
-
-
 def label(metric: str) -> str:
     """Return the label of a metric on the page."""
     return METRICS_BY_NAME[metric].label if full_metric_name(metric) == metric else metric
@@ -189,13 +175,12 @@ def test_claims(study: Study, results: Results) -> list[Claim]:
     """Compute the outcomes of each claim on the data sets that have all of its rows."""
     claims = []
     for number, content in study.content["claims"].items():
-        rows, outcomes, cells = list_compared_rows(content), {}, {}
+        rows, outcomes = list_compared_rows(content), {}
         for dataset in study.content["datasets"]:
             if all((dataset, "", row) in study.by_key for row in rows):
-                cells[dataset] = [study.by_key[dataset, "", row] for row in rows]
-                values = {cell.row: cell for cell in cells[dataset]}
-                outcomes[dataset] = [_compare(content, pair, values, results) for pair in list_comparisons(content)]
-        claims.append(Claim(str(number), content, outcomes, cells))
+                cells = {row: study.by_key[dataset, "", row] for row in rows}
+                outcomes[dataset] = [_compare(content, pair, cells, results) for pair in list_comparisons(content)]
+        claims.append(Claim(str(number), content, outcomes))
     return claims
 
 
@@ -235,23 +220,25 @@ def _find_printed(claim: Mapping[str, Any], side: str, metric: str) -> float | N
 
 def render_claims(study: Study, results: Results) -> str:
     """Render the page of the claims."""
-    counts = {}
-    for dataset in study.content["datasets"]:
-        rows = [results.find_row(cell) for cell in study.cells if cell.dataset == dataset]
-        counts[dataset] = len({(run.configuration, run.seed) for row in rows if row for run in row.runs})
+    claims = test_claims(study, results)
+    metrics: dict[str, dict[str, None]] = {}
+    for claim in claims:
+        for row in list_compared_rows(claim.content):
+            metrics.setdefault(row, {}).update(dict.fromkeys(claim.metrics))
     return render_page(
         study,
         results,
         filters={
             "verdict": combine,
-            "closest": find_closest,
             "label": label,
             "steps": lambda cell: sum(count_steps(stage.config) for stage in list_stages(compose(cell.training))),
             "best": _find_best,
             "metric_name": lambda cell, metric: cell.find_metric(full_metric_name(metric)),
         },
-        tested_claims=test_claims(study, results),
-        counts=counts,
+        tested_claims=claims,
+        compared_metrics=metrics,
+        metrics=list(dict.fromkeys(metric for own in metrics.values() for metric in own)),
+        zip=zip,
         fewest=FEWEST_SEEDS,
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dml.evaluation.comparisons.class_sums import ClassSums, sum_runs_by_class
-from dml.evaluation.measured_facts import UNKNOWN, describe_configuration, describe_measurement
 from dml.ops.configuration.overrides import check_set_elsewhere, key_of
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
+from dml.report.statistics import ClassSums, sum_runs_by_class
 from dml.run.evaluators import find_ball
 from dml.studies.ensembles import rank_ensemble
 from dml.studies.experiments import compose, read_described_keys

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dml.evaluation.comparisons.class_sums import PER_QUERY, ClassSums, shorten, sum_by_class
 from dml.inference.loading import load
 from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.statistics import PER_QUERY, ClassSums, shorten, sum_by_class
 
 Vectors = npt.NDArray[np.float32]
 

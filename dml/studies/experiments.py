@@ -13,11 +13,11 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from dml.evaluation.measured_facts import describe_configuration
 from dml.ops.configuration.former_keys import former_key, rename_override
 from dml.ops.configuration.nested import flat, is_below
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError
+from dml.report.provenance import describe_configuration
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import list_keys
@@ -109,7 +109,7 @@ def describe_training(training: Training, heads: tuple[str, ...] = ()) -> dict[s
 
 
 def read_described_keys(training: Training, heads: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the part of a configuration that `dml.evaluation.measured_facts` reads, as plain values."""
+    """Return the part of a configuration that `dml.report.provenance` reads, as plain values."""
     config = compose(training)
     values = {key: config.get(key) for key in DESCRIBED_KEYS}
     plain: dict[str, Any] = {

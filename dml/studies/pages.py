@@ -1,5 +1,6 @@
 """The pages of studies: Jinja templates beside the studies' files, and the numbers that stand in them."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -10,15 +11,13 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from dml.evaluation.comparisons.class_sums import ClassSums
-from dml.evaluation.comparisons.intervals import mean_interval
-from dml.evaluation.comparisons.paired_tests import adjust_p_values, bootstrap_p_value
-from dml.evaluation.measured_facts import join_facts
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest
 from dml.ops.filesystem.files import write_text
 from dml.ops.text.counts import format_count
 from dml.ops.text.text_tables import markdown_table, replace_between
+from dml.report.provenance import join_facts
+from dml.report.statistics import ClassSums, adjust_p_values, bootstrap_p_value, mean_interval
 from dml.studies.charts import Points, draw_intervals
 from dml.studies.results import TEST, Results, RowResult
 from dml.studies.study import REFERENCE, Study
@@ -28,6 +27,8 @@ RESAMPLES = 10_000
 LEVEL = 0.05
 """The level below which an adjusted p-value counts as a difference."""
 MINUS = "−"
+SIZE = re.compile(r"([\d,]+)(?: to ([\d,]+))? dimensions(?: as the validation chooses heads)?")
+"""The size of vectors, as `describe_measurement` says it."""
 
 COLUMNS = {
     "": "name",
@@ -65,7 +66,7 @@ def _render(template: str, study: Study, results: Results, **values: Any) -> str
         "facts": describe_facts,
         "tested": describe_runs,
         "matrix": compare_pairs,
-        "table": partial(format_table, study.content.get("columns", COLUMNS)),
+        "table": lambda rows, columns=None: format_table(columns or study.content.get("columns", COLUMNS), rows),
     }
     return render(template, **{**study.content, **functions, "study": study, "results": results, **values})
 
@@ -221,8 +222,15 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def describe_facts(rows: Sequence[RowResult], mark: str = "`") -> str:
-    """Return sentences on what the metrics of rows are of."""
-    return join_facts({f"{mark}{row.cell.row}{mark}": row.facts for row in rows})
+    """Return sentences on what the metrics of rows are of, with the smallest and the largest size of their vectors."""
+    facts_by_name = {f"{mark}{row.cell.row}{mark}": row.facts for row in rows}
+    vectors = " ".join(facts.get("vector", "") for facts in facts_by_name.values())
+    sizes = sorted({int(size.replace(",", "")) for found in SIZE.findall(vectors) for size in found if size})
+    dimensions = " to ".join(f"{size:,}" for size in dict.fromkeys((*sizes[:1], *sizes[-1:]))) + " dimensions"
+    for facts in facts_by_name.values():
+        kinds = dict.fromkeys(SIZE.sub(dimensions, facts.get("vector", "")).split(" or "))
+        facts |= {"vector": " or ".join(kinds)} if sizes else {}
+    return join_facts(facts_by_name)
 
 
 def describe_runs(rows: Sequence[RowResult], noun: str = "seed") -> str:
@@ -246,12 +254,15 @@ def compute_p_values(tests: Mapping[str, ClassSums], metric: str) -> dict[tuple[
 
 
 def compare_pairs(rows: Sequence[RowResult], metric: str) -> dict[tuple[str, str], str]:
-    """Format the differences of all pairs of rows with their corrected p-values; bold ones are significant."""
+    """Format the differences of all pairs of rows with their corrected p-values; bold ones are significant.
+
+    Returns:
+        {(row, later row): the first less the second}.
+    """
     tests = {row.cell.row: row.tested for row in rows}
     cells = {}
     for (first, second), p_value in compute_p_values(tests, metric).items():
         p_text = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
-        for one, other in ((first, second), (second, first)):
-            text = f"{100 * (tests[one].mean(metric) - tests[other].mean(metric)):+.1f} ({p_text})".replace("-", MINUS)
-            cells[one, other] = f"**{text}**" if p_value < LEVEL else text
+        text = f"{100 * (tests[first].mean(metric) - tests[second].mean(metric)):+.1f} ({p_text})".replace("-", MINUS)
+        cells[first, second] = f"**{text}**" if p_value < LEVEL else text
     return cells

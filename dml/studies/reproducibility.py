@@ -206,13 +206,13 @@ def _describe_paper(paper: str, tables: Sequence[Table]) -> dict[str, Any]:
         as_stated = sum(not of_number for of_number in found.values())
         datasets = ", ".join(dict.fromkeys(number.dataset for number in table.numbers))
         lines.append((table.name, datasets, quoted, len(table.numbers), as_stated, ", ".join(marks)))
-    unstated: dict[tuple[str, str], dict[str, None]] = {}
-    for value in (
-        value for table in tables for training in table.trainings for value in find_unstated_values(training)
-    ):
-        overrides = unstated.setdefault((value.path.removeprefix(f"{paper}/"), value.comment), {})
-        overrides |= dict.fromkeys(value.overrides)
-    return {"name": PAPERS[paper], "key": paper, "tables": lines, "differences": differences, "unstated": unstated}
+    unstated: dict[str, dict[str, dict[str, None]]] = {}
+    for value in (one for table in tables for training in table.trainings for one in find_unstated_values(training)):
+        comments = unstated.setdefault(value.path.removeprefix(f"{paper}/"), {})
+        comments.setdefault(value.comment, {}).update(dict.fromkeys(value.overrides))
+    choices = [(comments, [path for path in unstated if unstated[path] == comments]) for comments in unstated.values()]
+    choices = [choice for place, choice in enumerate(choices) if choice not in choices[:place]]
+    return {"name": PAPERS[paper], "key": paper, "tables": lines, "differences": differences, "choices": choices}
 
 
 def _describe_scope(table: Table, difference: Difference, touched: Sequence[PrintedNumber]) -> str:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from dml.commands.failures.error_lines import print_line
-from dml.evaluation.report.reported_run import ReportedRun, read_run
-from dml.evaluation.report.sheets import choose_lowest
-from dml.evaluation.report.side_by_side import align_queries
-from dml.evaluation.sheets.embedding_map import FEWEST, embedding_map
-from dml.evaluation.sheets.pictures import choose_queries
-from dml.evaluation.sheets.table_pictures import draw_queries
+from dml.evaluation.per_query import choose_lowest
 from dml.inference.loading import load
 from dml.ops.errors import InputError
+from dml.report.embedding_map import FEWEST, embedding_map
+from dml.report.pictures import choose_queries, draw_queries
+from dml.report.run import ReportedRun, read_run
+from dml.report.side_by_side import align_queries
 from dml.studies.figures import PlaneEmbeddings, draw_planes
 
 QUERIES_PER_SHEET = 8

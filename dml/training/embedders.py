@@ -1,3 +1,5 @@
+"""Lightning modules that embed a split, the metrics of its heads, and the choice of heads: ``choose_heads``."""
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +11,13 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from dml.data.dataset import Batch
-from dml.evaluation.printed_metrics.metric_names import HEADS, split_head_names
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.geometry import ranking_device
+from dml.evaluation.names import HEADS, MetricName, join_head_names, split_head_names
+from dml.models.embedding import embed_views
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.poincare import Ball, join_in_ball
-from dml.training.crops import embed_views
-from dml.training.distributed.collectives import gather_rows
+from dml.training.distributed import gather_rows
 
 Metrics = dict[str, float]
 Evaluate = Callable[[Tensor, Tensor], Metrics]
@@ -169,7 +171,6 @@ class ModelEmbedder(Embedder):
         return join_in_ball([*embeddings.values()], self.ball) if self.ball else self.model.concatenate(embeddings)
 
     def _sets(self, heads: Iterable[str]) -> dict[str, Sequence[str]]:
-        """Return the heads of each embedding by its name."""
         return {CHOSEN_HEADS: self.model.chosen_heads} | {
             name: split_head_names(name) for name in (*self.head_sets, *heads)
         }
@@ -189,3 +190,45 @@ def evaluate_heads(embedded: Embedded, names: Iterable[str], evaluate: Evaluate,
         values = evaluate(embedded.embeddings[heads].to(ranking_device(device)), embedded.rows)
         metrics |= values if heads == CHOSEN_HEADS else {f"{HEADS}/{heads}/{name}": values[name] for name in values}
     return metrics
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """Chooses the best of the last head, the last two heads, and so on to all heads.
+
+    Lower heads help on some data sets, such as drawings, and harm on others, such as photographs of birds.
+
+    Args:
+        heads: names of the model's heads, from low to high.
+        monitor: name of the metric that compares sets of heads, on which checkpoints are chosen as well.
+        mode: "max" if larger values of it are better, "min" if smaller ones are.
+        tie_breaker: name of a metric that decides between equal values, the larger the better; None takes more heads.
+    """
+
+    heads: Sequence[str]
+    monitor: str
+    mode: str = "max"
+    tie_breaker: str | None = None
+
+    @property
+    def candidates(self) -> list[str]:
+        """The names of the sets of heads, the largest one first.
+
+        >>> HeadChoice(["L", "M", "H"], "level0/recall@1").candidates
+        ['L+M+H', 'M+H', 'H']
+        """
+        return [join_head_names(self.heads[first:]) for first in range(len(self.heads))]
+
+    def choose(self, embedded: Embedded, evaluate: Evaluate, device: torch.device) -> tuple[tuple[str, ...], Metrics]:
+        """Evaluate the embeddings of each set -> the heads of the best one, and its metrics."""
+        metrics = {
+            name: evaluate(embedded.embeddings[name].to(ranking_device(device)), embedded.rows)
+            for name in self.candidates
+        }
+        best = max(metrics, key=lambda name: self._rank(metrics[name]))
+        return tuple(split_head_names(best)), metrics[best]
+
+    def _rank(self, metrics: Metrics) -> tuple[float, float]:
+        value = metrics[MetricName.parse(self.monitor).metric]
+        tie = 0.0 if self.tie_breaker is None else metrics[self.tie_breaker]
+        return (value if self.mode == "max" else -value), tie

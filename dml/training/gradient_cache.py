@@ -77,14 +77,12 @@ class _ReplayedEmbeddings(torch.autograd.Function):
         embeddings: tuple[Tensor, ...],
         *parameters: nn.Parameter,  # noqa: ARG004
     ) -> tuple[Tensor, ...]:
-        """Return the embeddings unchanged."""
         ctx.replay = replay
         return embeddings
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Gradients:
-        """Turn gradients by the embeddings into gradients by the parameters."""
         return None, None, *ctx.replay(gradients)
 
 
@@ -123,10 +121,6 @@ def _record_random_state(images: Tensor) -> Callable[[], Any]:
 
 def check_chunk_size(model: nn.Module, size: int | None) -> None:
     """Check that a model gives the same embeddings for a batch and for its chunks.
-
-    Args:
-        model: network that is going to be trained.
-        size: number of images in a chunk; None for the whole batch.
 
     Raises:
         InputError: if the size is no number of images, or if the model normalises over the batch. Each chunk would

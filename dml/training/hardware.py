@@ -1,4 +1,4 @@
-"""Choices that depend on the machine: worker processes, pinned memory, deterministic algorithms, compilation."""
+"""Choices that depend on the machine: workers, pinned memory, deterministic algorithms, precision, compilation."""
 
 import os
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
@@ -23,11 +24,7 @@ def uses_cuda(accelerator: str) -> bool:
 
 
 def check_accelerator(accelerator: str) -> None:
-    """Make sure that this machine has the accelerator of ``trainer.accelerator``.
-
-    Raises:
-        InputError: if it is a GPU and there is none.
-    """
+    """Make sure that this machine has the accelerator of ``trainer.accelerator``."""
     gpus = [name for name, gpu in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if gpu.is_available()]
     if accelerator in ("gpu", "cuda", "mps") and accelerator not in [*gpus, *(["gpu"] if gpus else [])]:
         raise InputError(
@@ -38,10 +35,6 @@ def check_accelerator(accelerator: str) -> None:
 
 def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> LoaderSettings:
     """Return the settings of the data loaders, with a value for each ``auto``.
-
-    Args:
-        data: the values below ``data`` in the configuration.
-        trainer: the values below ``trainer``; the accelerator and the devices decide about ``auto``.
 
     Raises:
         InputError: if a value is neither ``auto`` nor of the right type.
@@ -56,8 +49,9 @@ def choose_loader_settings(data: Mapping[str, Any], trainer: Mapping[str, Any]) 
         raise InputError(f"data.pin_memory={pins}: true, false or auto")
     has_gpu = uses_cuda(trainer["accelerator"])
     if workers == "auto":
-        # Training uses the CPU too.
-        settings["num_workers"] = _count_workers(count_processes(trainer)) if has_gpu else 1
+        # with a GPU one less than the cores of a process; without one, training uses the CPU too
+        most = min(MOST_WORKERS, _count_cores(count_processes(trainer)) - 1)
+        settings["num_workers"] = max(1, most) if has_gpu else 1
     if pins == "auto":
         settings["pin_memory"] = has_gpu
     return LoaderSettings(**settings, limits=limits)
@@ -89,13 +83,7 @@ def parse_compile(value: Any) -> dict[str, Any] | None:
     return {str(name): argument for name, argument in value.items()}
 
 
-def _count_workers(processes: int) -> int:
-    """Return the number of workers of each process with a GPU: one less than its cores."""
-    return min(MOST_WORKERS, max(1, _count_cores(processes) - 1))
-
-
 def _count_cores(processes: int) -> int:
-    """Return the number of cores for each of the processes on this machine."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         return min(int(cores), allowed)  # srun may bind a task to fewer cores than the job asked for
@@ -107,9 +95,6 @@ def check_synchronized(model: nn.Module) -> None:
 
     PyTorch replaces each batch normalisation by a plain one, and leaves out what a class of another library does beside
     it, such as the activation of timm's.
-
-    Raises:
-        InputError: if the model has one of another class.
     """
     plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for name, module in model.named_modules():
@@ -118,3 +103,46 @@ def check_synchronized(model: nn.Module) -> None:
                 f"trainer.sync_batchnorm=true: would replace {name} by a normalisation without what "
                 f"{type(module).__name__} does beside it, such as its activation; leave it out"
             )
+
+
+PRECISIONS = {
+    None: ("highest", True),
+    "highest": ("highest", False),
+    "high": ("high", True),
+    "medium": ("medium", True),
+}
+"""By precision: torch's name of the precision of matrix products, and whether convolutions are computed in TF32."""
+
+
+class Float32Precision(Callback):
+    """Sets the precision of float32 products and convolutions on a GPU for training steps; elsewhere it is full.
+
+    TF32 keeps 10 of the 23 bits of a mantissa. So embeddings have an error of one part in a thousand, which can change
+    the nearest neighbour. This doesn't harm training. But validations, tests and the embeddings of the training set
+    are computed in full precision. On a CPU this callback does nothing.
+
+    Args:
+        precision: "highest" for float32; "high" for TF32; "medium" for bfloat16 in matrix products and TF32 in
+            convolutions; None for torch's default, which is TF32 in convolutions only.
+    """
+
+    def __init__(self, precision: str | None) -> None:
+        self.precision = precision
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Set full precision."""
+        self._set_precision(trainer, "highest")
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:  # noqa: ARG002
+        """Set the precision of training steps."""
+        self._set_precision(trainer, self.precision)
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:  # noqa: ARG002
+        """Set full precision."""
+        self._set_precision(trainer, "highest")
+
+    def _set_precision(self, trainer: Trainer, precision: str | None) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            products, convolutions = PRECISIONS[precision]
+            torch.set_float32_matmul_precision(products)
+            torch.backends.cudnn.allow_tf32 = convolutions

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.geometry import ranking_device
 from dml.models.recurrent import AnyModel
 from dml.ops.training_protocols import EmbeddingBank
 from dml.retrieval.search import nearest_neighbors

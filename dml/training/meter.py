@@ -39,13 +39,7 @@ class SpeedMeter(Callback):
         self._waited = 0.0
         self._steps = 0  # of this process: a resumed run has a warm-up too
 
-    def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Batch,
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, *_: Any) -> None:
         """Start the clock after the warm-up, and the count of waits for one step in the warm-up."""
         if self._steps == self.warm_up - 2 and pl_module.device.type == "cuda":
             self._warnings = warnings.catch_warnings(record=True)
@@ -57,14 +51,7 @@ class SpeedMeter(Callback):
         if self._started is not None:
             self.images += len(batch[0]) * trainer.world_size
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,  # noqa: ARG002
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ARG002
-        batch: Batch,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_end(self, _trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """End the count of waits."""
         if self._steps == self.warm_up - 2 and pl_module.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
@@ -102,6 +89,5 @@ def _now(device: torch.device) -> float:
 
 
 def _stream_wait(trainer: Trainer) -> float:
-    """Return the seconds that the training loop has waited for images so far."""
     images = cast(DataModule, trainer.datamodule)  # type: ignore[attr-defined]
     return images.stream.wait_seconds

@@ -8,18 +8,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
-from dml.evaluation.printed_metrics.metric_descriptions import metric_label
-from dml.evaluation.printed_metrics.metric_names import MetricName, choose_shown_metrics, join_head_names
+from dml.evaluation.names import MetricName, choose_shown_metrics, join_head_names, metric_label
 from dml.models.recurrent import AnyModel
-from dml.training.checkpointing.checkpoints import take_chosen_heads
-from dml.training.checkpointing.resumed_state import check_resumed_state
-from dml.training.distributed.batch_losses import compute_losses
+from dml.training.checkpoints import check_resumed_state, take_chosen_heads
+from dml.training.distributed import compute_losses
 from dml.training.divergence import DivergenceCheck, check_embeddings
-from dml.training.embedders import CHOSEN_HEADS, Evaluate, ModelEmbedder, evaluate_heads
+from dml.training.embedders import CHOSEN_HEADS, Evaluate, HeadChoice, ModelEmbedder, evaluate_heads
 from dml.training.gradient_cache import embed_in_chunks
-from dml.training.head_choice import HeadChoice
-from dml.training.optimizers import ParameterGroups, change_settings, list_settings
-from dml.training.schedules import SchedulePace, rebuild_schedule
+from dml.training.optimizers import ParameterGroups, SchedulePace, change_settings, list_settings, rebuild_schedule
 
 
 class MetricLearner(ModelEmbedder):

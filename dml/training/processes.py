@@ -31,9 +31,6 @@ def slurm() -> SLURMEnvironment:
 
     At a signal, the requeueing would write a checkpoint that no run reads. A run of dml stops after the step and writes
     ``last.ckpt``, and ``resume=FOLDER`` goes on from there (docs/multi_node.md).
-
-    Raises:
-        InputError: if srun didn't start this process.
     """
     if "SLURM_PROCID" not in os.environ:
         raise InputError("trainer=slurm: srun did not start this process; srun python train.py ..., or trainer=ddp")

@@ -94,11 +94,6 @@ def read_neighborhoods(model: RecurrentModel, centres: Mapping[str, Tensor], nea
 
     There is no dropout if the model is in evaluation mode. If the model orders the neighbours randomly, the order comes
     from seed 0.
-
-    Args:
-        model: model that reads the neighbourhoods.
-        centres: f (N, D) by head.
-        near: the neighbours of the N images, and the embeddings of these neighbours.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)

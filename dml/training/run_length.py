@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dml.ops.errors import InputError, check_number
 
 if TYPE_CHECKING:  # it imports torch, and the command line needs this module before its first line
-    from dml.training.schedules import SchedulePace
+    from dml.training.optimizers import SchedulePace
 
 AUTO = "auto"
 """The value of a length that follows the size of the data set."""
@@ -38,11 +38,6 @@ class RunLength(NamedTuple):
 
 def count_steps(trainer: Mapping[str, Any], scheduler: Mapping[str, Any], batches_per_epoch: int) -> RunLength:
     """Turn epochs into steps.
-
-    Args:
-        trainer: the values below ``trainer`` in the configuration.
-        scheduler: the values below ``scheduler``.
-        batches_per_epoch: number of batches in an epoch of the sampler.
 
     Raises:
         InputError: if the run or the warm-up has no length or two, or if the interval between validations is no whole
@@ -89,13 +84,7 @@ def _count_warmup_steps(scheduler: Mapping[str, Any], batches_per_epoch: int, ba
 
 
 def describe_late_milestones(schedule: Mapping[str, Any], pace: "SchedulePace", max_steps: int) -> str:
-    """Return a line about a step of the schedule that the run ends before; "" if there is none.
-
-    Args:
-        schedule: the values below ``scheduler.schedule`` in the configuration.
-        pace: counter of the intervals of the schedule.
-        max_steps: optimizer steps of the run.
-    """
+    """Return a line about a step of the schedule that the run ends before; "" if there is none."""
     last = pace.count_intervals(max_steps - 1)
     for key in schedule.keys() & {"milestones", "step_size"}:
         numbers = schedule[key] if key == "milestones" else [schedule[key]]

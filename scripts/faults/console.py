@@ -27,10 +27,10 @@ class FaultConsole:
     def list_rows(self, faults: Sequence[Fault]) -> None:
         """Print a table of rows."""
         table = Table(box=None, pad_edge=False)
-        for name, justify in (("row", "left"), ("tries", "right"), ("fault", "left")):
+        for name, justify in (("row", "left"), ("tries", "right"), ("fault", "left"), ("holds with", "left")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         for fault in faults:
-            table.add_row(fault.name, str(fault.tries), escape(fault.fault))
+            table.add_row(fault.name, str(fault.tries), escape(fault.fault), escape(fault.rule))
         self.console.print(table)
 
     def print_start(self, seed: int, faults: Sequence[Fault]) -> None:

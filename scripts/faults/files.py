@@ -197,13 +197,10 @@ def _damage_pixels(attempt: Try) -> str:
     )
 
 
-CHECKPOINT = "The reader compares the checksums in the file; the error line names an intact checkpoint if there is one."
-RESULT = "The reader compares the checksums that are stored with the results; the error line names the file."
-TABLE = (
-    "A training compares an image's checksum when it first reads the image; prepare compares all of them and writes "
-    "damaged files again."
-)
-JOURNAL = "prepare reads an image again if it can't read the image's entry."
+CHECKPOINT = "A checksum tells; the error line names an intact checkpoint if there is one."
+RESULT = "A checksum tells; the error line names the file."
+TABLE = "A training compares the checksum of each image; prepare writes damaged files again."
+JOURNAL = "prepare reads images without a sound entry again."
 FAULTS = [
     _flip_fault("flips-best", "best.ckpt", CHECKPOINT, "best.ckpt"),
     Fault(

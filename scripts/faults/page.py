@@ -1,9 +1,8 @@
 """The page docs/reliability.md."""
 
-import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +16,6 @@ from dml.ops.text.text_tables import markdown_table
 from faults.commands import GRACE_PERIOD, MEMORY_LIMIT, TIME_LIMIT
 from faults.rows import Fault, Result
 
-BEFORE = Path(__file__).with_name("before.json")
-"""File with the results at an earlier commit: {"commit": ..., "rows": {name: [held, tries]}}."""
 HEAD = """# Reliability
 
 What does the project do about damaged files, signals, full disks and hostile input? `make reliability` makes {kinds}
@@ -35,29 +32,19 @@ kinds of faults happen to real commands, {tries:,} times in all, and writes this
 
 ## How it is tried
 
-The script trains a small network on {images} drawings, which takes a second. Each try copies the data set or the run
-folder, and damages the copy. Then it runs `train.py`, `evaluate.py` or another command, in a new process.
-
-A try **holds** in one of two ways. Either the result is the same, bit for bit: the loaded weights, the metrics, the
-tables and the pixels. Or the command tells the user: it prints one line to stderr, which begins with `error:` or
-`stopped`, and ends with the exit code that the second table names.
-
-In both cases the command has to end within {seconds:.0f} seconds, and its largest process may take {memory:.0f} GB of
-memory. It may print no trace and leave no `.partial` file. {grace:.0f} seconds later, no process that it started may
-be left.
+The script trains a small network on {images} drawings. Each try copies the data set or the run folder, damages the
+copy, and runs `train.py`, `evaluate.py` or another command in a new process. A try **holds** if the result is the
+same, bit for bit: the loaded weights, the metrics, the tables and the pixels. It also holds if the command tells the
+user: by one line, which begins with `error:` or `stopped`, and exit code 2, or that of the signal. The command has to
+end within {seconds:.0f} seconds, in {memory:.0f} GB of memory, without a trace, a `.partial` file, or a process that is
+left {grace:.0f} seconds later. `--list` has the rule of each row.
 
 """
 END = """
-## How to run it
-
-    make reliability                                             # all rows, and this page
-    python scripts/inject_faults.py --list                       # the rows
-    python scripts/inject_faults.py --rows flips-best,sigterm    # some of them
-    python scripts/inject_faults.py --tries-scale 0.1            # fewer tries of each
+    python scripts/inject_faults.py --rows flips-best,sigterm --tries-scale 0.1   # some rows, a tenth of the tries
 
 The script shows each try that doesn't hold, with its command and what the command printed. The same seed makes the same
-faults, except for the moments of signals, which depend on the speed of the machine. The tries with a full or read-only
-disk mount a new disk, so they need Linux, and root or user namespaces.
+faults, except for the moments of signals. A full or read-only disk needs Linux, and root or user namespaces.
 """
 
 
@@ -85,18 +72,10 @@ def render_page(faults: Sequence[Fault], results: Sequence[Result], *, seed: int
     head = HEAD.format(**numbers, seconds=TIME_LIMIT, memory=MEMORY_LIMIT / 1e9, grace=GRACE_PERIOD)
     seconds = sum(result.seconds for result in results)
     conditions = (
-        f"The tries were made on {date.today():%d %B %Y} with seed {seed}: "
-        f"{seconds / 60:.0f} minutes of tries, {jobs} at a time. {_describe_machine()}\n"
+        f"{date.today():%d %B %Y}, seed {seed}: {seconds / 60:.0f} minutes of tries, {jobs} at a time. "
+        f"{_describe_machine()}\n"
     )
-    return (
-        head
-        + conditions
-        + "\n"
-        + _render_table(faults, results)
-        + _render_rules(faults)
-        + _render_failures(results)
-        + END
-    )
+    return head + conditions + "\n" + _render_table(faults, results) + _render_failures(results) + END
 
 
 def _describe_machine() -> str:
@@ -112,25 +91,11 @@ def _describe_machine() -> str:
 
 
 def _render_table(faults: Sequence[Fault], results: Sequence[Result]) -> str:
-    before: Mapping[str, Sequence[int]] = {}
-    commit = ""
-    if BEFORE.exists():
-        content = json.loads(BEFORE.read_text())
-        before, commit = content["rows"], content["commit"]
-    earlier = f"at {commit}" if before else "before"
-    rows = []
-    for fault, result in zip(faults, results, strict=True):
-        count = f"**{result.held}**" if result.held == result.tries else str(result.held)
-        old = f"{before[fault.name][0]} of {before[fault.name][1]}" if fault.name in before else ""
-        cells = [f"`{fault.name}`", _escape_cell(fault.fault), str(result.tries), count, old, _escape_cell(fault.now)]
-        rows.append(cells)
-    header = ["row", "fault", "tries", "held", f"held {earlier}", "what the project does"]
-    return markdown_table(header, rows, right=(2, 3, 4)) + "\n"
-
-
-def _render_rules(faults: Sequence[Fault]) -> str:
-    rows = [[f"`{fault.name}`", _escape_cell(fault.rule)] for fault in faults]
-    return f"\n## When a try holds\n\n{markdown_table(['row', 'rule'], rows)}\n"
+    rows = [
+        [f"`{fault.name}`", _escape_cell(fault.fault), f"{result.held} of {result.tries}", _escape_cell(fault.now)]
+        for fault, result in zip(faults, results, strict=True)
+    ]
+    return markdown_table(["row", "fault", "held", "what the project does"], rows, right=(2,)) + "\n"
 
 
 def _render_failures(results: Sequence[Result]) -> str:

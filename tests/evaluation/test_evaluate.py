@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, MetricConfig, evaluate, evaluator
-from dml.evaluation.metric_config import DEFAULT_METRICS
-from dml.evaluation.ranking import blocks
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.geometry import ranking_device
+from dml.evaluation.metric import DEFAULT_METRICS
+from dml.evaluation.ranking import queries as ranking
 from dml.ops.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
@@ -210,9 +210,9 @@ def test_only_what_is_asked_for_is_computed(hundred: Any, monkeypatch: pytest.Mo
     def never(*arguments: Any, **settings: Any) -> None:
         raise AssertionError(arguments)
 
-    monkeypatch.setattr(blocks, "Gallery", never)
+    monkeypatch.setattr(ranking, "Gallery", never)
     evaluate(*hundred, metrics=["recall", "nmi"])
-    monkeypatch.setattr(blocks, "Search", never)
+    monkeypatch.setattr(ranking, "Search", never)
     evaluate(*hundred, metrics=["nmi"])
     evaluate(*hundred, metrics=["recall", "nmi"], recall_at=())
     monkeypatch.setattr(evaluator, "kmeans", never)

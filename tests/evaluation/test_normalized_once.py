@@ -12,8 +12,8 @@ import torch
 from conftest import SMALL, Here
 
 from dml.data.table import ImageTable
-from dml.evaluation import Evaluator, evaluator, unit_embeddings
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation import Evaluator, evaluator, geometry
+from dml.evaluation.geometry import UnitEmbeddings
 
 
 class Calls:
@@ -57,7 +57,7 @@ def test_a_test_normalizes_and_takes_everything_once(
     here("train", *small, *test, f"hydra.run.dir={run}")
 
     calls = Calls()
-    calls.count(monkeypatch, unit_embeddings, "unit_rows", lambda embeddings: embeddings)
+    calls.count(monkeypatch, geometry, "unit_rows", lambda embeddings: embeddings)
     calls.count(monkeypatch, evaluator, "benchmark_lists", lambda table: table.labels)
     calls.count(monkeypatch, ImageTable, "take", lambda table: table.labels)
     here("evaluate", f"checkpoint={run / 'checkpoints' / 'best.ckpt'}", f"hydra.run.dir={tmp_path / 'again'}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dml.evaluation import evaluate
-from dml.evaluation.metric_config import DEFAULT_METRICS
+from dml.evaluation.metric import DEFAULT_METRICS
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.search import nearest_neighbors
 from dml.retrieval.vector_index import VectorIndex

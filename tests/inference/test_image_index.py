@@ -27,8 +27,7 @@ from dml.data.readers import csv, folder
 from dml.data.table import ImageTable
 from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
-from dml.inference.index_folder import hold_folder
-from dml.inference.index_items import IndexItems, list_source
+from dml.inference.index_folder import IndexItems, hold_folder, list_source
 from dml.inference.serving.image_search import ImageSearch
 from dml.ops.errors import InputError
 from dml.ops.filesystem.checksums import CHECKSUMS

@@ -420,7 +420,7 @@ def test_a_failed_save_leaves_the_old_one(
         patched.setattr(Path, "mkdir", lambda path, **_: fail(path))
         with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
             model.save_pretrained(tmp_path / "saved")
-    monkeypatch.setattr("dml.inference.model_card.write_card", fail)
+    monkeypatch.setattr("dml.inference.saved_folder.write_card", fail)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'saved'}'"):
         model.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "model.json").read_bytes() == before

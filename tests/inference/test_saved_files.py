@@ -23,7 +23,7 @@ from examples import examples
 from small_embedders import SETTINGS, make_model
 
 import dml
-from dml.inference.bulk.embedding_parts import EmbeddingParts
+from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.image_embedder import ImageEmbedder
 from dml.ops.errors import InputError
 from dml.ops.filesystem import files

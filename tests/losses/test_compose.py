@@ -9,10 +9,9 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor, nn
 
 from dml.losses.baselines import PairLoss
-from dml.losses.compose import AtLevel, WeightedSum
+from dml.losses.compose import AtLevel, WeightedSum, check_pairs
 from dml.losses.csl import CSLLoss
 from dml.losses.memory import CrossBatchMemory
-from dml.losses.positive_pairs import check_pairs
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
 from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss

@@ -15,9 +15,8 @@ from loss_batches import draw_embeddings, published_cases
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from dml.losses.happier import ClusterLoss, SmoothHierarchicalAPLoss
+from dml.losses.happier import ClusterLoss, GradedLists, SmoothHierarchicalAPLoss, graded_average_precision
 from dml.ops.errors import InputError
-from dml.ops.graded_ranks import GradedLists, graded_average_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels, weighted_ap_relevance
 
 CONF = ROOT / "conf" / "loss"

@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, log_loss
 
-from dml.metrics.pair_calibration import BINS, EVEN, Calibration, compute_calibration_errors, fit_calibration
-from dml.metrics.pair_counts import HALF, LabelledPairs
+from dml.metrics.pairs import HALF, LabelledPairs
+from dml.metrics.verification import BINS, EVEN, Calibration, compute_calibration_errors, fit_calibration
 
 Array = npt.NDArray[Any]
 

@@ -11,16 +11,9 @@ from scipy.interpolate import interp1d
 from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
 
-from dml.metrics import pair_counts
-from dml.metrics.pair_counts import EDGES, HALF, LabelledPairs
-from dml.metrics.pair_verification import (
-    class_rates,
-    equal_error_rate,
-    error_rates,
-    find_threshold,
-    fnmr_at_fmr,
-    opis,
-)
+import dml.metrics.pairs
+from dml.metrics.pairs import EDGES, HALF, LabelledPairs
+from dml.metrics.verification import class_rates, equal_error_rate, error_rates, find_threshold, fnmr_at_fmr, opis
 
 FMRS = (1e-1, 1e-2, 1e-3, 1e-4)
 Pair = tuple[float, Any, Any]
@@ -68,13 +61,13 @@ def rate(of: npt.NDArray[np.float64], threshold: float) -> float:
 def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LabelledPairs:
     # all of it in one block gives the same products as the loop; single rows may differ in their last bit
     if "small" in request.param:
-        monkeypatch.setattr(pair_counts, "BLOCK", 1_000)
+        monkeypatch.setattr("dml.metrics.pairs.BLOCK", 1_000)
     return with_gallery(2) if "gallery" in request.param else LabelledPairs(*make_items(1))
 
 
 @pytest.fixture
 def one_block(pairs: LabelledPairs) -> bool:
-    return pair_counts.BLOCK > 1_000
+    return dml.metrics.pairs.BLOCK > 1_000
 
 
 def test_pairs_are_counted_at_the_edges(pairs: LabelledPairs) -> None:

@@ -12,8 +12,7 @@ from hydra.utils import instantiate
 from small_embedders import SETTINGS
 from torchvision.models.resnet import ResNet
 
-from dml.inference.exports.export_graph import trace
-from dml.inference.exports.exported_files import open_graph, write_graph
+from dml.inference.exported_graph import open_graph, trace, write_graph
 from dml.inference.image_embedder import ImageEmbedder
 
 pytestmark = pytest.mark.pipeline

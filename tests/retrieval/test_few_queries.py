@@ -6,8 +6,8 @@ import faiss
 import numpy as np
 import pytest
 
-from dml.retrieval import few_queries
-from dml.retrieval.few_queries import FEWEST, multiplying_few_queries
+from dml.retrieval import faiss_search
+from dml.retrieval.faiss_search import FEWEST, multiplying_few_queries
 from dml.retrieval.search import nearest_neighbors
 from dml.retrieval.vector_index import VectorIndex
 
@@ -17,9 +17,9 @@ SETTINGS: Any = faiss.cvar
 def test_the_threshold_of_faiss_is_lowered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     before = SETTINGS.distance_compute_blas_threshold
     with multiplying_few_queries(16):
-        assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 16 if few_queries.COUNTS_COMPONENTS else before)
+        assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 16 if faiss_search.COUNTS_COMPONENTS else before)
     assert SETTINGS.distance_compute_blas_threshold == before
-    monkeypatch.setattr(few_queries, "COUNTS_COMPONENTS", False)
+    monkeypatch.setattr(faiss_search, "COUNTS_COMPONENTS", False)
     with multiplying_few_queries(16):
         assert SETTINGS.distance_compute_blas_threshold == before
 
@@ -29,9 +29,9 @@ def test_searches_of_two_threads_leave_the_threshold_as_it_was() -> None:
     first, second = multiplying_few_queries(16), multiplying_few_queries(8)
     first.__enter__()
     second.__enter__()
-    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if few_queries.COUNTS_COMPONENTS else before)
+    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if faiss_search.COUNTS_COMPONENTS else before)
     first.__exit__(None, None, None)
-    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if few_queries.COUNTS_COMPONENTS else before)
+    assert SETTINGS.distance_compute_blas_threshold == (FEWEST * 8 if faiss_search.COUNTS_COMPONENTS else before)
     second.__exit__(None, None, None)
     assert SETTINGS.distance_compute_blas_threshold == before
 

@@ -5,8 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dml.retrieval.index_kinds import find_codes
-from dml.retrieval.index_training import train_index
+from dml.retrieval.index_kinds import find_codes, train_index
 from dml.retrieval.vector_index import VectorIndex
 
 VECTORS = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)

@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from dml.ops.errors import InputError
-from dml.retrieval.reranking import database_augmentation, k_reciprocal
-from dml.retrieval.reranking import gallery_comparison as comparison_module
-from dml.retrieval.reranking.database_augmentation import DatabaseAugmentation
-from dml.retrieval.reranking.gallery_comparison import Comparison, Reranker, compare_among
-from dml.retrieval.reranking.k_reciprocal import KReciprocal
-from dml.retrieval.reranking.query_expansion import AlphaQueryExpansion
+from dml.retrieval import k_reciprocal, reranking
+from dml.retrieval.k_reciprocal import KReciprocal
+from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker, compare_among
 
 Vectors = npt.NDArray[np.float64]
 
@@ -83,8 +80,8 @@ def rerank(comparison: Comparison, steps: str) -> npt.NDArray[np.float32]:
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of so few rows that every loop over blocks runs several times."""
     if request.param == "in blocks":
-        monkeypatch.setattr(comparison_module, "MEMORY", 4 * 30 * 3)
-        monkeypatch.setattr(database_augmentation, "PAIRS", 7)
+        monkeypatch.setattr(reranking, "MEMORY", 4 * 30 * 3)
+        monkeypatch.setattr(reranking, "ITEMS_AT_ONCE", 7)
         monkeypatch.setattr(k_reciprocal, "ROWS", 4)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.ops.errors import InputError
-from dml.retrieval import block_search, search
+from dml.retrieval import search
 from dml.retrieval.search import drop_excluded, nearest_neighbors
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
@@ -42,8 +42,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
     """FAISS, and what searches on a CUDA device: there is none here, so torch plays it on CPU, a few rows at a time."""
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "on CUDA":
-            patched.setattr(search, "Search", block_search.BlockSearch)
-            patched.setattr(block_search, "MEMORY", 300)
+            patched.setattr(search, "Search", search.BlockSearch)
+            patched.setattr(search, "MEMORY", 300)
         with np.errstate(over="ignore", invalid="ignore"):  # a GPU warns of neither
             yield
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dml.retrieval import tied_neighbors
+from dml.retrieval import faiss_search
 from dml.retrieval.vector_index import VectorIndex
 
 IDS = np.array([3, 5, 8, 9, 12, 40, 41])
@@ -32,12 +32,12 @@ def test_fewer_neighbours_are_the_first_of_more(k: int, queries: int) -> None:
 
 
 def test_the_search_among_copies_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tied_neighbors, "MOST_TIES", 1)
+    monkeypatch.setattr(faiss_search, "MOST_TIES", 1)
     depths = []
 
-    def search(queries: tied_neighbors.Floats, k: int) -> tuple[tied_neighbors.Floats, tied_neighbors.Integers]:
+    def search(queries: faiss_search.Floats, k: int) -> tuple[faiss_search.Floats, faiss_search.Integers]:
         depths.append(k)
         return np.ones((len(queries), k), np.float32), np.tile(np.arange(k)[::-1], (len(queries), 1))
 
-    assert tied_neighbors.search_with_ties(search, np.zeros((2, 3), np.float32), 2, 100)[1].tolist() == [[0, 1]] * 2
+    assert faiss_search.search_with_ties(search, np.zeros((2, 3), np.float32), 2, 100)[1].tolist() == [[0, 1]] * 2
     assert depths == [3]

@@ -14,7 +14,7 @@ from runs import metrics
 import dml
 from dml.commands import main
 from dml.ops.errors import InputError
-from dml.training.checkpointing.checkpoints import read_checkpoint
+from dml.training.checkpoints import read_checkpoint
 
 QUICK = ["evaluation.metrics=[recall]", "evaluation.heads=false", "evaluation.raw=false", "evaluation.sheet=null"]
 VIT = ["model=dinov2_small", "model.backbone.name=test_vit", "optimizer.lr=1e-2"]

@@ -12,8 +12,8 @@ from runs import TWO, assert_same_run, kill_at, last, run_ranks
 
 from dml.models.embedding import EmbeddingModel
 from dml.run.model_tests import untrained_model
-from dml.training.checkpointing.checkpoints import read_checkpoint
-from dml.training.frozen.head_inputs import FeatureEmbedder
+from dml.training.checkpoints import read_checkpoint
+from dml.training.frozen import FeatureEmbedder
 
 FROZEN = [
     *SMALL,

@@ -14,10 +14,9 @@ from conftest import SMALL, Here, Refused
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation import Evaluator, MetricConfig
-from dml.evaluation.head_sets import list_evaluated_heads, select_joint
-from dml.evaluation.metric_config import METRICS, METRICS_BY_NAME
+from dml.evaluation.metric import METRICS, METRICS_BY_NAME
 from dml.evaluation.monitor import make_validation_config
-from dml.evaluation.printed_metrics.metric_names import MetricName, metric_names
+from dml.evaluation.names import MetricName, list_evaluated_heads, metric_names, select_joint
 from dml.ops.errors import InputError
 from dml.run.evaluators import build_metric_config, check_evaluation, complete_metric_names
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dml.commands.arguments import replace_resize_option
 from dml.data.dataset import ImageDataset
-from dml.data.overview.count_table import make_count_table
+from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.transforms import Pipeline, Resize
 from dml.ops.errors import InputError

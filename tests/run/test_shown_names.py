@@ -12,13 +12,13 @@ from PIL import Image
 from rich.console import Console
 
 import dml
-from dml.data.overview.count_table import make_count_table
+from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.verification import CheckedImage, list_faults
 from dml.data.table import ImageTable
-from dml.evaluation.comparisons.intervals import Interval
-from dml.evaluation.comparisons.run_comparison import ConfigurationResult, markdown
-from dml.evaluation.printed_metrics.metric_table import metric_table
-from dml.evaluation.sheets.pictures import draw_sheet
+from dml.report.comparison import ConfigurationResult, markdown
+from dml.report.console import metric_table
+from dml.report.pictures import draw_sheet
+from dml.report.statistics import Interval
 from dml.run import console_output, prepare_job
 
 NAMES = ["[/red]", "[bold]x", "a\x1b[31mb", "two\nlines", "\u202eabc", ":smile:", "x\\", "[/]", "a | `b` <i>"]

@@ -1,5 +1,6 @@
 """The papers' claims: what is trained for them, the verdicts, and the page."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +172,15 @@ def invent(study: Study, seeds: int = 5) -> Results:
 
 def test_the_page_has_the_verdicts() -> None:
     page = render_claims(STUDY, invent(STUDY))
-    summary = [line for line in page.split("## 1.", 1)[0].splitlines() if " | emoji | " in line]
+    summary = [line.split(" | ") for line in page.split("## 1.", 1)[0].splitlines() if re.match(r"\| \d", line)]
     yes, no = "**confirmed**", "**not confirmed**"
-    assert [line.rsplit("|", 2)[1].strip() for line in summary] == [yes, no, yes, *[no] * 7]
+    assert [cells[2] for cells in summary] == [yes, no, yes, *[no] * 7]
     # T_n = 0: 2, 2.5, 3, 3.5, 4 points worse, sd 0.79, half the interval 2.776 x 0.79 / 5^0.5
-    assert "| rll – t_n_0, recall@1 | +1.0 | +3.0 ± 1.0 | 5 | **confirmed** |" in page
+    assert "| rll – t_n_0, recall@1 | +1.0 | **+3.0 ± 1.0** |" in page
     assert "| t_n_0 | `rll loss.negative_temperature=0` | 560 | as rll | 49.0 ± " in page
-    assert "| rll | `rll` | 560 | `optimizer.lr=5e-4` (70.0 on val) |" in page
-    assert "| rnn | `stages.rnn.recurrent.recurrent.order=farthest_first` | map@r | 70.0 |  |" in page
+    assert "| rll | `rll` | 560 | `optimizer.lr=5e-4` (70.0) |" in page
     few = render_claims(STUDY, invent(STUDY, seeds=2))
-    assert "| rll – t_n_0, recall@1 | +1.0 | +2.2 ± 3.2 | 2 | **open** |" in few
+    assert "| rll – t_n_0, recall@1 | +1.0 | +2.2 ± 3.2 (open) |" in few
 
 
 def test_a_figure_is_a_function_of_its_numbers(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from dml.evaluation.comparisons.class_sums import ClassSums, sum_by_class
 from dml.ops.errors import InputError
+from dml.report.statistics import ClassSums, sum_by_class
 from dml.studies.pages import compare_pairs, compute_difference, compute_p_values, format_table
 from dml.studies.results import Result, RowResult, read_results, store_results
 from dml.studies.study import Cell, Training
@@ -62,9 +62,7 @@ def test_pairs_are_compared_by_classes() -> None:
     expected = 2 * min((draws <= 0).mean(), (draws >= 0).mean())  # the largest of three: its factor is 1
     assert p_values["nra", "rll"] == pytest.approx(expected, abs=0.03)
     matrix = compare_pairs(rows, "map@r")
-    assert [pair for pair, text in matrix.items() if text.startswith("**")] == [
-        *(("nra", "triplet"), ("triplet", "nra"), ("rll", "triplet"), ("triplet", "rll"))
-    ]
+    assert [pair for pair, text in matrix.items() if text.startswith("**")] == [("nra", "triplet"), ("rll", "triplet")]
     with pytest.raises(InputError, match="tested on different classes"):
         compute_p_values({**tests, "rll": ClassSums([3] * 60, tests["rll"].sums)}, "map@r")
 

@@ -19,7 +19,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
-from dml.evaluation.head_sets import list_evaluated_heads
+from dml.evaluation.names import list_evaluated_heads
 from dml.ops.configuration.nested import flat
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder

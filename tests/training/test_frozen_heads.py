@@ -21,9 +21,14 @@ from dml.ops.errors import InputError
 from dml.run import builders
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.callbacks.seeding import StepSeed
-from dml.training.frozen.frozen_data import FeatureDataset, FrozenDataModule
-from dml.training.frozen.frozen_learner import FrozenLearner
-from dml.training.frozen.head_inputs import FeatureEmbedder, HeadInputs, unpack_inputs
+from dml.training.frozen import (
+    FeatureDataset,
+    FeatureEmbedder,
+    FrozenDataModule,
+    FrozenLearner,
+    HeadInputs,
+    unpack_inputs,
+)
 
 COUNT = 24
 TABLE = ImageTable(

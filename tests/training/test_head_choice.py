@@ -10,10 +10,9 @@ from runs import last, metrics
 from torch import Tensor
 
 import dml
-from dml.evaluation.printed_metrics.metric_names import MetricName
+from dml.evaluation.names import MetricName
 from dml.ops.run_folders.run_folder import RunFolder
-from dml.training.embedders import Embedded
-from dml.training.head_choice import HeadChoice
+from dml.training.embedders import Embedded, HeadChoice
 
 SETS = {"L+M+H": 3, "M+H": 2, "H": 1}
 """The sets of heads to choose from, with the sizes of their embeddings in the tests of the choice alone."""

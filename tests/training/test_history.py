@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader
 from trainers import small_trainer
 
 from dml.ops.errors import InputError
-from dml.training.callbacks.last_checkpoint import LastCheckpoint
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
 from dml.training.history import History
 
 

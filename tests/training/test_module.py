@@ -29,8 +29,7 @@ from dml.training.callbacks.seeding import StepSeed
 from dml.training.embedders import CHOSEN_HEADS, Embedded, evaluate_heads
 from dml.training.history import History
 from dml.training.module import MetricLearner
-from dml.training.optimizers import optimizer_by_role
-from dml.training.schedules import SchedulePace
+from dml.training.optimizers import SchedulePace, optimizer_by_role
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 

@@ -21,22 +21,22 @@ from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.data.worker_processes import choose_processes
-from dml.evaluation.audit.data_audit import audit_images
-from dml.evaluation.audit.findings import ISSUES, AuditedImages, Finding
-from dml.evaluation.audit.findings_file import read_decided_rows, write_findings
+from dml.evaluation.audit.findings import ISSUES, AuditedImages, Finding, read_decided_rows, write_findings
+from dml.evaluation.audit.inspection import audit_images
 from dml.evaluation.audit.odd_images import report_broken_images
 from dml.evaluation.audit.settings import AuditSettings
-from dml.evaluation.audit.spread_embeddings import spread_embeddings
-from dml.evaluation.report import AuditReport, audit_report
+from dml.evaluation.raw_features import spread_embeddings
 from dml.ops.errors import InputError
 from dml.ops.escaping import in_markup
 from dml.ops.filesystem.files import write_text
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, progress_bar, warn
+from dml.report.audit import AuditReport
+from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
-from dml.training.frozen.feature_cache import FeatureCache
+from dml.training.frozen import FeatureCache
 
 PAGE, FILE = "audit.html", "audit.csv"
 

@@ -16,9 +16,9 @@ from dml.ops.filesystem.paths import expand_home
 from dml.run.builders import build_model
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.stages import find_stage
-from dml.training.checkpointing.checkpoints import TrainingProgress, load_model, read_checkpoint
-from dml.training.checkpointing.frozen_weights import lacks_weights
-from dml.training.frozen.head_inputs import unpack_inputs
+from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
+from dml.training.frozen import unpack_inputs
+from dml.training.frozen_weights import lacks_weights
 
 GROUPS = (("train",), ("val",), TEST_SPLITS)
 """Splits that are embedded together; dml inspect keeps the features of the same groups."""

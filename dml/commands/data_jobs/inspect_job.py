@@ -24,17 +24,17 @@ from dml.data.overview.split_overview import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import ImageTable
+from dml.evaluation.benchmark_lists import check_queries, is_of_one_class
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.raw_comparison import Metrics, describe_best, evaluate_projections
-from dml.evaluation.printed_metrics.metric_table import metric_table
-from dml.evaluation.query_check import check_queries, is_of_one_class
-from dml.evaluation.sheets.table_pictures import write_contact_sheets
+from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections
 from dml.models.networks import describe_timm_model
 from dml.ops.configuration.overrides import key_of
 from dml.ops.errors import InputError, suggest
 from dml.ops.escaping import in_markup
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console, warn
+from dml.report.console import metric_table
+from dml.report.pictures import write_contact_sheets
 from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder

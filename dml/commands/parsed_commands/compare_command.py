@@ -33,16 +33,17 @@ EXAMPLES = {
 def compare_runs(arguments: Sequence[str]) -> None:
     """Print the table of runs that the arguments of ``dml compare`` describe, and write it to files."""
     options = _parser().parse_args(arguments)
-    from dml.evaluation.comparisons.comparison_notes import describe_differences, describe_facts  # it takes seconds
-    from dml.evaluation.comparisons.run_comparison import (
+    from dml.evaluation.names import full_metric_name
+    from dml.report.comparison import (
         SEED,
         compare,
         csv_lines,
+        describe_differences,
+        describe_facts,
         find_runs,
         find_unfinished,
         markdown,
     )
-    from dml.evaluation.printed_metrics.metric_names import full_metric_name
     from dml.run.resuming.resolved_values import resolve_values
 
     with one_line_errors():

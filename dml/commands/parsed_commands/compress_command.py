@@ -40,8 +40,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     """Measure the forms of vectors that the arguments of ``dml compress`` describe; print and write the table."""
     options = _parser().parse_args(arguments)
     with one_line_errors():
-        from dml.evaluation.compression.rows_as_values import format_rows, make_values  # after --help: it takes seconds
         from dml.ops.run_folders.run_files import write_values
+        from dml.report.compression import format_rows, make_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
         model = load_for_many_images(options.model, options.device, trust=options.trust)
@@ -62,9 +62,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
 
 def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
     """Embed the training images and the tested ones, and measure."""
-    from dml.evaluation.compression.measurement import measure_compression
-    from dml.evaluation.compression.vector_forms import choose_prefixes
-    from dml.evaluation.unit_embeddings import UnitEmbeddings
+    from dml.evaluation.compression import choose_prefixes, measure_compression
+    from dml.evaluation.geometry import UnitEmbeddings
     from dml.inference.split_embeddings import build_evaluator, embed_split, read_data_set
 
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}

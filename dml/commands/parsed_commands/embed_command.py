@@ -14,8 +14,7 @@ from dml.ops.filesystem.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
-    from dml.inference.bulk.embedding_parts import EmbeddingParts
-    from dml.inference.bulk.shards import Shard
+    from dml.inference.embedding_files import EmbeddingParts, Shard
 
 DESCRIPTION = """\
 Embed images with a trained model, and write their vectors to a file: a
@@ -55,8 +54,7 @@ def embed_images(arguments: Sequence[str]) -> None:
     add_embedding_options(parser)
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
-        from dml.inference.bulk.embedding_files import check_output
-        from dml.inference.bulk.shards import WHOLE, Shard
+        from dml.inference.embedding_files import WHOLE, Shard, check_output
         from dml.ops.libraries.extras import check_installed
 
         check_output(options.output)
@@ -75,8 +73,8 @@ def embed_images(arguments: Sequence[str]) -> None:
 
 def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingParts]":
     """List the images and open the model, which takes seconds to import."""
-    from dml.inference.bulk.embedding_parts import EmbeddingParts
-    from dml.inference.index_items import list_source
+    from dml.inference.embedding_files import EmbeddingParts
+    from dml.inference.index_folder import list_source
 
     paths, labels = list_source(options.images)
     model = load_for_many_images(options.model, options.device, trust=options.trust)
@@ -86,15 +84,14 @@ def _prepare(options: argparse.Namespace) -> "tuple[ImageEmbedder, EmbeddingPart
 
 
 def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "EmbeddingParts", shard: "Shard") -> None:
-    from dml.inference.bulk.part_embedding import embed_parts
-    from dml.inference.bulk.shards import WHOLE
+    from dml.inference.embedding_files import WHOLE, embed_parts
 
     missing = parts.missing(shard)
     if len(missing) < len(shard.choose(len(parts))):
         done = len(parts) - len(parts.missing(WHOLE))
         print_line(f"{printable(parts.folder)}: goes on, {done} of {len(parts)} parts are there")
     if missing and options.ray:
-        from dml.inference.bulk.ray_embedding import embed_parts_on_ray
+        from dml.inference.ray_embedding import embed_parts_on_ray
 
         load_arguments = {"device": options.device, "trust": options.trust}
         embed_parts_on_ray(options.model, load_arguments, parts, missing, embedding_options(options))
@@ -104,7 +101,7 @@ def _embed(options: argparse.Namespace, model: "ImageEmbedder", parts: "Embeddin
 
 def _describe_parts(parts: "EmbeddingParts") -> str:
     """Return the line about the parts of all shards; none is missing if the others are done, on the same disk."""
-    from dml.inference.bulk.shards import WHOLE
+    from dml.inference.embedding_files import WHOLE
 
     missing = len(parts.missing(WHOLE))
     wait = "" if not missing else "when the other shards are done, "

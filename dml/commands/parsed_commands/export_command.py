@@ -8,8 +8,7 @@ from dml.commands.parsed_commands.command_parser import CommandParser, add_trust
 from dml.ops.escaping import printable
 
 if TYPE_CHECKING:
-    from dml.inference.exports.exporting import ExportReport
-    from dml.inference.exports.graph_comparison import GraphResult
+    from dml.inference.exporting import ExportReport, GraphResult
 
 DESCRIPTION = """\
 Write a trained model to a file that runs without dml: ONNX, or a program of
@@ -44,10 +43,12 @@ def export_model(arguments: Sequence[str]) -> None:
     add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
-        from dml.inference import load  # after --help: it takes seconds
-        from dml.inference.exports import exporting
-        from dml.inference.exports.probe_images import list_probe, read_test
-        from dml.inference.index_items import list_source
+        from dml.inference import (
+            exporting,
+            load,  # after --help: it takes seconds
+        )
+        from dml.inference.exporting import list_probe, read_test
+        from dml.inference.index_folder import list_source
 
         exporting.check_export(options.output, options.quantize)
         if options.probe:

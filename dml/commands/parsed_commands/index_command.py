@@ -72,8 +72,7 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
 
 def _write_index(options: argparse.Namespace) -> None:
     from dml.inference import Index  # after --help: it takes seconds
-    from dml.inference.index_folder import hold_folder, is_index
-    from dml.inference.index_items import list_source
+    from dml.inference.index_folder import hold_folder, is_index, list_source
     from dml.ops.freed_memory import keep_freed_memory
     from dml.retrieval.vector_index import EXACT
 
@@ -109,7 +108,7 @@ def _write_index(options: argparse.Namespace) -> None:
 
 
 def _upload(options: argparse.Namespace) -> None:
-    from dml.inference.vector_stores.store_address import StoreAddress, check_name
+    from dml.inference.vector_stores.stores import StoreAddress, check_name
 
     address = StoreAddress.parse(options.to)  # mistakes are told before imports that take seconds
     if options.collection is None:

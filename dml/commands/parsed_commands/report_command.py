@@ -27,7 +27,8 @@ EXAMPLES = {
 def write_report(arguments: Sequence[str]) -> None:
     """Write the report that the arguments of ``dml report`` describe, and print the path of the file."""
     options = _parser().parse_args(arguments)
-    from dml.evaluation.report import comparison_report, read_run, run_report  # after --help: it takes seconds
+    from dml.report.page import comparison_report, run_report
+    from dml.report.run import read_run
 
     with one_line_errors():
         run = read_run(options.run)

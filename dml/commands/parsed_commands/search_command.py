@@ -67,7 +67,7 @@ def _check_outputs(options: Namespace) -> None:
     Raises:
         InputError: if one has another suffix, or would replace an image.
     """
-    from dml.evaluation.sheets.pictures import is_sheet
+    from dml.report.pictures import is_sheet
 
     for option, path, suffix in (("--picture", options.picture, ".png"), ("--html", options.html, ".html")):
         if path is None:
@@ -124,8 +124,8 @@ def _format_judgement(neighbor: dict[str, Any]) -> str:
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw each query and its neighbours in a row."""
-    from dml.evaluation.sheets.pictures import QUERY, SAME, draw_sheet
     from dml.ops.filesystem.files import replacing
+    from dml.report.pictures import QUERY, SAME, draw_sheet
 
     rows = []
     for result in results:
@@ -146,10 +146,11 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
         results: the results as JSON has them.
         path: file to write.
     """
-    from dml.evaluation.printed_metrics.metric_descriptions import format_percent
-    from dml.evaluation.report import FoundImage, ImageSearches, search_report
-    from dml.evaluation.threshold.stored_calibration import describe_choice
+    from dml.evaluation.names import format_percent
+    from dml.evaluation.threshold import describe_choice
     from dml.ops.filesystem.files import write_text
+    from dml.report.page import search_report
+    from dml.report.searches import FoundImage, ImageSearches
 
     is_cosine = index.model.geometry == "cosine"
     searches = ImageSearches(

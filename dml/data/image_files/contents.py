@@ -1,16 +1,225 @@
-"""Functions that read the bytes of image files, in folders or in archives, and that tell whether a file has changed."""
+"""The bytes of image files, in folders or in archives, and stamps that tell whether a file has changed.
 
+``archive.zip/member`` and ``archive.tar/member`` name members; tar files are those of the WebDataset layout.
+"""
+
+import lzma
 import os
-from collections.abc import Iterable
+import posixpath
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Set
 from errno import ENOENT
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.image_files.archives import DAMAGES, measure_member, read_member, split_member
-from dml.ops.filesystem.regular_files import RefusedFileError, read_regular
+from dml.ops.filesystem.regular_files import FLAGS, RefusedFileError, check_regular, check_size, read_regular
+
+ARCHIVES = (".zip", ".tar")
+"""The endings of the archives whose members have paths."""
+MEMBER = re.compile(r"\.(?:zip|tar)(?=/)")
+DAMAGES = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    RuntimeError,  # for an encrypted member, and as NotImplementedError for a compression that zipfile doesn't know
+)
+"""The errors that tell of an archive, or of a member, that is damaged or can't be unpacked."""
 
 Stamp = tuple[int, int]
+"""Size of a file in bytes, and the time when it was last written, in nanoseconds."""
+
+
+class TarEntry(NamedTuple):
+    """Where the bytes of a tar file's member lie."""
+
+    offset: int
+    size: int
+
+
+class TarIndex(NamedTuple):
+    """What the headers of a tar file say.
+
+    Args:
+        entries: where the bytes of each member lie that can be read, by the member's name.
+        unread: names of the members that can't be read, by their kind: "symbolic link", "broken hard link" for one to
+            no file in front of it, or "sparse file".
+    """
+
+    entries: dict[str, TarEntry]
+    unread: dict[str, list[str]]
+
+
+def split_member(path: str) -> tuple[str, str]:
+    """Split the path of a member into that of the archive and the member's name, which is empty if it is no such path.
+
+    >>> split_member("photos.zip/cats/1.jpg"), split_member("photos/1.jpg")
+    (('photos.zip', 'cats/1.jpg'), ('photos/1.jpg', ''))
+    """
+    ends = [match.end() for match in MEMBER.finditer(path)]
+    for end in ends:
+        if end == ends[-1] or not os.path.isdir(path[:end]):  # a folder may have such a name too
+            return path[:end], path[end + 1 :]
+    return path, ""
+
+
+def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes:
+    """Read a member of an archive.
+
+    Raises:
+        KeyError: if there is no such member.
+        RefusedFileError: if the member is larger, or the archive isn't a regular file.
+        FileNotFoundError: if there is no such archive.
+        one of `DAMAGES`: if the archive or the member is damaged, or the member can't be unpacked.
+    """
+    stamp = _check_stamp(archive)
+    if not archive.endswith(".tar"):
+        return read_zip_member(_open_zip(archive, stamp, os.getpid()), member, max_bytes, option)
+    entry = _index_tar(archive, stamp).entries[member]
+    check_size(entry.size, max_bytes, option)
+    # forked workers share the file, and so its position, which pread leaves alone
+    content = os.pread(_open_tar(archive, stamp).descriptor, entry.size, entry.offset)
+    if len(content) < entry.size:
+        raise tarfile.ReadError(f"it ends within {member}")
+    return content
+
+
+def describe_archive_damage(error: Exception) -> str:
+    """Return in a few words what one of the `DAMAGES` tells of an archive."""
+    if isinstance(error, NotImplementedError):
+        return "the archive has a compression that isn't read"
+    if isinstance(error, RuntimeError):
+        return "the archive is encrypted"
+    return "the archive is damaged"
+
+
+def read_zip_member(archive: zipfile.ZipFile, member: str, max_bytes: int, option: str) -> bytes:
+    """Read a member of an open zip file; see `read_member`."""
+    entry = archive.getinfo(member)
+    check_size(entry.file_size, max_bytes, option)
+    with archive.open(entry) as file:
+        return file.read(entry.file_size)  # without a number, a member that understates its size is unpacked as a whole
+
+
+def measure_member(archive: str, member: str) -> int:
+    """Return the size of a member in bytes, unpacked; the errors are those of `read_member`."""
+    if archive.endswith(".tar"):
+        return index_tar(archive).entries[member].size
+    return _open_zip(archive, _check_stamp(archive), os.getpid()).getinfo(member).file_size
+
+
+def list_members(archive: str) -> Set[str]:
+    """Return the names of an archive's members.
+
+    Raises:
+        FileNotFoundError: if there is no such archive.
+        RefusedFileError: if it isn't a regular file.
+        one of `DAMAGES`: if it is damaged.
+    """
+    if archive.endswith(".tar"):
+        return index_tar(archive).entries.keys()
+    return _open_zip(archive, _check_stamp(archive), os.getpid()).NameToInfo.keys()
+
+
+def index_tar(archive: str) -> TarIndex:
+    """Find the regular files in a tar file, which is read once from its beginning to its end, without their content.
+
+    A hard link is the file that it names, which has to stand in front of it, as for ``tar``.
+
+    Args:
+        archive: path of the tar file, without compression: its members couldn't be read in any order.
+
+    Returns:
+        The index, with the members in their order; of files with the same name, the last one counts, as for ``tar``.
+
+    Raises:
+        FileNotFoundError, RefusedFileError: if there is no such file, or it isn't a regular one.
+        tarfile.TarError: if it is damaged, or compressed.
+    """
+    return _index_tar(archive, _check_stamp(archive))
+
+
+def _check_stamp(archive: str) -> Stamp:
+    state = check_regular(archive)
+    return state.st_size, state.st_mtime_ns
+
+
+@cache  # a data set has all its archives in use; forked workers inherit what is known
+def _index_tar(archive: str, _: Stamp) -> TarIndex:
+    """Read the headers of a tar file, see `index_tar`; a file that has changed has another stamp."""
+    entries: dict[str, TarEntry] = {}
+    unread: dict[str, list[str]] = {}
+    end = -1
+    with tarfile.open(archive, "r:") as file:
+        for member in file:
+            if member.offset <= end:  # a header with a negative size leads back to an earlier one, again and again
+                raise tarfile.ReadError(f"{member.name} stands at byte {member.offset}, before the one in front of it")
+            end = member.offset
+            file.members = []  # type: ignore[attr-defined]  # they would take a kilobyte each
+            name = posixpath.normpath(member.name)
+            target = posixpath.normpath(member.linkname) if member.islnk() else None
+            if member.isreg() and not member.issparse():
+                entries[name] = TarEntry(member.offset_data, member.size)
+            elif target in entries:
+                entries[name] = entries[target]
+            elif kind := _describe_unread_kind(member):
+                unread.setdefault(kind, []).append(name)
+        _check_tar_end(file)
+    return TarIndex(entries, unread)
+
+
+def _describe_unread_kind(member: tarfile.TarInfo) -> str:
+    """Return the kind of a member that can't be read; an empty string for a folder, a pipe or a device."""
+    if member.issym():
+        return "symbolic link"
+    if member.islnk():
+        return "broken hard link"
+    return "sparse file" if member.isreg() else ""
+
+
+def _check_tar_end(file: tarfile.TarFile) -> None:
+    """Make sure that a tar file that was read to its last member ends there as tar files do: with zeros.
+
+    Behind its first member, `tarfile` takes a header that is damaged or cut off for the end.
+    """
+    stream: Any = file.fileobj
+    stream.seek(file.offset)
+    zeros = 0
+    while (rest := stream.read(2**20)) and not any(rest):
+        zeros += len(rest)
+    if rest or zeros < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"it is damaged or cut off at byte {file.offset}, behind its last member")
+
+
+class _OpenFile:
+    """A file descriptor that is closed when nothing needs it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, FLAGS)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+@lru_cache(maxsize=64)  # of thousands of shards, not all can be open at once
+def _open_tar(path: str, _: Stamp) -> _OpenFile:
+    return _OpenFile(path)
+
+
+@lru_cache(maxsize=8)
+def _open_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: ARG001
+    """Open an archive once a process: forked workers that share a file handle would share its position too.
+
+    A file that has been replaced has another stamp, and is opened anew.
+    """
+    return zipfile.ZipFile(path)
+
+
 """The size of a file in bytes, and the time when it was last written, in nanoseconds; see `read_stamps`."""
 MISSING: Stamp = (-1, -1)
 """The stamp of a file that doesn't exist."""
@@ -24,14 +233,10 @@ OPTION = "data.max_image_bytes"
 def read_content(path: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Read an image file, or the member of an archive that ``archive.zip/member`` or ``archive.tar/member`` names.
 
-    Args:
-        path: path of the file, or of the archive and its member.
-        max_bytes: largest size of the file or of the unpacked member, ``data.max_image_bytes``.
-
     Raises:
         FileNotFoundError: if there is no such file or member.
         RefusedFileError: if it isn't a regular file, or is too large.
-        one of `dml.data.image_files.archives.DAMAGES`: if the archive or its member is damaged, or the member can't be
+        one of `dml.data.image_files.contents.DAMAGES`: if the archive or its member is damaged, or the member can't be
             unpacked.
     """
     archive, member = split_member(path)
@@ -47,9 +252,6 @@ def read_stamps(paths: Iterable[str]) -> NDArray[np.int64]:
     """Read the stamp of each file: its size in bytes and the time when it was last written, in nanoseconds.
 
     A file whose stamp is unchanged is assumed to be unchanged. A member of an archive has the stamp of the archive.
-
-    Args:
-        paths: paths of files, or of archives and their members.
 
     Returns:
         The stamps (N, 2); `MISSING` for a file that doesn't exist.

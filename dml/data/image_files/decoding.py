@@ -78,10 +78,6 @@ def read_orientation(jpeg: bytes, warn: Callable[[str], None]) -> int:
     """Return the orientation that EXIF or XMP states, or 1.
 
     Pillow, which takes 0.1 ms for this, reads only files that have EXIF or XMP data.
-
-    Args:
-        jpeg: the bytes of the image file.
-        warn: function that is called with what is wrong if the EXIF data are damaged.
     """
     head = jpeg[: _find_end_of_head(jpeg)]
     if b"Exif\0\0" not in head and b"tiff:Orientation" not in head:
@@ -154,14 +150,7 @@ def _open_with_pillow(content: bytes, warn: Callable[[str], None]) -> OpenedImag
 def decode_with_pillow(
     content: bytes, check_size: Callable[[int, int], None], warn: Callable[[str], None], background: Color | None
 ) -> Pixels:
-    """Decode an image and turn it upright.
-
-    Args:
-        content: the bytes of the image file.
-        check_size: function that is called with height and width as stored, before the image is decoded.
-        warn: function that is called with what is wrong if the metadata, such as EXIF data, are damaged.
-        background: color behind transparent pixels, see `flatten`.
-    """
+    """Decode an image and turn it upright; first ``check_size`` gets the height and width as stored."""
     with _open_with_pillow(content, warn) as image:
         check_size(image.height, image.width)
         return decode_opened(image, warn, background)

@@ -12,8 +12,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 
-from dml.data.image_files.archives import DAMAGES, describe_archive_damage
-from dml.data.image_files.contents import read_content
+from dml.data.image_files.contents import DAMAGES, describe_archive_damage, read_content
 from dml.data.image_files.decoding import (
     MAKE_UPRIGHT,
     SIDEWAYS,
@@ -151,11 +150,7 @@ class ImageFile:
         return torch.from_numpy(np.ascontiguousarray(decoded)).permute(2, 0, 1)
 
     def check_resized(self, shape: tuple[int, int]) -> None:
-        """Refuse an image that would have too many pixels when it is scaled to this height and width.
-
-        Raises:
-            UnreadableImageError: if it would.
-        """
+        """Refuse an image that would have too many pixels when it is scaled to this height and width."""
         with self._name_file_in_errors():
             self.limits.check_resized((self.height, self.width), shape)
 

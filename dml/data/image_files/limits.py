@@ -79,10 +79,6 @@ class ImageLimits:
     def check_resized(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
         """Make sure that an image may be scaled: a thin strip grows without bounds with its shorter side.
 
-        Args:
-            size: height and width of the image.
-            resized: height and width to which it is to be scaled.
-
         Raises:
             RefusedFileError: if the scaled image has too many pixels, see `check_pixels`.
         """
@@ -100,9 +96,6 @@ def limit_list_bytes(max_list_bytes: int) -> Iterator[None]:
     """Let `read_list_bytes` read files of up to ``max_list_bytes`` bytes in the body of the ``with`` statement.
 
     The limit isn't an argument of each reader, because most readers take nothing but the root of the data set.
-
-    Raises:
-        InputError: if ``max_list_bytes`` isn't a whole number above 0.
     """
     _check_limit(LIST_OPTION, max_list_bytes)
     token = _max_list_bytes.set(max_list_bytes)

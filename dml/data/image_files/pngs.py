@@ -21,16 +21,11 @@ def user_cache_folder() -> Path:
 
 
 def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
-    """Return the path of a zip file that holds the images as ``00000.png``, ``00001.png`` and so on.
+    """Return the path of a zip file that holds grey images (N, H, W) as ``00000.png``, ``00001.png`` and so on.
 
     If no folder holds the zip file, it is written to the first folder that can be written to. Its name contains a
     checksum of the pixels, so that it is never taken for the file of other images. Several processes may call this
     function at a time: the file appears at its path only when it is complete.
-
-    Args:
-        images: (N, H, W) grey values.
-        name: beginning of the zip file's name.
-        folders: folders that may hold the zip file, in the order in which they are tried.
 
     Raises:
         InputError: if none of the folders can be written to.

@@ -30,12 +30,6 @@ def measure_traits(
 
     Whatever its proportions, a picture is scaled to a square. The contrast is the standard deviation of its grey values
     from 0 to 255 before that. An image that can't be read has NaN.
-
-    Args:
-        paths: paths of the images.
-        processes: number of processes that share the work.
-        advance: function that is called with a number of images whenever so many more images are done.
-        limits: largest size of an image file.
     """
     traits = np.full((len(paths), SIDE * SIDE + 1), np.nan, dtype=np.float32)
     chunks = [(start, [*paths[start : start + CHUNK]]) for start in range(0, len(paths), CHUNK)]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set, Sized
 
 import numpy as np
 
-from dml.data.image_files.archives import list_members, split_member
-from dml.data.image_files.contents import UNREADABLE
+from dml.data.image_files.contents import UNREADABLE, list_members, split_member
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.image_files.limits import ImageLimits
@@ -87,14 +86,7 @@ def _describe_missing(missing: Set[str], paths: Sequence[str]) -> Iterator[str]:
 def _describe_unreadable(
     missing: Set[str], paths: Sequence[str], drawn: Sequence[str], limits: ImageLimits
 ) -> Iterator[str]:
-    """Decode the drawn images, and the first HEIF image if nothing reads these, and yield lines about the unreadable.
-
-    Args:
-        missing: the paths at which there is no file.
-        paths: the paths of all images, each once.
-        drawn: the paths of the drawn images.
-        limits: largest size of an image file.
-    """
+    """Decode the drawn images, and the first HEIF image if nothing reads these; yield lines about the unreadable."""
     heif = [] if reads_heif() else [path for path in paths if path.lower().endswith(HEIF_SUFFIXES)]
     tried = [path for path in dict.fromkeys([*drawn, *heif[:1]]) if path not in missing]
     unreadable = {path: fault for path in tried if (fault := _describe_fault(path, limits))}
@@ -110,9 +102,6 @@ def find_missing(paths: Iterable[str]) -> list[str]:
     """Return the paths at which there is no file, and no member of an archive, as `read_content` reads them.
 
     Folders with many of the paths are listed, which is faster than looking for each file, above all over a network.
-
-    Args:
-        paths: paths of image files; ``archive.zip/member`` or ``archive.tar/member`` is a member of an archive.
     """
     names_by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -154,7 +143,6 @@ def _list_files(folder: str) -> set[str]:
 
 
 def _draw_paths(table: ImageTable, images_per_split: int, seed: int) -> list[str]:
-    """Draw images of each split -> their paths, each once, in the order of the table."""
     drawn = []
     for number, split in enumerate(SPLITS):
         rows = table.rows(split)

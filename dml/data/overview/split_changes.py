@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from dml.data.image_files.archives import ARCHIVES
+from dml.data.image_files.contents import ARCHIVES
 from dml.data.table import SPLITS, ImageTable
 from dml.ops.escaping import printable
 from dml.ops.filesystem.paths import expand_home

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from dml.data.overview.copies import EXCLUDE_COPIES
 from dml.data.prepared.verification import NO_FILE, CheckedImage
@@ -43,12 +44,7 @@ class SplitOverview:
 
 
 def summarize_splits(table: ImageTable, images: Mapping[str, CheckedImage]) -> dict[str, SplitOverview]:
-    """Count what each split of a table holds -> {split: numbers}, for the splits that have images.
-
-    Args:
-        table: the table of the data set.
-        images: result of the check of each image, by path.
-    """
+    """Count what each split of a table holds -> {split: numbers}, for the splits that have images."""
     return {split: _summarize(table.subset(split), images) for split in SPLITS if len(table.rows(split))}
 
 
@@ -109,12 +105,7 @@ def _format_size(size: SizeInPixels) -> str:
 
 
 def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes.
-
-    Args:
-        table: the table of the data set.
-        images: result of the check of each image, by path.
-    """
+    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
     for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
         paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
         paths.pop("", None)  # the SHA-256 of files that can't be read
@@ -127,7 +118,6 @@ def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> It
 
 
 def _advise(first: str, second: str) -> str:
-    """Return what copies in two splits do to the metrics."""
     if first in TRAINING_SPLITS and second in TEST_SPLITS:
         return "; the test then flatters what the training has seen"
     if (first, second) == ("query", "gallery"):
@@ -136,7 +126,6 @@ def _advise(first: str, second: str) -> str:
 
 
 def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    """Yield a line if files of the same content have different classes at the finest level."""
     labels_by_content: dict[str, set[int]] = {}
     for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
         if images[path].sha256 and label != UNKNOWN:
@@ -145,3 +134,29 @@ def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage
     if doubtful:
         files = format_count(len(doubtful), "file")
         yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"
+
+
+def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:
+    """Make a table of the number of images and of classes in each split, beside the published numbers.
+
+    Args:
+        table: the data set.
+        published: number of each kind in each split, such as {"train": {"images": 5864, "class": 100}}.
+    """
+    shown = Table(title="images and classes", title_justify="left", title_style="bold")
+    for name in ("split", "of"):
+        shown.add_column(name)
+    for name in ("found", "published"):
+        shown.add_column(name, justify="right")
+    shown.add_column("")
+    counts = table.counts()
+    for split in SPLITS:
+        split_counts, split_published = counts.get(split, {}), published.get(split, {})
+        missing = [kind for kind in split_published if kind not in split_counts]
+        for i, kind in enumerate([*split_counts, *missing]):
+            count, expected = split_counts.get(kind, 0), split_published.get(kind)
+            verdict = "" if expected is None else "[green]same" if count == expected else "[red]differs"
+            numbers = f"{count:,}", "" if expected is None else f"{expected:,}"
+            shown.add_row(split if i == 0 else "", Text(printable(kind)), *numbers, verdict)
+        shown.add_section()
+    return shown

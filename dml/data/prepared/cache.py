@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import shlex
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +27,58 @@ from torch import Tensor
 from dml.data.image_files.contents import read_stamps
 from dml.data.image_files.images import LIMITS
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.pixel_file import PixelFile
-from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, read_parquet, refuse_links
+from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, open_file, read_parquet, refuse_links
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.ops.errors import InputError
 from dml.ops.filesystem.paths import expand_home
 from dml.ops.filesystem.plain_text import parse_json
+
+
+class PixelFile:
+    """An open file that is read at any position, also by forked children; other processes open it anew.
+
+    It isn't mapped into memory: where files are larger than the memory, a system that maps them reads up to forty times
+    as much as is asked for. The file is closed when the object is gone.
+
+    Args:
+        path: path of the file.
+
+    Raises:
+        UnfitFileError: if there is no such file, or it can't be read.
+        InputError: if the path is a link or a folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = open_file(path)
+        except FileNotFoundError as error:
+            raise UnfitFileError(f"{path}: is missing") from error
+        weakref.finalize(self, self._file.close)
+
+    def __len__(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PixelFile, (self.path,)
+
+    def read(self, start: int, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+        """Read an array of bytes that begins at a position; None if the file ends before."""
+        array = np.empty(shape, np.uint8)
+        rest = array.reshape(-1).data
+        while len(rest):
+            if not (count := self._read_some(rest, start + array.size - len(rest))):
+                return None
+            rest = rest[count:]
+        return array
+
+    def _read_some(self, memory: memoryview, start: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [memory], start)
+        self._file.seek(start)  # on Windows, where no other process has inherited the position
+        return self._file.readinto(memory)  # type: ignore[attr-defined, no-any-return]
+
 
 FORMAT = 4
 """Version of the cache files; it goes up when the decoded pixels or their storage change. Older caches are refused."""
@@ -80,9 +126,6 @@ class ImageCache:
 
     def pixels(self, row: int) -> Tensor | None:
         """Read the image's pixels (3, h, w) uint8; None if its file was unreadable when it was cached.
-
-        Args:
-            row: row of the image in the table.
 
         Raises:
             DamagedPixelsError: if the pixels don't have their checksum.
@@ -262,7 +305,6 @@ def _identify_file(path: Path) -> tuple[int, int, int] | None:
 
 
 def _holds_prepared_files(folder: Path) -> bool:
-    """Tell whether a folder holds a file that ``dml prepare`` has written, perhaps until it was stopped."""
     names = ("table.parquet", "verified.jsonl")
     return any(os.path.isfile(folder / name) for name in names) or any(folder.glob("*.pixels"))
 

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from dml.data.image_files.images import LIMITS, ImageFile
 from dml.data.image_files.limits import ImageLimits
-from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, read_description
-from dml.data.prepared.pixel_file import PixelFile
+from dml.data.prepared.cache import FORMAT, INDEX_SCHEMA, CacheFiles, CacheFolder, PixelFile, read_description
 from dml.data.prepared.prepared_files import (
     UnfitFileError,
     checksummed_line,
@@ -68,9 +67,6 @@ def build_cache(
             it is resized; the cache holds no pixels of such an image.
         limits: largest size of an image file, and of an image.
 
-    Returns:
-        The paths of the cache files.
-
     Raises:
         InputError: if the disk is too small, an image has changed since it was checked, or there are links in the
             folder.
@@ -82,7 +78,7 @@ def build_cache(
     done = _find_intact(files, index, chunks, finished, advance, warn)
     remaining = [chunk for chunk in chunks if chunk.number not in done]
     # A file with a second name may be a backup or a file of the user, which must not be written to.
-    if remaining and _has_other_names(files.pixels):
+    if remaining and files.pixels.exists() and files.pixels.stat().st_nlink > 1:
         done, remaining = {}, chunks
     if not finished or (remaining and not done):
         delete_file(files.index)
@@ -151,12 +147,10 @@ def _plan_shape(
 
 
 def _first_bytes(sha256: str) -> int:
-    """Return the first 8 bytes of a hexadecimal SHA-256 as an integer."""
     return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
 
 
 def _read_finished(files: CacheFiles, index: pa.Table, warn: Callable[[str], None]) -> ChunkChecksums:
-    """Read the checksums of a finished cache of the same images; return none if there is no such cache."""
     try:
         stored = read_parquet(files.index)
     except FileNotFoundError:
@@ -172,7 +166,6 @@ def _read_finished(files: CacheFiles, index: pa.Table, warn: Callable[[str], Non
 
 
 def _identify_plan(index: pa.Table) -> str:
-    """Compute a SHA-256 that differs for caches of different images or of another `Resize`."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, index.schema) as stream:
         stream.write_table(index)
@@ -182,7 +175,6 @@ def _identify_plan(index: pa.Table) -> str:
 def _read_progress(
     files: CacheFiles, plan_id: str, chunks: Sequence[_Chunk], warn: Callable[[str], None]
 ) -> ChunkChecksums:
-    """Read the checksums of the chunks that an unfinished cache of the same images holds."""
     try:
         lines, damaged = read_lines(files.progress)
     except FileNotFoundError:
@@ -234,11 +226,6 @@ def _find_intact(
         images = f"{len(damaged_paths):,} images were damaged, such as {printable(damaged_paths[0])}"
         warn(f"{files.pixels}: the pixels of {images}; decoded again")
     return intact
-
-
-def _has_other_names(path: Path) -> bool:
-    """Tell whether a file has hard links."""
-    return path.exists() and path.stat().st_nlink > 1
 
 
 def _write_chunks(

@@ -63,11 +63,7 @@ def _refuse_link(path: Path) -> None:
 
 
 def make_writable_folder(folder: Path) -> None:
-    """Make a folder of prepared files, if there is none.
-
-    Raises:
-        InputError: if the folder isn't one to write to, or there is a link in it or in its place.
-    """
+    """Make a folder of prepared files, if there is none."""
     refuse_links(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,11 +109,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """Yield a file to write to, which then replaces ``path``, see `replacing`.
-
-    Raises:
-        InputError: if ``path`` is a folder.
-    """
+    """Yield a file to write to, which then replaces ``path``, see `replacing`."""
     if path.is_dir():
         raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
     with replacing(path) as partial:
@@ -125,11 +117,7 @@ def replacing_file(path: Path) -> Iterator[Path]:
 
 
 def delete_file(path: Path) -> None:
-    """Delete a file if it exists; of a link, delete only the link itself.
-
-    Raises:
-        InputError: if ``path`` is a folder.
-    """
+    """Delete a file if it exists; of a link, delete only the link itself."""
     try:
         path.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError) as error:  # for a folder, macOS raises PermissionError
@@ -155,10 +143,6 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a Parquet file that `write_parquet` wrote.
-
-    Args:
-        path: path of the file.
-        columns: names of the columns to read; None reads all columns.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -224,9 +208,6 @@ def _compute_checksum(value: Any) -> int:
 @contextmanager
 def hold_preparation_lock(folder: Path) -> Iterator[None]:
     """Hold the lock ``<folder>.lock``, with which one process at a time prepares a data set; readers need no lock.
-
-    Args:
-        folder: folder of the prepared files.
 
     Raises:
         InputError: if another process prepares the data set, or the lock file can't be written.

@@ -136,7 +136,6 @@ def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Callable[[s
 def _check_chunk(
     limits: ImageLimits, images: Sequence[tuple[str, Stamp, CheckedImage | None]]
 ) -> dict[str, CheckedImage]:
-    """Check images, each with its path, its stamp and its earlier result."""
     return {
         path: earlier if earlier and _has_content(path, earlier.sha256, limits) else _check_image(path, stamp, limits)
         for path, stamp, earlier in images
@@ -165,12 +164,8 @@ def _journal_path(folder: CacheFolder) -> Path:
     return folder.path / "verified.jsonl"
 
 
-def read_verified(folder: CacheFolder, warn: Callable[[str], None] = logger.warning) -> dict[str, CheckedImage]:
+def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
     """Read the results of the last verification, and those of a later one that was cut short.
-
-    Args:
-        folder: folder of the prepared files.
-        warn: function that is called with a line for each damaged file, which counts as missing.
 
     Returns:
         The result for each image, by its path relative to the root of the data set.
@@ -179,7 +174,7 @@ def read_verified(folder: CacheFolder, warn: Callable[[str], None] = logger.warn
         InputError: if there are links in the folder.
     """
     refuse_links(folder.path)
-    return _read_table(folder, warn) | _read_journal(folder, warn)
+    return _read_table(folder, logger.warning) | _read_journal(folder, logger.warning)
 
 
 def _read_table(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
@@ -208,16 +203,7 @@ def _read_journal(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str,
 
 
 def write_table(folder: CacheFolder, table: ImageTable, images: Mapping[str, CheckedImage]) -> Path:
-    """Write ``table.parquet``, with the relative path, the split, the labels and the result of each image.
-
-    Args:
-        folder: folder of the prepared files.
-        table: the table of the data set.
-        images: result of the check of each image, by path.
-
-    Returns:
-        The path of the written file.
-    """
+    """Write ``table.parquet``, with the relative path, the split, the labels and the result of each image."""
     columns: dict[str, Any] = {
         "path": folder.relative_paths(table.paths.tolist()),
         "split": table.split,
@@ -244,12 +230,6 @@ def list_faults(
 ) -> dict[str, list[str]]:
     """List everything that is wrong with a data set.
 
-    Args:
-        table: the table of the data set.
-        images: result of the check of each image, by path.
-        counts: published numbers of images and classes, as `dml.data.table.load` takes them.
-        disjoint: whether a class that is in training and in test is a fault.
-
     Returns:
         Lines that describe one fault each, by the kind of fault, in words that stand behind the number of the lines.
     """
@@ -268,7 +248,6 @@ def list_faults(
 
 
 def _find_shared_contents(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    """Yield a line for each test image whose file has the same content as a training image."""
     training_paths: dict[str, str] = {}
     for path in table.subset(*TRAINING_SPLITS).paths.tolist():
         if images[path].sha256:

@@ -189,7 +189,6 @@ def _rename_columns(file: Path, header: list[str], columns: Mapping[str, str | N
 
 
 def _simplify(name: str) -> str:
-    """Return the name of a column as `OTHER_NAMES` has it."""
     return re.sub(r"[ _-]", "", name.lower())
 
 

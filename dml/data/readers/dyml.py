@@ -100,15 +100,7 @@ def _number_ids(training: Ids, test: Ids) -> Ids:
 
 
 def _read_image_list(layout: Layout, folder: Path, name: str, split: str, level: int) -> ImageList:
-    """Read one csv file.
-
-    Args:
-        layout: layout of the data set, for error lines.
-        folder: root of the data set.
-        name: path of the csv file, relative to the root and without its ending.
-        split: split of the images.
-        level: the level whose ids are read, or `EVERY_LEVEL`.
-    """
+    """Read one csv file."""
     path = layout.find(folder, f"{name}.csv")
     parent, _, stem = name.rpartition("/")
     list_folders = [] if stem == "label" else [f"{parent}/{stem}/imgs", f"{parent}/{stem}"]
@@ -123,10 +115,6 @@ def _read_image_list(layout: Layout, folder: Path, name: str, split: str, level:
 
 
 def _read_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line number and the cells by column of each record.
-
-    The first record may follow the header in the same line.
-    """
     header, *lines = read_list_lines(path)
     match = HEADER.match(header)
     if not match:

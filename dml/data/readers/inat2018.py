@@ -80,10 +80,6 @@ def read(root: str | Path | None, *, variant: str = "base") -> ImageTable:
 def _label_categories(ids: list[int], species_folders: Iterable[str]) -> tuple[Labels, Names]:
     """Number the species and their super-categories.
 
-    Args:
-        ids: official ids of the S species.
-        species_folders: folders of the species, ``category/id``.
-
     Returns:
         The labels (S, 2), and the class names of the two levels.
     """
@@ -94,10 +90,6 @@ def _label_categories(ids: list[int], species_folders: Iterable[str]) -> tuple[L
 
 def _label_taxa(ids: list[int], path: Path) -> tuple[Labels, Names]:
     """Number the species and their taxa at each rank.
-
-    Args:
-        ids: official ids of the S species.
-        path: path of ``train2018.json``.
 
     Returns:
         The labels (S, 7), and the class names of the seven levels.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dml.data.image_files.archives import index_tar, read_member
+from dml.data.image_files.contents import index_tar, read_member
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors
 from dml.data.image_listing import UNREAD_SUFFIXES, describe_unread, is_passed_over, read_suffixes
 from dml.data.layout import Layout
@@ -181,7 +181,6 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
 
 @contextmanager
 def _name_shard_in_errors(shard: Path) -> Iterator[None]:
-    """Turn an error of reading a shard into an `InputError`: one line that begins with its path."""
     try:
         with name_list_in_errors(shard):
             yield

@@ -89,10 +89,6 @@ def apply_class_splits(table: ImageTable, splits: Mapping[str, str]) -> ImageTab
 def name_movable_classes(table: ImageTable, option: str) -> dict[str, int]:
     """Return the labels of the finest classes that are in a split, by name.
 
-    Args:
-        table: table of the data set.
-        option: name of the option or command, for error lines.
-
     Raises:
         InputError: if the table has queries and a gallery, lists of single levels, or images without a label of the
             finest level, whose split can't be changed by class; or if two classes have the same name.

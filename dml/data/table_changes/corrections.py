@@ -87,13 +87,7 @@ def read_corrections(file: str | Path) -> list[Correction]:
 def iterate_rows(
     path: Path, columns: Iterable[str] = ("action", "path"), remedy: str = "corrections have the columns of dml audit"
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the file and line, and the cells by column, of each line below the header that isn't empty.
-
-    Args:
-        path: path of a CSV file.
-        columns: columns that the file needs.
-        remedy: end of the error line about a missing column.
-    """
+    """Yield the file and line, and the cells by column, of each line below the header that isn't empty."""
     rows = read_csv_rows(path)
     _, header = next(rows)
     for column in columns:
@@ -237,7 +231,6 @@ def _merge_classes(corrections: Iterable[Correction], classes: _ClassNames) -> N
 def _find_dropped_rows(
     correction: Correction, table: ImageTable, images: _ImageNames, classes: _ClassNames
 ) -> list[int]:
-    """Return the rows that a line drops: those of its image, or all of a class if it names nothing else."""
     if correction.path:
         return images.find(correction)
     if not correction.label or correction.other_label:
@@ -253,7 +246,6 @@ def _relabel(
     merged_label: NDArray[np.int64],
     new_labels: dict[int, int],
 ) -> None:
-    """Add the new labels of the rows of a line's image to ``new_labels``."""
     if not correction.path:
         raise InputError(f"{correction.place}: relabel needs an image in the column path")
     label = int(merged_label[classes.find(correction.target, correction)])

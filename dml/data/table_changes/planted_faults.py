@@ -49,11 +49,7 @@ class PlantedFaults:
 
 
 def read_planted_faults(settings: Any) -> PlantedFaults:
-    """Read ``dataset.planted``.
-
-    Raises:
-        InputError: if it is no mapping, a key is unknown, a value isn't a number, or it is outside of its range.
-    """
+    """Read ``dataset.planted``."""
     if not isinstance(settings, Mapping):
         raise InputError(f"dataset.planted={settings}: expected a mapping, such as {{label_noise:0.1}}")
     known = [field.name for field in fields(PlantedFaults)]
@@ -71,13 +67,6 @@ def plant_faults(table: ImageTable, faults: PlantedFaults) -> tuple[ImageTable, 
     First images are dropped, then labels are changed.
 
     A changed image has the labels of its new class at every level.
-
-    Args:
-        table: table of the data set, with its splits.
-        faults: the faults to plant.
-
-    Raises:
-        InputError: if labels are to be changed and there is no second training class.
     """
     random = np.random.default_rng([faults.seed, 0x1A8E1])
     rows = np.flatnonzero((table.split == "train") & (table.labels[:, 0] != UNKNOWN))

@@ -12,7 +12,7 @@ from torch import Tensor
 from dml.data.table import UNKNOWN
 from dml.evaluation.audit.findings import DOUBTFUL_LABEL, AuditedImages, Finding
 from dml.evaluation.audit.settings import AuditSettings
-from dml.evaluation.audit.spread_embeddings import IMAGES_PER_COMPONENT
+from dml.evaluation.raw_features import IMAGES_PER_COMPONENT
 
 BLOCK_VALUES = 1 << 24
 """Number of similarities that are in memory at a time."""

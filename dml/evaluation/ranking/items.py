@@ -1,5 +1,6 @@
-"""Checked embeddings and labels: the input of every evaluation."""
+"""The input of a ranking: embeddings with labels, which items are positives, and which are excluded."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
 from dml.ops.errors import InputError
-from dml.ops.poincare import ranking_vectors
+from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
 
 Labels = Tensor | npt.NDArray[Any]
@@ -18,29 +19,27 @@ Labels = Tensor | npt.NDArray[Any]
 class Items(NamedTuple):
     """Embeddings (N, D) float32 of unit length, and labels (N, L) integers, column 0 the finest level.
 
-    The embeddings are those of `UnitEmbeddings`. With a curvature above 0, they are points of the Poincare ball of
-    that curvature, and are ranked by Poincare distance.
+    The embeddings are those of `UnitEmbeddings`, and `geometry` says how they are compared.
     """
 
     embeddings: Tensor
     labels: npt.NDArray[Any]
-    curvature: float = 0.0
+    geometry: Geometry = COSINE
 
     def query_vectors(self, rows: slice) -> Tensor:
         """Return vectors of some items as queries, whose largest inner product is with the nearest gallery item."""
-        points = self.embeddings[rows]
-        return ranking_vectors(points, self.curvature)[0] if self.curvature else points
+        return self.geometry.query_vectors(self.embeddings[rows])
 
     def gallery_vectors(self) -> Tensor:
         """Return the vectors of all items as a gallery, for the inner products with `query_vectors`."""
-        return ranking_vectors(self.embeddings, self.curvature)[1] if self.curvature else self.embeddings
+        return self.geometry.gallery_vectors(self.embeddings)
 
     def take(self, rows: npt.NDArray[np.int64], level: int | None = None) -> "Items":
         """Return the items of some rows, with the labels of one level or of all levels."""
         if level is None and len(rows) == len(self.labels) and (rows == np.arange(len(rows))).all():
             return self  # without a copy of the embeddings
         labels = self.labels[rows] if level is None else self.labels[rows, level, None]
-        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.curvature)
+        return Items(self.embeddings[torch.from_numpy(rows).to(self.embeddings.device)], labels, self.geometry)
 
 
 def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: float = 0.0) -> Items:
@@ -58,7 +57,7 @@ def check_items(embeddings: Embeddings, labels: Labels, name: str, curvature: fl
     unit, columns = UnitEmbeddings.normalize(embeddings, name, curvature), check_labels(labels, name)
     if len(unit) != len(columns):
         raise InputError(f"{name}: {len(unit)} embeddings, {len(columns)} labels")
-    return Items(unit.rows, columns, unit.curvature)
+    return Items(unit.rows, columns, unit.geometry)
 
 
 def check_labels(labels: Labels, name: str) -> npt.NDArray[Any]:
@@ -113,3 +112,147 @@ def check_query_and_gallery(
             f"query_labels are {queries.labels.dtype}, gallery_labels {items.labels.dtype}; give both int64"
         )
     return queries, items
+
+
+Integers = npt.NDArray[np.int64]
+
+NONE = -1
+"""The index that fills the rows of queries that exclude fewer items than others."""
+
+
+def exclude_queries(queries: int) -> Integers:
+    """Return the exclusions of queries that are their own gallery: each query excludes itself. -> (Q, 1)"""
+    return np.arange(queries, dtype=np.int64)[:, None]
+
+
+def find_copies(queries: Integers, gallery: Integers) -> Integers:
+    """Find the gallery items whose file has the content of the query's file. (Q,), (G,) -> (Q, M), padded with `NONE`
+
+    Args:
+        queries: number of the content of each query's file; a query with a number below 0 has no copy.
+        gallery: number of the content of each gallery item's file.
+    """
+    order = np.argsort(gallery, kind="stable")
+    first, last = (np.searchsorted(gallery[order], queries, side) for side in ("left", "right"))
+    numbers = np.where(queries < 0, 0, last - first)
+    copies = np.arange(numbers.max(initial=0))
+    if not len(copies):
+        return np.empty((len(queries), 0), dtype=np.int64)
+    positions = np.minimum(first[:, None] + copies, len(order) - 1)
+    return np.where(copies < numbers[:, None], order[positions], NONE)
+
+
+def find_nearest_items(queries: Items, gallery: Items, rows: range, block_size: int) -> Integers:
+    """Find the nearest gallery item of each query, which HAPPIER's release excludes; ties are in the gallery's order.
+
+    Args:
+        queries: items of all queries.
+        gallery: items of the gallery, on the queries' device.
+        rows: queries to search for; the other queries exclude nothing.
+        block_size: number of queries whose distances to the gallery are in memory at a time.
+
+    Returns:
+        Indices (Q, 1) of gallery items, `NONE` for the other queries.
+    """
+    items = Gallery(gallery.gallery_vectors())
+    nearest = torch.full((len(queries.labels), 1), NONE)
+    for start in range(rows.start, rows.stop, block_size):
+        block = slice(start, min(start + block_size, rows.stop))
+        nearest[block, 0] = items.distances(queries.query_vectors(block)).argmin(dim=1).cpu()
+    return nearest.numpy()
+
+
+Codes = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class Positives:
+    """The gallery items that share levels with each query; without a gallery the queries are their own.
+
+    Args:
+        queries: labels (Q, L) of the queries.
+        gallery: labels (G, L) of the gallery; None if the queries are their own gallery.
+        excluded: (Q, M) the gallery items, no two equal, that each query excludes, padded with -1; None excludes
+            the query itself from a gallery of the queries, and nothing from another one.
+    """
+
+    def __init__(
+        self, queries: npt.NDArray[Any], gallery: npt.NDArray[Any] | None, excluded: Integers | None = None
+    ) -> None:
+        if excluded is None:
+            excluded = exclude_queries(len(queries))[:, : 1 if gallery is None else 0]
+        self.excluded = excluded
+        self.depth: int = queries.shape[1]
+        labels = queries if gallery is None else gallery
+        self._order = [np.argsort(column, kind="stable") for column in labels.T]
+        self._bounds = [
+            [np.searchsorted(column[order], query_labels, side) for side in ("left", "right")]
+            for column, order, query_labels in zip(labels.T, self._order, queries.T, strict=True)
+        ]
+        has_item, items = excluded >= 0, np.maximum(excluded, 0)
+        self._excluded = [[item for item in row if item >= 0] for row in excluded.tolist()]
+        self._excluded_positives = [
+            ((column[items] == query_labels[:, None]) & has_item).sum(axis=1)
+            for column, query_labels in zip(labels.T, queries.T, strict=True)
+        ]
+        self.is_tree = _is_tree(queries if gallery is None else np.concatenate([queries, gallery]))
+        """Whether items that share a level share all coarser ones."""
+        self._coarsest_counts = self.count(self.depth - 1)  # those that share any level, in a tree
+
+    def count(self, level: int) -> Integers:
+        """Count the positives of each query at a level. -> (Q,)"""
+        first, last = self._bounds[level]
+        counts: Integers = last - first - self._excluded_positives[level]
+        return counts
+
+    def find_queries_with_any(self, queries: range | slice = slice(None)) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return {"level0", ...: (Q,) whether some queries have a positive at the level, "": whether at any level}."""
+        rows = slice(queries.start, queries.stop)
+        by_level = [self.count(level)[rows] > 0 for level in range(self.depth)]
+        return {f"level{level}": has_any for level, has_any in enumerate(by_level)} | {
+            "": np.logical_or.reduce(by_level)
+        }
+
+    @property
+    def largest_code(self) -> int:
+        """The largest code of an item, see `code_items`."""
+        return self.depth if self.is_tree else (1 << self.depth) - 1
+
+    def code_items(self, queries: range, codes: Codes) -> Integers:
+        """Write a code for what each gallery item shares with each query, into (Q, G) unsigned integers.
+
+        In a tree, the code is the number of levels that the item shares. Otherwise bit i is set if the item has the
+        query's label at level i. Items that the query excludes have code 0.
+
+        Returns:
+            The number of items of each query (Q,) that share any level.
+        """
+        codes.fill(0)
+        for query, row in zip(queries, codes, strict=True):
+            for level in reversed(range(self.depth)):  # items of finer levels overwrite the codes of coarser ones
+                items = self._find_at_level(query, level)
+                if self.is_tree:
+                    row[items] = self.depth - level
+                else:
+                    row[items] |= 1 << level
+            row[self._excluded[query]] = 0
+        if self.is_tree:
+            return self._coarsest_counts[queries.start : queries.stop]
+        return np.array([np.count_nonzero(row) for row in codes])
+
+    def count_shared(self, codes: Codes) -> Codes:
+        """Return the number of levels that items with some codes share. (P,) -> (P,)"""
+        return codes if self.is_tree else np.bitwise_count(codes)
+
+    def _find_at_level(self, query: int, level: int) -> Integers:
+        """Find the gallery items with the query's label at a level, rising, the excluded ones among them."""
+        first, last = self._bounds[level]
+        return self._order[level][first[query] : last[query]]
+
+
+def _is_tree(labels: npt.NDArray[Any]) -> bool:
+    """Return whether two items that share any level share the next coarser one."""
+    for finer, coarser in pairwise(labels.T):
+        _, firsts, classes = np.unique(finer, return_index=True, return_inverse=True)
+        if (coarser != coarser[firsts][classes]).any():
+            return False
+    return True

@@ -100,11 +100,6 @@ class ImageSearch:
     def find_similar(self, content: bytes, k: int, label: str | None = None) -> list[Neighbor]:
         """Find the images that are most similar to an uploaded image, best first.
 
-        Args:
-            content: the bytes of the uploaded file.
-            k: largest number of neighbours.
-            label: label that the neighbours shall have; None for any.
-
         Raises:
             RefusedRequestError: if the upload isn't an image that may be decoded, or no image has the label.
         """
@@ -129,11 +124,6 @@ class ImageSearch:
     def list_items(self, offset: int, limit: int, label: str | None = None) -> tuple[int, list[Item]]:
         """List the items of the index in its order -> the number of all with the label, and those of one page.
 
-        Args:
-            offset: number of items before the page.
-            limit: largest number of items of the page.
-            label: label that the items shall have; None for any.
-
         Raises:
             RefusedRequestError: if no image has the label.
         """
@@ -142,11 +132,7 @@ class ImageSearch:
         return len(positions), [self._describe(position) for position in positions[offset : offset + limit].tolist()]
 
     def get_item(self, item: int) -> Item:
-        """Return the item of a number.
-
-        Raises:
-            RefusedRequestError: if the index has no such item.
-        """
+        """Return the item of a number."""
         return self._describe(self._find_position(item))
 
     def draw_item(self, item: int, size: int) -> bytes:

@@ -9,7 +9,7 @@ os.environ.setdefault("LANCEDB_LOG", "error")  # else it warns of each table tha
 import lancedb
 import pyarrow as pa
 
-from dml.inference.vector_stores.store_protocol import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points
 
 COLUMNS = ["id", "vector", "path", "label", "content"]
 

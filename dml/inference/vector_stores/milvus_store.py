@@ -11,7 +11,7 @@ import grpc
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import ConnectError, ErrorCode, MilvusException, MilvusUnavailableException
 
-from dml.inference.vector_stores.store_protocol import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points
 
 SECONDS = 60
 """Seconds for which pymilvus repeats a call by itself."""

@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
-from dml.inference.vector_stores.store_protocol import CollectionFacts, Points
+from dml.inference.vector_stores.stores import CollectionFacts, Points
 from dml.ops.errors import InputError
 from dml.ops.escaping import printable
 
@@ -68,11 +68,7 @@ class QdrantStore:
         return CollectionFacts.decode((metadata or {}).get("dml"))
 
     def create(self, collection: str, facts: CollectionFacts) -> None:
-        """Make a collection that compares by cosine similarity.
-
-        Raises:
-            InputError: if the server is too old to keep metadata.
-        """
+        """Make a collection that compares by cosine similarity."""
         vectors = models.VectorParams(size=facts.dimension, distance=models.Distance.COSINE)
         self._client.create_collection(collection, vectors_config=vectors, metadata={"dml": facts.encode()})
         if self.read_facts(collection) != facts:

@@ -16,8 +16,7 @@ from dml.ops.text.console import warn
 from dml.run.builders import build_evaluation_data
 from dml.run.loop import build_testing_trainer
 from dml.run.prepare_job import make_cache_folder
-from dml.training.frozen.feature_cache import FeatureCache
-from dml.training.frozen.head_inputs import RAW, FeatureEmbedder, HeadInputs
+from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder, HeadInputs
 from dml.training.hardware import uses_cuda
 
 

@@ -15,25 +15,24 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors, recall_among
-from dml.evaluation.further_rankings.rerankings import evaluate_rerankings
-from dml.evaluation.head_sets import list_evaluated_heads
-from dml.evaluation.measured_facts import describe_vector
-from dml.evaluation.printed_metrics.metric_names import HEADS, join_head_names
-from dml.evaluation.printed_metrics.result_lines import print_result
+from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking.queries import PerQuery
-from dml.evaluation.sheets.run_pictures import write_pictures
-from dml.evaluation.unit_embeddings import UnitEmbeddings
+from dml.evaluation.rerankings import evaluate_rerankings
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.console import print_result
+from dml.report.page import write_pictures
+from dml.report.provenance import describe_vector
 from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings
 from dml.run.model_tests.tested_threshold import evaluate_model_threshold
 from dml.run.resuming.stored_configuration import plain_config
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
-from dml.training.loggers.final_metrics import log_final_metrics
+from dml.training.loggers.wandb_logger import log_final_metrics
 
 Metrics = dict[str, Any]
 

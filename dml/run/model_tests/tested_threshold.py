@@ -5,10 +5,9 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.table import ImageTable
-from dml.evaluation.threshold.threshold_choice import make_pairs
-from dml.evaluation.threshold.threshold_evaluation import evaluate_threshold
-from dml.evaluation.unit_embeddings import UnitEmbeddings
-from dml.metrics.pair_counts import LabelledPairs
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.threshold import evaluate_threshold, make_pairs
+from dml.metrics.pairs import LabelledPairs
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.evaluators import build_threshold_settings
 from dml.training.data import EvaluationData

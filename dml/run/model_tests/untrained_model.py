@@ -13,14 +13,14 @@ from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.further_rankings.fixed_neighbors import FixedNeighbors
-from dml.evaluation.further_rankings.raw_comparison import PrincipalComponents
-from dml.evaluation.printed_metrics.metric_names import PCA
-from dml.evaluation.printed_metrics.result_lines import print_raw_metrics, print_raw_test
-from dml.evaluation.unit_embeddings import ranking_device
+from dml.evaluation.fixed_neighbors import FixedNeighbors
+from dml.evaluation.geometry import ranking_device
+from dml.evaluation.names import PCA
+from dml.evaluation.raw_features import PrincipalComponents
 from dml.models.recurrent import AnyModel
 from dml.ops.errors import InputError
 from dml.ops.run_folders.run_folder import RunFolder, configuration_id
+from dml.report.console import print_raw_metrics, print_raw_test
 from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config, choose_tested_split

@@ -14,7 +14,7 @@ from dml.run.resuming.resolved_values import open_stored, resolve_values
 from dml.run.resuming.stored_configuration import list_callbacks, plain_config
 from dml.run.settings import BEGINNING, CHOICE, STEPS, list_fixed, what_fixes
 from dml.run.stages import Stage, find_stage
-from dml.training.checkpointing.checkpoints import TrainingProgress
+from dml.training.checkpoints import TrainingProgress
 
 
 def check_resumed_settings(

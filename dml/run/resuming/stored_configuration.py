@@ -55,7 +55,7 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
 
 def read_checkpoint_configuration(path: Path) -> StoredConfiguration:
     """Read the overrides and configuration in a checkpoint."""
-    from dml.training.checkpointing.checkpoints import read_checkpoint
+    from dml.training.checkpoints import read_checkpoint
 
     return extract_configuration(read_checkpoint(path, lazily=True))
 
@@ -97,7 +97,7 @@ def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[s
     hydra: Any = HydraConfig.instance().cfg
     if hydra is not None:
         console.begin_log(folder.path / f"{hydra.hydra.job.name}.log")
-    written = _without_defaults(resolve_environment(config))
+    written = _without_defaults(rename_keys(resolve_environment(config)))
     folder.write_configuration(*map(OmegaConf.to_yaml, (written, {} if hydra is None else hydra, overrides)))
 
 

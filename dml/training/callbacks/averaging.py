@@ -52,14 +52,7 @@ class Averaging(WeightAveraging):
             for average, current in zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True):
                 average.copy_(current)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Update the average after an optimizer step."""
         if trainer.global_step > self._latest_update_step:
             self._update(pl_module)
@@ -99,11 +92,9 @@ class Averaging(WeightAveraging):
 
 
 def _list_averaged(module: nn.Module) -> list[bool]:
-    """Tell of each tensor of `_tensors` whether it is averaged."""
     buffers = [buffer.is_floating_point() and not name.startswith("losses.") for name, buffer in module.named_buffers()]
     return [*(parameter.is_floating_point() for parameter in module.parameters()), *buffers]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """List the parameters and buffers of a module, without their graphs."""
     return [tensor.detach() for tensor in chain(module.parameters(), module.buffers())]

@@ -7,7 +7,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from dml.evaluation.printed_metrics.metric_names import full_metric_name
+from dml.evaluation.names import full_metric_name
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.ops.text.console import console
 
@@ -74,7 +74,6 @@ class BestCheckpoint(ModelCheckpoint):
                 )
 
     def _read_tie(self, trainer: Trainer) -> float | None:
-        """Return the value of the tie-breaker in the last validation; None if there is none."""
         split = str(self.monitor).partition("/")[0]
         value = trainer.callback_metrics.get(f"{split}/{self.tie_breaker}")
         return None if value is None else float(value)

@@ -7,11 +7,7 @@ from dml.training.module import MetricLearner
 
 
 def make_class_mean_proxies(proxies: str | None) -> "ProxiesAtClassMeans | None":
-    """Make the callback of ``proxies``; return None if the losses draw their proxies themselves.
-
-    Args:
-        proxies: "auto", "class_means" or None, as `dml.losses.proxies.check_beginning` makes sure.
-    """
+    """Make the callback of ``proxies``; return None if the losses draw their proxies themselves."""
     return ProxiesAtClassMeans() if proxies else None
 
 

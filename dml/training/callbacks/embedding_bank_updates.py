@@ -10,7 +10,7 @@ from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesEmbeddingBank
 from dml.samplers.local_neighborhood import hard_shares
 from dml.training.data import DataModule
-from dml.training.distributed.collectives import gather_batch
+from dml.training.distributed import gather_batch
 from dml.training.embedders import Embedded, EmbeddedBatch
 from dml.training.head_bank import HeadBank, find_neighbors
 from dml.training.module import MetricLearner
@@ -69,7 +69,7 @@ class EmbeddingBankUpdates(Callback):
                 self._find_neighbors(trainer, pl_module, self.bank.embeddings)
             self._set_bank(trainer, pl_module)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         """Log the shares of hard negatives and positives in the batch."""
         assert isinstance(pl_module, MetricLearner)
         if self.bank is None or not self.bank.neighbors.numel() or not pl_module.is_logged_step:
@@ -142,12 +142,9 @@ class EmbeddingBankUpdates(Callback):
 
 @torch.no_grad()
 def embed_training_images(trainer: Trainer, module: MetricLearner, embed: Callable[..., dict[str, Tensor]]) -> Embedded:
-    """Embed the training images with the transform of a test, in evaluation mode.
+    """Embed the training images with the transform of a test, in evaluation mode; all processes get all of them.
 
-    Args:
-        trainer: trainer of the run.
-        module: learner of the run, which gathers the embeddings of all processes.
-        embed: function that embeds a batch, called as ``embed(images, rows=rows)`` -> embeddings (B, D) by name.
+    The function is called with a batch as ``embed(images, rows=rows)`` -> embeddings (B, D) by name.
     """
     training = module.training
     batches: list[EmbeddedBatch] = []

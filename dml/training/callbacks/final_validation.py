@@ -1,6 +1,6 @@
 from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback, Trainer
 
 
 class FinalValidation(Callback):
@@ -10,14 +10,7 @@ class FinalValidation(Callback):
     interval has one validation. A run with ``trainer.val_check_interval=null`` has none.
     """
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """End the training, before which Lightning logs and validates, once it has all its steps."""
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True

@@ -1,14 +1,67 @@
+"""The writing of checkpoints, and the callback that writes the last one."""
+
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
+from lightning_fabric.plugins import CheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor, nn
 
+from dml.ops.errors import InputError
+from dml.ops.filesystem.files import replacing
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.runtime import signals
+from dml.training.checkpoints import read_checkpoint
+from dml.training.frozen_weights import FrozenWeights, fill_in
 from dml.training.history import History
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Reads checkpoints, and writes them so that the path always has a complete one, even if the process is killed.
+
+    A checkpoint is written to a temporary file, which is then renamed. Weights that are NaN or infinite raise an error,
+    so that they never replace good ones. Reading unpickles tensors and plain values only.
+
+    Args:
+        model: model in training, which has the frozen weights that checkpoints lack.
+        frozen: the frozen weights that checkpoints needn't hold; None if they hold all weights.
+    """
+
+    def __init__(self, model: nn.Module | None = None, frozen: FrozenWeights | None = None) -> None:
+        self.model, self.frozen = model, frozen
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
+        """Write a checkpoint to a path."""
+        names = [name for name, value in checkpoint["state_dict"].items() if not _is_finite(value)]
+        if names:
+            raise InputError(
+                f"step {checkpoint['global_step']}: {len(names)} weights became NaN or infinite, such as {names[0]}; "
+                f"{path} keeps its last good state, a lower optimizer.lr may help"
+            )
+        if self.frozen is not None:
+            checkpoint = self.frozen.leave_out(checkpoint)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, on_disk=True) as partial, partial.open("wb") as file:
+            torch.save(checkpoint, file)
+
+    def load_checkpoint(self, path: Any, map_location: Any | None = None, weights_only: bool | None = None) -> Any:  # noqa: ARG002
+        """Read the checkpoint at a path; its tensors are on the CPU."""
+        checkpoint = read_checkpoint(path)
+        return checkpoint if self.model is None else fill_in(checkpoint, self.model, path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Delete the checkpoint at a path."""
+        Path(path).unlink(missing_ok=True)
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether a value holds no NaN and no infinity; a value without real numbers holds none."""
+    return not isinstance(value, Tensor) or not value.is_floating_point() or bool(torch.isfinite(value).all())
 
 
 class RunEnder(Callback):
@@ -55,7 +108,7 @@ class LastCheckpoint(Checkpoint):
         if self._ended_with is not None and self._ended_with == _describe_run(pl_module).get("config"):
             trainer.should_stop = True
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Give the loggers the step that the training is at.
 
         Lightning's count lags by one if a training goes on from a checkpoint of its former last step, after whose
@@ -90,7 +143,6 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _is_long_ago(self, trainer: Trainer) -> bool:
-        """Return whether `every_n_seconds` have passed since the last write."""
         if self.every_n_seconds is None:
             return False
         is_long_ago = monotonic() - self._last_write >= self.every_n_seconds
@@ -158,6 +210,5 @@ def _is_signaled(trainer: Trainer) -> bool:
 
 
 def _describe_run(module: Any) -> dict[str, Any]:
-    """Return `MetricLearner.run_description`."""
     description: dict[str, Any] = module.run_description
     return description

@@ -12,14 +12,7 @@ ARGUMENTS = ("attribute", "start", "end")
 
 
 def make_loss_schedule(schedule: Mapping[str, Any] | None) -> "LossSchedule | None":
-    """Make the callback of ``scheduler.loss``; return None if there is no schedule.
-
-    Args:
-        schedule: arguments of `LossSchedule`.
-
-    Raises:
-        InputError: if an argument is missing or there is no such one, or `LossSchedule` refuses one.
-    """
+    """Make the callback of ``scheduler.loss``; return None if there is no schedule."""
     if not schedule:
         return None
     if {*schedule} != {*ARGUMENTS}:
@@ -53,18 +46,11 @@ class LossSchedule(Callback):
         self.end = end
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Check that the losses have the attribute.
-
-        Raises:
-            InputError: if the attribute of a loss doesn't exist or is no number.
-        """
+        """Check that the losses have the attribute."""
         self.check_losses(self._losses(pl_module))
 
     def check_losses(self, losses: Iterable[nn.Module]) -> None:
         """Check that losses have the attribute.
-
-        Args:
-            losses: losses of a run.
 
         Raises:
             InputError: if the attribute of a loss doesn't exist or is no number.
@@ -80,16 +66,10 @@ class LossSchedule(Callback):
             if not isinstance(value, float | int) or isinstance(value, bool):
                 raise InputError(f"scheduler.loss.attribute={self.attribute}: is {value!r}, not a number")
 
-    def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Set the value for the step."""
         value = self.start - trainer.global_step * (self.start - self.end) / trainer.max_steps
-        owner, _, name = self.attribute.rpartition(".")
+        owner, name = self.attribute.rpartition(".")[::2]
         for loss in self._losses(pl_module):
             setattr(attrgetter(owner)(loss) if owner else loss, name, value)
 

@@ -1,14 +1,87 @@
+"""First weights of heads: the principal components of what they embed, in place of random numbers."""
+
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from dml.models.embedding import EmbeddingModel
-from dml.models.head_beginnings import begin_at_principal_components, last_layers
+from dml.ops.errors import InputError
 from dml.training.callbacks.embedding_bank_updates import embed_training_images
 from dml.training.module import MetricLearner
+
+SMALLEST_SHARE = 1e-5
+"""The root mean square of a component, as a share of the largest, below which float32 inputs hold rounding alone."""
+
+
+def last_layers(heads: nn.ModuleDict) -> dict[str, nn.Linear]:
+    """Return the linear layer by which a head ends, its attribute ``embedding``, by head; others have none."""
+    layers = {name: getattr(head, "embedding", None) for name, head in heads.items()}
+    return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+
+
+@torch.no_grad()
+def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: float = 0.0) -> None:
+    """Set a linear layer to the principal components of the directions of its inputs.
+
+    Without whitening, it then changes the inner products of the L2-normalised inputs least of all layers of this size
+    (Eckart and Young, 1936), so that an untrained head finds nearly what its inputs find. With whitening, components
+    along which the inputs vary much count for less, and an untrained head often finds more.
+
+    The components are those of the inputs about 0 and not about their mean, as cosine similarities are. A randomised
+    method finds them, with a negligible error, since heads may have tens of thousands of inputs. The weights keep their
+    norm, which decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than
+    components, as with few images, the other rows keep the part of their weights that is orthogonal to all components,
+    as far as there are such directions, and else become 0.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> begin_at_principal_components(layer, torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 5.0], [0.0, 7.0, 0.1]]))
+    >>> (layer.weight[0] / layer.weight[0].norm()).abs().round(decimals=1).tolist()
+    [0.0, 1.0, 0.0]
+
+    Args:
+        layer: linear layer from C inputs to D outputs.
+        inputs: (N, C) inputs of the layer.
+        whitening: share of the whitening: a component is divided by its root mean square to this power. 0 leaves the
+            components as they are, 1 gives all the same root mean square.
+
+    Raises:
+        InputError: if all inputs are 0.
+    """
+    unit = F.normalize(inputs, dim=1).cpu().numpy()
+    if not unit.any():
+        raise InputError("heads.initial: the network gives 0 for all images of the training split")
+    from sklearn.decomposition import TruncatedSVD  # late: it takes a second, and models in use need none
+
+    decomposition = TruncatedSVD(min(layer.out_features, *unit.shape), random_state=0).fit(unit)
+    sizes, weight = decomposition.singular_values_, layer.weight.float()  # in 16 bits there is no QR decomposition
+    scales = np.where(sizes > SMALLEST_SHARE * sizes[0], np.maximum(sizes, SMALLEST_SHARE * sizes[0]) ** -whitening, 0)
+    components = torch.from_numpy(scales[:, None] * decomposition.components_).to(weight)
+    components = F.pad(components, (0, 0, 0, layer.out_features - len(components)))
+    num_components = int((scales > 0).sum())
+    if num_components < min(layer.weight.shape):
+        free_rows = slice(num_components, layer.in_features)
+        directions = torch.from_numpy(decomposition.components_[:num_components]).to(weight)
+        norm = components[:num_components].norm(dim=1).min()
+        components[free_rows] = norm * _make_orthogonal(weight[free_rows], directions)
+    layer.weight.copy_(components * (weight.norm() / components.norm()))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+def _make_orthogonal(rows: Tensor, directions: Tensor) -> Tensor:
+    """Return unit vectors that are orthogonal to each other and to orthogonal directions. (R, C), (K, C) -> (R, C)
+
+    As rows of a layer they give 0 for all images of the training split, and learn as soon as the network or the
+    augmentation changes the inputs; rows of 0 would never learn.
+    """
+    basis: Tensor = torch.linalg.qr((rows - rows @ directions.T @ directions).T).Q
+    return basis.T
+
 
 WHITENING = {"principal_components": 0.0, "half_whitened_components": 0.5, "whitened_components": 1.0}
 """The share of the whitening by the values of ``initial_heads``, see `begin_at_principal_components`."""
@@ -27,9 +100,8 @@ def make_principal_heads(initial_heads: str | None, init: str | None = None) -> 
 class PrincipalHeads(Callback):
     """Sets the heads' last layers to the principal components of their inputs before the first step.
 
-    See `dml.models.head_beginnings`. The inputs are computed from the training images in evaluation mode and with the
-    transform of a test. A head that does not end in a linear layer keeps its weights, and so do all heads of a later
-    stage and of a resumed run.
+    The inputs are computed from the training images in evaluation mode and with the transform of a test. A head that
+    does not end in a linear layer keeps its weights, and so do all heads of a later stage and of a resumed run.
 
     Args:
         whitening: share of the whitening of the components.
@@ -68,5 +140,4 @@ class PrincipalHeads(Callback):
 
 
 def _keep(inputs: dict[str, Tensor], name: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Keep the input of a layer that is about to be called."""
     inputs[name] = arguments[0].float()

@@ -6,8 +6,7 @@ from pytorch_lightning.callbacks import ProgressBar, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn, RichProgressBarTheme
 from rich.console import Console
 
-from dml.evaluation.printed_metrics.metric_descriptions import describe_metric, format_value
-from dml.evaluation.printed_metrics.metric_names import choose_shown_metrics
+from dml.evaluation.names import choose_shown_metrics, describe_metric, format_value
 from dml.ops.escaping import printable
 from dml.ops.text.console import console
 from dml.ops.text.speed import LINE_EVERY, ProgressMeter

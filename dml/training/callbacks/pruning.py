@@ -73,7 +73,6 @@ class Pruning(RunEnder):
 
 
 def _read_finished_values(folder: RunFolder, metric: str) -> dict[int, float]:
-    """Return {step: value} of a metric in the history of a finished run."""
     if folder.state == RunState.FINISHED:  # A run that is being resumed still writes its files.
         folder.check_files()
     return folder.values(metric)
@@ -82,14 +81,7 @@ def _read_finished_values(folder: RunFolder, metric: str) -> dict[int, float]:
 def is_behind(
     values: Mapping[int, float], finished_runs: Iterable[Mapping[int, float]], pruner: Any, direction: str
 ) -> bool:
-    """Return whether an Optuna pruner ends a run.
-
-    Args:
-        values: {step: validated value} of the run.
-        finished_runs: {step: validated value} of each finished run.
-        pruner: object of a class in `optuna.pruners`.
-        direction: "maximize" if larger values are better, "minimize" if smaller ones are.
-    """
+    """Return whether an Optuna pruner ends a run."""
     import optuna
 
     optuna.logging.set_verbosity(logging.WARNING)  # Otherwise Optuna prints a line for every study.

@@ -1,6 +1,7 @@
-"""A run in Weights & Biases: its configuration, its metrics, and pictures of what it retrieves."""
+"""A run in Weights & Biases, its pictures of what it retrieves, and the final metrics in all loggers."""
 
 import os
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -9,14 +10,23 @@ from typing import Any
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from PIL import Image
 from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from dml.data.image_files.images import LIMITS, read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.evaluation.per_query import QueryTable
-from dml.evaluation.report.sheets import choose_lowest, compare_classes, describe_first_match, score_queries
+from dml.evaluation.per_query import (
+    QueryTable,
+    choose_lowest,
+    compare_classes,
+    describe_first_match,
+    read_queries,
+    score_queries,
+)
 from dml.ops.errors import InputError
 from dml.ops.filesystem.files import replacing
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.training.history import History
 
 ID_FILE = "wandb_id.txt"
 LARGEST_PICTURE = (160, 160)
@@ -83,13 +93,7 @@ class RunFolderWandbLogger(WandbLogger):
 
     @rank_zero_only
     def log_retrieval(self, picture: Path | None, queries: QueryTable | None, limits: ImageLimits = LIMITS) -> None:
-        """Log the retrieval picture and the table of worst queries.
-
-        Args:
-            picture: path of the retrieval picture; None if there is none.
-            queries: the test's queries with their metrics and neighbours; None if there are none.
-            limits: the largest sizes that an image may have.
-        """
+        """Log the retrieval picture and the table of worst queries."""
         import wandb
 
         if picture is not None:
@@ -152,3 +156,30 @@ def _read_or_create_id(folder: Path) -> str:
         with replacing(path) as partial:
             partial.write_text(f"{token_hex(4)}\n")
     return path.read_text().strip()
+
+
+@rank_zero_only
+def log_final_metrics(loggers: Iterable[Logger], metrics: Mapping[str, Any], folder: RunFolder) -> None:
+    """Log the metrics of a test, and the retrieved images to Weights & Biases, whose run ends here.
+
+    Args:
+        loggers: loggers of the run. metrics.csv gets nothing, as it is a history.
+        metrics: contents of metrics.json; they are logged as "test/level0/recall@1" and so on.
+        folder: folder of the run, with retrieval.png and per_query.parquet if the configuration names them.
+    """
+    numbers = {
+        f"{metrics['split']}/{name}": value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    for logger in loggers:
+        if not isinstance(logger, History):
+            logger.log_metrics(numbers, metrics["step"])
+        if isinstance(logger, RunFolderWandbLogger):
+            picture, queries = folder.picture_file, folder.queries_file
+            logger.log_retrieval(
+                picture if picture.exists() else None,
+                read_queries(queries) if queries.exists() else None,
+                ImageLimits.from_settings(folder.config.get("data") or {}),
+            )
+            logger.close()

@@ -13,7 +13,7 @@ from conftest import Here, Refused
 from PIL import Image
 
 from dml.commands.data_jobs import audit_job
-from dml.evaluation.report import audit_report
+from dml.report.page import audit_report
 
 SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=32", "processes=1", "data.num_workers=0"]
 CLASSES, IMAGES = 8, 8

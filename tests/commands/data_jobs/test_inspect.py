@@ -18,7 +18,7 @@ from PIL import Image
 
 from dml.models.embedding import EmbeddingModel
 from dml.run.config_folders import CONF
-from dml.training.frozen.head_inputs import FeatureEmbedder
+from dml.training.frozen import FeatureEmbedder
 
 SETTINGS = ["model=small_cnn", "transform=imagenet", "transform.size=16", "processes=1", "data.num_workers=0"]
 SETTINGS += ["sheet.classes=2", "sheet.pictures=2"]

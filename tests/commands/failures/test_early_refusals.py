@@ -47,7 +47,10 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["loss=csl", "loss.margins=[0.1,inf]"], "loss.margins[1]=inf: must be a finite number"),
         (["sampler=hierarchical", "+sampler.extra=nan"], "sampler.extra=nan: must be a finite number"),
         (["+model.extra=nan"], "model.extra=nan: must be a finite number"),
-        (["evaluation.threshold.fmr=nan"], "evaluation.threshold.fmr=nan: must be a finite number"),
+        (
+            ["evaluation.threshold.fmr=nan"],
+            "evaluation.threshold.fmr=nan: must be a number, above 0 and below 1, or null",
+        ),
         (["+stages={a:{loss:{margin:inf}}}"], "loss.margin=inf: must be a finite number"),
         (["seed=-1"], "seed=-1: must be a whole number, 0 or more"),
         (["evaluation.fixed_neighbors=0"], "evaluation.fixed_neighbors=0: must be a whole number, 1 or more"),
@@ -97,7 +100,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["trainer.max_time=10"], "trainer.max_time=10: must be days:hours:minutes:seconds, such as 00:08:00:00"),
         (["trainer.max_time=abc"], "trainer.max_time=abc: must be days:hours:minutes:seconds, such as 00:08:00:00"),
         (["+trainer.max_time=00:00:00:00"], "trainer.max_time=00:00:00:00: longer than nothing, such as 00:08:00:00"),
-        (["recurrent=lstm"], "recurrent: it finds neighbours by a trained network, and the run has none; init="),
+        (["recurrent=lstm"], "recurrent: it finds neighbours by a trained network, and the run has none; training"),
         (["+stages.first.recurrent={_target_:dml.models.recurrent.RecurrentModel}"], "recurrent: it finds neighbours"),
     ],
 )

@@ -36,7 +36,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.inference.bulk.embedding_parts.PART_SIZE", 4)
+    monkeypatch.setattr("dml.inference.embedding_files.PART_SIZE", 4)
 
 
 def embed(model: Path, photos: Path, output: Path, *more: str) -> None:

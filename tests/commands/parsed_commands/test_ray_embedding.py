@@ -31,7 +31,7 @@ def cluster() -> Iterator[None]:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_embeds_what_one_process_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.inference.bulk.embedding_parts.PART_SIZE", 4)
+    monkeypatch.setattr("dml.inference.embedding_files.PART_SIZE", 4)
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     write_photos(Path("photos"), 18)
@@ -45,7 +45,7 @@ def test_a_cluster_embeds_what_one_process_embeds(tmp_path: Path, monkeypatch: p
 
 
 def test_what_a_machine_of_the_cluster_refuses_comes_back_as_a_line(tmp_path: Path) -> None:
-    from dml.inference.bulk.ray_embedding import PartEmbedder
+    from dml.inference.ray_embedding import PartEmbedder
 
     model = make_model().save_pretrained(tmp_path / "model")
     broken = tmp_path / "broken.png"

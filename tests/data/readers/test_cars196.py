@@ -11,8 +11,7 @@ from trees.cars196 import CLASSES, NAMES, cells, changed, struct, where
 from trees.tree import remove
 
 from dml.data.image_files.limits import limit_list_bytes
-from dml.data.mat_files import read_variable
-from dml.data.readers.cars196 import read
+from dml.data.readers.cars196 import read, read_variable
 from dml.ops.errors import InputError
 
 

@@ -15,8 +15,7 @@ from trees.shards import IMAGES, TREE, pack
 from trees.tree import encoded
 
 from dml.data.dataset import ImageDataset
-from dml.data.image_files.archives import index_tar, read_member, split_member
-from dml.data.image_files.contents import read_content, read_stamps
+from dml.data.image_files.contents import index_tar, read_content, read_member, read_stamps, split_member
 from dml.data.image_files.images import UnreadableImageError, read_image
 from dml.data.overview.readability import find_missing
 from dml.data.prepared.verification import CheckedImage

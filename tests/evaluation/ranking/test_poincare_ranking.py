@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dml.evaluation import evaluate
-from dml.evaluation.metric_config import MetricConfig
+from dml.evaluation.metric import MetricConfig
 from dml.evaluation.ranking.items import Items
 from dml.evaluation.ranking.queries import rank_queries
 from dml.losses.hyperbolic import poincare_distances, to_ball

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.evaluation import MetricConfig, PerQuery, query_share, rank_queries
-from dml.evaluation.ranking import blocks
-from dml.evaluation.ranking.blocks import SORT_FACTOR, Ranking
-from dml.evaluation.ranking.items import Items, check_query_and_gallery
-from dml.evaluation.ranking.positives import Positives
+from dml.evaluation.ranking.items import Items, Positives, check_query_and_gallery
+from dml.evaluation.ranking.queries import MOST_SEARCHED, SORT_FACTOR, Ranking
 from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
 
@@ -288,14 +286,14 @@ def test_a_search_gives_the_digits_of_whole_rankings(thousand: Any, monkeypatch:
     """Classes with up to 17 images, super-classes with up to 138."""
     whole = rank_queries(*thousand, metrics=[*NEAREST, "ap"], neighbors=5)
     searched = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
-    monkeypatch.setattr(blocks, "MOST_SEARCHED", 50)
+    monkeypatch.setattr("dml.evaluation.ranking.queries.MOST_SEARCHED", 50)
     ranked = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
     for name, values in searched.values.items():
         assert values.tobytes() == whole.values[name].tobytes() == ranked.values[name].tobytes(), name
 
 
 def test_a_search_is_left_if_it_would_have_to_find_too_many() -> None:
-    labels = np.zeros((blocks.MOST_SEARCHED + 2, 1), dtype=int)
+    labels = np.zeros((MOST_SEARCHED + 2, 1), dtype=int)
     queries = Items(torch.zeros(len(labels), 1), labels)
     config = MetricConfig(NEAREST, RECALL_AT)
     ranking = Ranking(queries, queries, Positives(labels, None), config, 1)

@@ -17,7 +17,7 @@ from dml.inference.image_index import Index
 from dml.inference.serving.http_server import open_listener, running_server
 from dml.inference.serving.image_search import ImageSearch
 from dml.inference.serving.web_api import create_app
-from dml.metrics.pair_calibration import Calibration
+from dml.metrics.verification import Calibration
 
 HOSTS = ["127.0.0.1", "localhost"]
 LIMITS = ImageLimits(max_image_bytes=200_000, max_pixels=1_000_000)

@@ -27,7 +27,7 @@ from served_index import CALIBRATION_OF_INDEX, HOSTS, LIMITS, THRESHOLD, build_i
 
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
-from dml.inference.serving import http_deadlines, web_api
+from dml.inference.serving import http_server, web_api
 from dml.inference.serving.http_server import open_listener
 from dml.inference.serving.image_search import ImageSearch
 from dml.inference.serving.web_api import create_app
@@ -358,7 +358,7 @@ def test_a_client_that_hangs_up_leaves_no_trace(address: str, index: Index, capl
 
 @pytest.fixture
 def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_deadlines, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
 
 
 def connect(address: str) -> socket.socket:

@@ -14,9 +14,8 @@ from trainers import small_trainer
 from dml.commands import main
 from dml.ops.run_folders.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
-from dml.training.callbacks.last_checkpoint import LastCheckpoint
-from dml.training.checkpointing.checkpoint_io import AtomicCheckpointIO
-from dml.training.checkpointing.checkpoints import load_model, read_checkpoint
+from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
+from dml.training.checkpoints import load_model, read_checkpoint
 
 State = dict[str, Tensor]
 

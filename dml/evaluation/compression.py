@@ -1,0 +1,296 @@
+"""Vectors in smaller forms: their metrics, their bytes and their speed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dml.evaluation.benchmark_lists import BenchmarkList
+from dml.evaluation.evaluator import Evaluator, Metrics
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.ranking.items import Items, Positives, find_nearest_items
+from dml.evaluation.ranking.queries import LARGEST_BLOCK, PerQuery
+from dml.evaluation.raw_features import PrincipalComponents
+from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
+from dml.ops.errors import InputError
+from dml.retrieval.compressed_vectors import CompressedVectors, Storage
+from dml.retrieval.rows import unit_rows
+
+SMALLEST_PREFIX = 8
+"""The number of dimensions of each head in the smallest prefix that is chosen without being named."""
+
+
+class VectorForm(NamedTuple):
+    """Vectors that take the place of a model's, of unit length or 0.
+
+    Args:
+        name: name of the form, such as "prefix8".
+        train: (M, D) float32 vectors of the training images.
+        test: (N, D) float32 vectors of the tested images.
+    """
+
+    name: str
+    train: Tensor
+    test: Tensor
+
+
+def choose_prefixes(prefixes: Sequence[int] | None, head_dims: Mapping[str, int]) -> list[int]:
+    """Return the sizes of the prefixes, the whole embedding last.
+
+    >>> choose_prefixes(None, {"L": 64, "H": 64})
+    [8, 16, 32, 64]
+
+    Args:
+        prefixes: number of dimensions of each head; None takes the largest head and its halves, down to
+            `SMALLEST_PREFIX`.
+        head_dims: size of the embedding of each head.
+
+    Raises:
+        InputError: if a prefix is larger than every head.
+    """
+    largest = max(head_dims.values())
+    if prefixes is None:
+        halves = [largest]
+        while halves[-1] // 2 >= SMALLEST_PREFIX:
+            halves.append(halves[-1] // 2)
+        return halves[::-1]
+    if max(prefixes) > largest:
+        raise InputError(f"--prefixes {max(prefixes)}: the embedding of a head has {largest} dimensions at most")
+    return sorted({*prefixes, largest})
+
+
+def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concatenation: str = "normalized") -> Tensor:
+    """Take the first dimensions of each head, and join them as the model joins its heads. (N, D) -> (N, D')
+
+    So a prefix is what a model with smaller heads would give. Heads of no more dimensions than ``size`` keep all of
+    them. If all heads do, the vectors are returned as they are.
+
+    >>> take_prefix(torch.tensor([[0.3, 0.4, 0.6, 0.8]]), {"L": 2, "H": 2}, size=1)
+    tensor([[0.7071, 0.7071]])
+
+    Args:
+        vectors: (N, D) vectors, the heads side by side.
+        head_dims: size of the embedding of each head, in the order of the dimensions.
+        size: largest number of dimensions of each head.
+        concatenation: that of the model, see `dml.models.embedding.EmbeddingModel`.
+    """
+    if size >= max(head_dims.values()):
+        return vectors
+    parts = [part[:, :size] for part in torch.split(vectors, [*head_dims.values()], dim=1)]
+    if concatenation == "normalized":
+        parts = [unit_rows(part, "embeddings") for part in parts]
+    return unit_rows(torch.cat(parts, dim=1), "embeddings")
+
+
+def make_forms(
+    train: Tensor,
+    test: Tensor,
+    head_dims: Mapping[str, int],
+    prefixes: Sequence[int],
+    concatenation: str = "normalized",
+) -> Iterator[VectorForm]:
+    """Yield the prefixes, and then the projections onto as many principal components of the training images.
+
+    Args:
+        train: (M, D) unit vectors of the training images, M >= 2.
+        test: (N, D) unit vectors of the tested images.
+        head_dims: size of the embedding of each head.
+        prefixes: number of dimensions of each head in each prefix.
+        concatenation: how the model joins its heads.
+    """
+    sizes = []
+    for prefix in prefixes:
+        train_part, part = (take_prefix(rows, head_dims, prefix, concatenation) for rows in (train, test))
+        sizes.append(part.shape[1])
+        yield VectorForm(f"prefix{prefix}", train_part, part)
+    fitted = [PrincipalComponents.fit(train, size) for size in sizes]
+    by_size = {len(components.deviations): components for components in fitted if len(components.deviations)}
+    for whiten in (False, True):
+        for size, components in by_size.items():
+            projected = (unit_rows(components.project(rows, whiten=whiten), "components") for rows in (train, test))
+            yield VectorForm(f"pca{size}{'_whitened' if whiten else ''}", *projected)
+
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+METRICS = ("recall@1", "map@r")
+"""The metrics that are measured, at each level."""
+
+TIMED_QUERIES, TIMED_NEIGHBORS, TIMED_SECONDS = 1000, 10, 0.2
+"""The speed is that of searches for the ten nearest vectors of at most 1,000 queries, again and again for 0.2 s."""
+
+
+@dataclass(frozen=True)
+class CompressionRow:
+    """The cost of one form of the vectors.
+
+    Args:
+        vectors: name of the vectors, see `VectorForm`.
+        storage: how they are stored, such as "int8" or "pq+rescore".
+        numbers: number D of dimensions of a vector.
+        bytes: bytes of a vector that every search reads.
+        rescored_bytes: further bytes of a vector, which a search reads for its candidates alone.
+        queries_per_second: queries that a search answers in a second.
+        metrics: {name: value} of `METRICS` at each level.
+    """
+
+    vectors: str
+    storage: str
+    numbers: int
+    bytes: int
+    rescored_bytes: int
+    queries_per_second: float
+    metrics: Metrics
+
+
+def measure_compression(
+    train: Tensor,
+    test: UnitEmbeddings,
+    head_dims: Mapping[str, int],
+    evaluator: Evaluator,
+    prefixes: Sequence[int],
+    candidates: int,
+    concatenation: str = "normalized",
+) -> Iterator[CompressionRow]:
+    """Measure every form of the vectors; each is trained on the training images alone.
+
+    Args:
+        train: (M, D) unit vectors of the training images.
+        test: (N, D) unit vectors of the tested images.
+        head_dims: size of the embedding of each head.
+        evaluator: evaluator of the tested images; it computes the rows of float32.
+        prefixes: number of dimensions of each head in each prefix.
+        candidates: number of neighbours that are sorted again by float32 vectors, in the rows with "+rescore".
+        concatenation: how the model joins its heads.
+
+    Raises:
+        InputError: if there are fewer than two training images, or queries have no positives.
+    """
+    if len(train) < 2:
+        raise InputError(f"{len(train)} training images: quantisers are trained on at least 2")
+    config = replace(evaluator.config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
+    evaluator = replace(evaluator, config=config)
+    for form in make_forms(train, test.rows, head_dims, prefixes, concatenation):
+        exact_metrics = evaluator(UnitEmbeddings(form.test))
+        yield _make_row(form, Storage.FLOAT32, _Searches(form, Storage.FLOAT32, evaluator), 0, exact_metrics)
+        if form.name.startswith("pca"):
+            continue
+        for storage in (Storage.FLOAT16, Storage.INT8, Storage.BINARY, Storage.PRODUCT):
+            searches = _Searches(form, storage, evaluator)
+            for rescored in (0, candidates) if storage in (Storage.BINARY, Storage.PRODUCT) else (0,):
+                yield _make_row(form, storage, searches, rescored, searches.evaluate(rescored))
+
+
+class _Searches:
+    """The searches of an evaluation, one in each of the benchmark lists."""
+
+    def __init__(self, form: VectorForm, storage: Storage, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.items = Items(form.test, evaluator.table.labels)
+        self.galleries = [
+            CompressedVectors(storage, form.train.numpy(), form.test.numpy()[part.searched])
+            for part in evaluator.benchmark_lists
+        ]
+
+    def evaluate(self, candidates: int) -> Metrics:
+        """Compute the metrics; the first ``candidates`` neighbours are sorted again by their float32 vectors."""
+        lists = zip(self.evaluator.benchmark_lists, self.galleries, strict=True)
+        return {
+            part.metric_name(name): value
+            for part, gallery in lists
+            for name, value in self._evaluate_list(part, gallery, candidates).items()
+        }
+
+    def _evaluate_list(self, part: BenchmarkList, gallery: CompressedVectors, candidates: int) -> Metrics:
+        queries = self.items.take(part.queries, part.level)
+        searched = queries if part.gallery is None else self.items.take(part.gallery, part.level)
+        excluded = part.excluded
+        if self.evaluator.config.exclude_nearest:
+            excluded = find_nearest_items(queries, searched, range(len(part.queries)), LARGEST_BLOCK)
+        positives = Positives(queries.labels, None if part.gallery is None else searched.labels, excluded)
+        counts = [positives.count(level) for level in range(positives.depth)]
+        num_left = len(gallery) - positives.excluded.shape[1]
+        k = min(max(1, *(int(count.max(initial=0)) for count in counts)), num_left)
+        if candidates:
+            k = min(max(k, candidates), num_left)
+        vectors = queries.embeddings.numpy()
+        neighbors = gallery.search(vectors, k, positives.excluded)
+        if candidates:
+            neighbors = gallery.rescore(vectors, neighbors, candidates)
+        values: dict[str, npt.NDArray[np.float64]] = {}
+        for level, count in enumerate(counts):
+            ranks = rank_positives(neighbors, queries.labels[:, level], searched.labels[:, level], count)
+            values[f"level{level}/recall@1"] = np.where(count, recall_at_k(ranks, 1).numpy(), np.nan)
+            values[f"level{level}/map@r"] = np.where(count, map_at_r(ranks).numpy(), np.nan)
+        no_similarities = np.empty((0, 0), np.float32)
+        has_positive = positives.find_queries_with_any()
+        return PerQuery(part.queries, values, neighbors, no_similarities, has_positive).compute_means()
+
+    def measure_speed(self, candidates: int) -> float:
+        """Return how many queries of the first benchmark list are answered in a second."""
+        gallery, part = self.galleries[0], self.evaluator.benchmark_lists[0]
+        queries = self.items.embeddings.numpy()[part.queries[:TIMED_QUERIES]]
+        k = min(TIMED_NEIGHBORS, len(gallery))
+
+        def search() -> None:
+            if candidates:
+                neighbors = gallery.search_quickly(queries, min(max(k, candidates), len(gallery)))
+                gallery.rescore(queries, neighbors, candidates)
+            else:
+                gallery.search_quickly(queries, k)
+
+        return len(queries) * _count_per_second(search)
+
+
+def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: Integers, counts: Integers) -> Tensor:
+    """Return the ranks of each query's positives (Q, P) float64, rising and padded with infinity.
+
+    A positive that isn't among the neighbours gets a rank behind all items, which metrics of the first ranks count as
+    not found.
+
+    >>> neighbors, gallery = np.array([[2, 0]]), np.array([7, 7, 5])
+    >>> rank_positives(neighbors, np.array([7]), gallery, counts=np.array([2])).tolist()
+    [[2.0, 4.0]]
+
+    Args:
+        neighbors: (Q, K) nearest items of the gallery, nearest first.
+        query_labels: (Q,) labels of the queries.
+        gallery_labels: (G,) labels of the gallery.
+        counts: (Q,) number of positives of each query, K or fewer.
+    """
+    near_ranks = positive_ranks(torch.from_numpy(gallery_labels[neighbors] == query_labels[:, None]))
+    ranks = torch.full((len(neighbors), int(counts.max(initial=0))), torch.inf, dtype=torch.float64)
+    ranks[:, : near_ranks.shape[1]] = near_ranks
+    is_positive = torch.arange(ranks.shape[1]) < torch.from_numpy(counts)[:, None]
+    return torch.where(is_positive, ranks.clamp(max=len(gallery_labels) + 1.0), torch.inf)
+
+
+def _make_row(
+    form: VectorForm, storage: Storage, searches: _Searches, candidates: int, metrics: Metrics
+) -> CompressionRow:
+    numbers = form.test.shape[1]
+    return CompressionRow(
+        form.name,
+        f"{storage}+rescore" if candidates else str(storage),
+        numbers,
+        searches.galleries[0].bytes_per_vector,
+        4 * numbers if candidates else 0,
+        searches.measure_speed(candidates),
+        {name: value for name, value in metrics.items() if name.rpartition("/")[2] in METRICS},
+    )
+
+
+def _count_per_second(task: Callable[[], None]) -> float:
+    """Return how often a task runs in a second; the first time isn't counted."""
+    task()
+    count, began = 0, perf_counter()
+    while (seconds := perf_counter() - began) < TIMED_SECONDS:
+        task()
+        count += 1
+    return count / seconds

@@ -1,1 +1,0 @@
-"""Rankings that a test evaluates beside the plain one of all embeddings."""

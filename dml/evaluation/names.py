@@ -1,0 +1,355 @@
+"""The names of metrics and heads, such as ``heads/L+M/level0/recall@1``, and what tables need to know of a metric."""
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dml.data.table import EVERY_LEVEL, ImageTable
+from dml.evaluation.benchmark_lists import has_level_lists
+from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
+from dml.ops.errors import InputError
+
+HEADS = "heads"
+"""The first part of a metric's name if the metric is not computed of all heads together."""
+
+PCA = "pca"
+"""The first part of the name of a metric of raw features after a PCA: pca/level0/recall@1."""
+
+RERANKED = "reranked"
+"""The first part of the name of a metric of a re-ranking: reranked/dba+alpha_qe/level0/recall@1."""
+
+RERANKING_LABELS = {"alpha_qe": "alpha-QE", "dba": "DBA", "k_reciprocal": "k-reciprocal"}
+"""The labels of the steps of re-rankings by name."""
+
+JOINT = "+"
+"""The character between the names of heads whose embeddings are concatenated."""
+
+
+def is_joint_metric(name: str, value: Any) -> bool:
+    """Return whether an entry of metrics.json is a metric of all heads together: no count, no step, no raw/...."""
+    scope, _, metric = name.rpartition("/")
+    in_scope = scope in ("", "mean") or re.fullmatch(r"level\d+", scope) is not None
+    return in_scope and isinstance(value, float) and metric != QUERIES_WITHOUT_POSITIVES
+
+
+def choose_shown_metrics(names: Iterable[str]) -> list[str]:
+    """Return the metrics of the finest level, or of all levels together, that fit a line: recall at one k alone."""
+    by_family: dict[str, str] = {}
+    for name in names:
+        if name.rpartition("/")[0] in ("", "level0") and not name.endswith(QUERIES_WITHOUT_POSITIVES):
+            by_family.setdefault(MetricName.parse(name).family, name)
+    return [*by_family.values()]
+
+
+def join_head_names(heads: Iterable[str]) -> str:
+    """Return the name of some heads whose embeddings are concatenated: ["L", "M"] -> "L+M"."""
+    return JOINT.join(heads)
+
+
+def split_head_names(name: str) -> list[str]:
+    """Return the heads in a name that `join_head_names` made: "L+M" -> ["L", "M"]."""
+    return name.split(JOINT)
+
+
+def format_heads(name: str) -> str:
+    """Return the label of joined names of heads in a table: "L" -> "head L", "L+M" -> "heads L, M"."""
+    heads = split_head_names(name)
+    return f"head{'s' * (len(heads) > 1)} {', '.join(heads)}"
+
+
+def format_chosen_heads(chosen: str | None) -> str | None:
+    """Return the label of the heads that a training chose: "M+H" -> "chosen: M, H"; None -> None."""
+    return f"chosen: {', '.join(split_head_names(chosen))}" if chosen else None
+
+
+def find_head_sets(metrics: Iterable[str]) -> list[str]:
+    """Return the joined names of each set of heads for which there are metrics; a single head is a set too."""
+    return list(dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)))
+
+
+def find_rerankings(metrics: Iterable[str]) -> list[str]:
+    """Return the name of each re-ranking for which there are metrics, such as "dba+alpha_qe"."""
+    parts = (name.split("/", 2) for name in metrics)
+    return list(dict.fromkeys(part[1] for part in parts if part[0] == RERANKED and len(part) == 3))
+
+
+def format_reranking(name: str) -> str:
+    """Return the label of a re-ranking in a table: "dba+alpha_qe" -> "+ DBA, alpha-QE"."""
+    return f"+ {', '.join(RERANKING_LABELS.get(step, step) for step in name.split('+'))}"
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """A metric's name in its parts.
+
+    Args:
+        heads: joined names of the evaluated heads; "" stands for all heads together.
+        metric: name without the heads, such as "level0/recall@1", "mean/ap" or "h_ap".
+    """
+
+    heads: str
+    metric: str
+
+    @classmethod
+    def parse(cls, name: str) -> "MetricName":
+        """Split a name: "heads/L+M/level0/ap" is "level0/ap" of the heads "L+M"."""
+        prefix, _, rest = name.partition("/")
+        heads, _, metric = rest.partition("/")
+        return cls(heads, metric) if prefix == HEADS else cls("", name)
+
+    @property
+    def family(self) -> str:
+        """The metric's name in ``evaluation.metrics``: "recall" for level0/recall@1."""
+        return self._at_k[1] if self._at_k else self.metric.rpartition("/")[2]
+
+    @property
+    def k(self) -> int | None:
+        """The k of a metric at k, such as recall@k; None for another metric."""
+        return int(self._at_k[2]) if self._at_k else None
+
+    @property
+    def _at_k(self) -> re.Match[str] | None:
+        return re.fullmatch(r"(.+)@([1-9]\d*)", self.metric.rpartition("/")[2])
+
+
+def full_metric_name(name: str, custom: Container[str] = ()) -> str:
+    """Return a metric's name with its level, the finest if it names none.
+
+    >>> full_metric_name("recall@1"), full_metric_name("heads/H/nmi"), full_metric_name("h_ap")
+    ('level0/recall@1', 'heads/H/level0/nmi', 'h_ap')
+
+    Args:
+        name: name of a metric; one that is unknown is returned as it is.
+        custom: names of the user's metrics that have a value for each level.
+    """
+    prefix, slash, metric = name.rpartition("/")
+    families = {metric, metric.partition("@")[0]}
+    described = [METRICS_BY_NAME[family] for family in families if family in METRICS_BY_NAME]
+    is_of_level = any(row.kind != Kind.HIERARCHY for row in described) or any(family in custom for family in families)
+    has_level = re.fullmatch(r"level\d+|mean", prefix.rpartition("/")[2]) is not None
+    return f"{prefix}{slash}level0/{metric}" if is_of_level and not has_level else name
+
+
+def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
+    """Return the names of all metrics that an evaluation of a table can compute.
+
+    These are the packaged metrics and the custom metrics of the configuration, the metrics at k for each configured k.
+
+    Args:
+        table: the rows of one evaluation.
+        config: settings and custom metrics of the evaluation.
+    """
+    metrics = {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values()
+    level_metrics = [name for metric in metrics for name in _names_at_a_level(metric, config.recall_at)]
+    hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
+    if has_level_lists(table):  # the list of a level has hierarchical metrics, too
+        levels = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
+        scopes = [*(f"level{level}" for level in levels), "mean"]
+        return [f"{scope}/{metric}" for scope in scopes for metric in (*level_metrics, *hierarchical)]
+    return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in level_metrics), *hierarchical]
+
+
+def _names_at_a_level(metric: Metric, ks: Sequence[int]) -> list[str]:
+    if metric.kind == Kind.HIERARCHY:
+        return []
+    return [f"{metric.name}@{k}" for k in ks] if metric.kind == Kind.AT_K else [metric.name]
+
+
+class MetricDescription(NamedTuple):
+    """A metric without its function, as a finished run names it.
+
+    Args:
+        name: name of the metric in ``evaluation.metrics``, such as "recall".
+        label: label of the metric in tables, such as "R".
+        higher_is_better: whether a larger value is the better one.
+        shown_in_percent: whether tables show 0.5 as 50.0.
+    """
+
+    name: str
+    label: str
+    higher_is_better: bool = True
+    shown_in_percent: bool = True
+
+
+THRESHOLD_PREFIX = "threshold/"
+"""The beginning of the names in metrics.json of a threshold and its errors, see `dml.evaluation.threshold`."""
+
+CALIBRATION_PREFIX = "calibration_"
+"""The beginning, behind `THRESHOLD_PREFIX`, of the names of the values of a `dml.metrics.verification`."""
+
+THRESHOLD_METRICS = {
+    metric.name: metric
+    for metric in (
+        MetricDescription("similarity", "threshold", shown_in_percent=False),
+        MetricDescription("val_fmr", "FMR (val)", higher_is_better=False),
+        MetricDescription("val_fnmr", "FNMR (val)", higher_is_better=False),
+        MetricDescription("wanted_fmr", "wanted FMR", higher_is_better=False),
+        MetricDescription("wanted_wrong_share", 'wanted wrong "same"', higher_is_better=False),
+        MetricDescription("val_known_accepted", "known queries accepted (val)"),
+        MetricDescription("val_wrong_share", 'wrong "same" (val)', higher_is_better=False),
+        MetricDescription("wrong_share", 'wrong "same"', higher_is_better=False),
+        MetricDescription("fmr", "FMR", higher_is_better=False),
+        MetricDescription("fnmr", "FNMR", higher_is_better=False),
+        MetricDescription("balanced_accuracy", "balanced accuracy"),
+        MetricDescription("fmr_median_class", "FMR, median class", higher_is_better=False),
+        MetricDescription("fmr_worst_class", "FMR, worst class", higher_is_better=False),
+        MetricDescription("fnmr_median_class", "FNMR, median class", higher_is_better=False),
+        MetricDescription("fnmr_worst_class", "FNMR, worst class", higher_is_better=False),
+        MetricDescription("calibration_slope", "slope of log odds", shown_in_percent=False),
+        MetricDescription("calibration_intercept", "log odds at similarity 0", shown_in_percent=False),
+        MetricDescription("calibration_prior", "pairs of one class (val)"),
+        MetricDescription("ece", "ECE", higher_is_better=False),
+        MetricDescription("brier", "Brier score", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("log_loss", "log loss", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("ece_balanced", "ECE, balanced", higher_is_better=False),
+        MetricDescription("brier_balanced", "Brier score, balanced", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("log_loss_balanced", "log loss, balanced", higher_is_better=False, shown_in_percent=False),
+        MetricDescription("unknown_auroc", "AUROC of known queries"),
+        MetricDescription("known_accepted", "known queries accepted"),
+        MetricDescription("known_identified", "known queries identified"),
+        MetricDescription("unknown_accepted", "unknown queries accepted", higher_is_better=False),
+    )
+}
+"""The metrics of a threshold, by their names in metrics.json without `THRESHOLD_PREFIX`."""
+
+COUNTS = (QUERIES_WITHOUT_POSITIVES, "images_skipped", "queries_in_gallery")
+"""The ends of the names of numbers in metrics.json that are no metrics."""
+
+
+def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> MetricDescription:
+    """Describe a metric, or a count, by its name in metrics.json.
+
+    >>> describe_metric("heads/L/level0/recall@4").label
+    'R@4'
+
+    Args:
+        name: name in metrics.json, such as "level0/recall@1" or "raw/h_ap"; the last part of an unknown name is its
+            label.
+        custom: metrics that are known beside the packaged ones.
+    """
+    if name.startswith(THRESHOLD_PREFIX) and (known := THRESHOLD_METRICS.get(name.removeprefix(THRESHOLD_PREFIX))):
+        return known
+    parsed = MetricName.parse(name)
+    metric = {metric.name: metric for metric in custom}.get(parsed.family) or METRICS_BY_NAME.get(parsed.family)
+    if metric is None:
+        is_count = parsed.family in COUNTS
+        label = name.rpartition("/")[2]
+        return MetricDescription(label, label, higher_is_better=not is_count, shown_in_percent=not is_count)
+    label = metric.label if parsed.k is None else f"{metric.label}@{parsed.k}"
+    return MetricDescription(metric.name, label, metric.higher_is_better, metric.shown_in_percent)
+
+
+def metric_label(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> str:
+    """Return the label of a metric in tables: level0/recall@1 -> R@1; see `describe_metric`."""
+    return describe_metric(name, custom).label
+
+
+def format_percent(share: float, digits: int = 3) -> str:
+    """Format a share in percent with some significant digits, never with an exponent.
+
+    >>> format_percent(4.2e-7), format_percent(0.998, digits=2)
+    ('0.000042', '100')
+
+    Args:
+        share: the share, from 0 to 1.
+        digits: number of significant digits.
+    """
+    return np.format_float_positional(100 * share, precision=digits, fractional=False, trim="-")
+
+
+def format_value(value: float, metric: MetricDescription) -> str:
+    """Format a value of a metric: a fraction in percent, without the sign, any other with four significant digits.
+
+    >>> format_value(0.6584, describe_metric("h_ap")), format_value(12.0, describe_metric("images_skipped"))
+    ('65.8', '12')
+
+    Args:
+        value: value in metrics.json.
+        metric: description of the metric.
+    """
+    if metric.shown_in_percent:
+        return f"{100 * value:.1f}"
+    return f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+
+
+def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescription, ...]:
+    """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run.
+
+    Args:
+        config: configuration of a run; a metric of ``evaluation.metrics`` without a name is passed over.
+    """
+    evaluation = config.get("evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+    stored = [metric for metric in metrics if isinstance(metric, Mapping)] if isinstance(metrics, list) else []
+    return tuple(
+        MetricDescription(
+            str(metric["name"]),
+            str(metric.get("label", metric["name"])),
+            higher_is_better=metric.get("higher_is_better", True) is not False,
+            shown_in_percent=metric.get("shown_in_percent", True) is not False,
+        )
+        for metric in stored
+        if "name" in metric
+    )
+
+
+def list_evaluated_heads(heads: Iterable[str], evaluation: Mapping[str, Any]) -> list[str]:
+    """Return the names of what a test evaluates: each head by ``heads``, the sets of heads by ``head_sets``.
+
+    Args:
+        heads: names of the model's heads.
+        evaluation: the values below ``evaluation`` in the configuration.
+
+    Raises:
+        InputError: if head_sets is no list of lists of the model's heads.
+    """
+    heads, head_sets = list(heads), evaluation["head_sets"] or []
+    for head_set in head_sets:
+        names = list(head_set) if isinstance(head_set, Sequence) and not isinstance(head_set, str) else []
+        if not names or not are_heads(names, heads):
+            raise InputError(
+                f"evaluation.head_sets={head_sets}: expected lists of some of the heads {', '.join(heads)}, each once, "
+                f"such as [[{','.join(heads[:2])}]]"
+            )
+    return list(dict.fromkeys([*(heads if evaluation["heads"] else []), *map(join_head_names, head_sets)]))
+
+
+def select_joint(names: Iterable[str]) -> list[str]:
+    """Return the names, each once, that stand for several heads, whose embeddings are concatenated."""
+    return [name for name in dict.fromkeys(names) if len(split_head_names(name)) > 1]
+
+
+def are_heads(names: Sequence[str], heads: Iterable[str]) -> bool:
+    """Return whether some names are those of heads, each once."""
+    return len({*names} & {*heads}) == len(names)
+
+
+def choose_first_metric(metrics: Mapping[str, Any]) -> str | None:
+    """Return the name of the metric that stands first in `summary_table`; None without any."""
+    names = [f"level0/{name}" for name in choose_level_metrics(metrics)] + choose_joint_metrics(metrics)
+    return names[0] if names else None
+
+
+def choose_level_metrics(metrics: Mapping[str, Any], custom: Sequence[Metric] = ()) -> list[str]:
+    """Return metrics that fit 80 columns: up to four of recall@k, then the user's metrics, then map@r, nmi and ap.
+
+    Without any of these they are the first six of a level.
+    """
+    names = [
+        name.removeprefix("level0/")
+        for name, value in metrics.items()
+        if name.startswith("level0/") and is_joint_metric(name, value)
+    ]
+    recalls = [name for name in names if name.startswith("recall@")][:4]
+    custom_names = {metric.name for metric in custom}
+    more = [name for name in names if MetricName.parse(name).family in custom_names]
+    more += [name for name in ("map@r", "nmi", "ap") if name in names]
+    return recalls + more[: 6 - len(recalls)] or names[:6]
+
+
+def choose_joint_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names of the metrics of all levels together."""
+    return [name for name, value in metrics.items() if "/" not in name and is_joint_metric(name, value)]

@@ -1,1 +1,0 @@
-"""Metrics in what a run prints: their names, labels and tables."""

@@ -1,0 +1,312 @@
+"""Exact ranks of the positives among all items by distance, ties by index, and the metrics of the ranks."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dml.evaluation.metric import Kind, MetricConfig
+from dml.evaluation.ranking.items import Positives
+from dml.metrics.binary import count_positives, pad_ranks
+from dml.metrics.graded import GradedRanks
+from dml.retrieval.top import nearest, sort_with_ties
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.unsignedinteger[Any]]
+Signed = npt.NDArray[np.signedinteger[Any]]
+Keys = npt.NDArray[np.int32]
+
+RADIX_SORTED = 2**15
+"""The number of integers from which on torch sorts a one-dimensional tensor by radix."""
+
+LONG = 2**14
+"""The number of distances of a row from which on it is filled up to that number, to be sorted by radix."""
+
+LAST = 2**31 - 1
+"""The key of what a row is filled up with, which is larger than that of an infinite distance."""
+
+HIGHEST_BIT = np.int32(-(2**31))
+
+
+def sort_codes(codes: Codes, distances: Floats) -> Codes:
+    """Sort the codes of each row by distance, smallest first. (R, N), (R, N) without NaN -> (R, N)
+
+    >>> codes = np.array([[1, 2, 3, 4]], dtype=np.uint8)
+    >>> sort_codes(codes, np.array([[0.5, 0.0, -0.0, -0.3]], dtype=np.float32)).tolist()
+    [[4, 2, 3, 1]]
+    """
+    sort = _sort_by_radix if codes.shape[1] >= LONG and _has_radix_sort() else _sort_by_packing
+    signed = codes.view(f"i{codes.itemsize}")  # of unsigned integers, older versions of torch gather single bytes alone
+    return sort(signed, distances).view(codes.dtype)
+
+
+def _sort_by_radix(codes: Signed, distances: Floats) -> Signed:
+    """Sort row by row in the same memory, which stays in the processor's cache."""
+    items, length = codes.shape[1], max(codes.shape[1], RADIX_SORTED)
+    keys, signs = np.full(length, LAST, dtype=np.int32), np.empty(items, dtype=np.int32)
+    sorted_keys, order = torch.empty(length, dtype=torch.int32), torch.empty(length, dtype=torch.int64)
+    sorted_codes = np.empty_like(codes)
+    for row, row_codes, row_sorted in zip(distances, codes, sorted_codes, strict=True):
+        _make_keys(row, keys[:items], signs)
+        torch.sort(torch.from_numpy(keys), stable=True, out=(sorted_keys, order))
+        torch.gather(torch.from_numpy(row_codes), 0, order[:items], out=torch.from_numpy(row_sorted))
+    return sorted_codes
+
+
+def _sort_by_packing(codes: Signed, distances: Floats) -> Signed:
+    keys = _make_keys(distances, *np.empty((2, *codes.shape), dtype=np.int32))
+    packed, bits = _sort_packed(keys)
+    packed &= (1 << bits) - 1
+    sorted_codes: Signed = torch.from_numpy(codes).gather(1, torch.from_numpy(packed)).numpy()
+    return sorted_codes
+
+
+def sort_packed(values: Signed) -> tuple[Integers, Integers]:
+    """Sort each row of values (..., P) stably -> the sorted values (..., P) and the indices that sort them (..., P).
+
+    Each value is packed with its index into one 64-bit integer. Sorting these takes a fifth of the time of a stable
+    argsort.
+    """
+    packed, bits = _sort_packed(values)
+    return packed >> bits, packed & (1 << bits) - 1
+
+
+def _sort_packed(values: Signed) -> tuple[Integers, int]:
+    """Return the sorted values (..., P), each of which has its index in the last bits, and the number of these bits."""
+    bits = values.shape[-1].bit_length()
+    packed = values.astype(np.int64)
+    packed <<= bits
+    packed |= np.arange(values.shape[-1])
+    packed.sort()
+    return packed, bits
+
+
+def _make_keys(distances: Floats, keys: Keys, signs: Keys) -> Keys:
+    """Convert distances to integers in the same order; -0 and 0 become the same. (...) and memory (...) -> keys (...)
+
+    A float32 consists of a sign bit and 31 bits that ascend with the magnitude, m as an integer. It becomes m or -m: a
+    negative one is -2^31 + m as an integer, whose absolute value is 2^31 - m, and -m without the highest bit.
+    """
+    bits = distances.view(np.int32)
+    np.absolute(bits, out=keys)
+    np.bitwise_and(bits, HIGHEST_BIT, out=signs)
+    return np.bitwise_xor(keys, signs, out=keys)
+
+
+def _has_radix_sort() -> bool:
+    """Tell whether torch sorts integers by radix. NumPy takes three times as long on processors of AMD's Zen 4."""
+    has_openmp: bool = torch.backends.openmp.is_available()  # type: ignore[no-untyped-call]
+    return has_openmp and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+Ranks = npt.NDArray[np.int32]
+
+FEW = 12
+"""Number of chosen items of a row up to which counting the nearer items of each is faster than sorting the row."""
+
+
+class ChosenRanks(NamedTuple):
+    """Ranks and codes of P chosen items of R rows, sorted by row and then by rank.
+
+    Args:
+        ranks: (P,) ranks; the nearest of all items in a row has rank 1. Copies of int32 take half as long as of int64.
+        codes: (P,) code of each item.
+        numbers: (R,) number of chosen items of each row.
+    """
+
+    ranks: Ranks
+    codes: Codes
+    numbers: Integers
+
+
+def rank_chosen(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
+    """Rank the items of each row whose code isn't 0.
+
+    The codes in the order of the distances tell the ranks of the chosen items, and which code has which rank. A call
+    ranks several rows, because with one call for each row threads would often wait for the interpreter's lock.
+
+    >>> distances = np.array([[0.5, 0.1, 0.9, 0.3]], dtype=np.float32)
+    >>> chosen = rank_chosen(distances, np.array([[1, 0, 0, 2]], dtype=np.uint8), numbers=np.array([2]))
+    >>> chosen.ranks.tolist(), chosen.codes.tolist()
+    ([2, 3], [2, 1])
+
+    Args:
+        distances: (R, N) distances without NaN; items at distance infinity are behind all others.
+        codes: (R, N) code of each item.
+        numbers: (R,) number of codes of each row that aren't 0.
+    """
+    if numbers.max() <= FEW:
+        return _rank_by_counting(distances, codes, numbers)
+    sorted_codes = sort_codes(codes, distances)
+    places = np.flatnonzero(sorted_codes != 0)
+    before_row = np.repeat(np.arange(-1, codes.size - 1, codes.shape[1]), numbers)  # the place before the row's first
+    return ChosenRanks((places - before_row).astype(np.int32), sorted_codes.reshape(-1).take(places), numbers)
+
+
+def _rank_by_counting(distances: Floats, codes: Codes, numbers: Integers) -> ChosenRanks:
+    """Rank the chosen items, (R,) of each row, by counting the items before each of them; see `rank_chosen`."""
+    places = np.flatnonzero(codes != 0)
+    rows, items = np.divmod(places, codes.shape[1])
+    ranks = [
+        1 + np.count_nonzero(distances[row, :item] <= value) + np.count_nonzero(distances[row, item:] < value)
+        for row, item, value in zip(rows, items, distances[rows, items], strict=True)
+    ]
+    keys, order = sort_packed((rows << 32) + np.array(ranks, dtype=np.int64))
+    return ChosenRanks((keys - (rows << 32)).astype(np.int32), codes.reshape(-1)[places[order]], numbers)
+
+
+LARGEST_PART = 2**20
+"""The number of distances that are ranked together. With fewer, threads wait for the interpreter's lock more often."""
+
+
+class Rankings(NamedTuple):
+    """The ranks of the items that metrics need, for Q queries: (Q, P) float64, rising, padded with infinity; P >= 1."""
+
+    by_level: tuple[Tensor, ...]
+    """For each level, the ranks of the items with the query's label."""
+    by_shared_levels: GradedRanks
+    """For each number of levels from 1 to L, the ranks of the items that share exactly as many with the query."""
+    nearest: Tensor
+    """The nearest items (Q, k) int64."""
+
+
+def rank_rows(distances: Tensor, positives: Positives, first: int, k: int) -> Rankings:
+    """Rank the gallery on CPU for the queries from `first` on; ties are in the gallery's order. (Q, G) -> `Rankings`"""
+    chosen = _rank_chosen(distances.numpy(), positives, first)
+    ranks = _Ranks(chosen.ranks, np.cumsum(chosen.numbers))
+    at_least, exactly = _split_by_shared_levels(ranks, positives.count_shared(chosen.codes), positives.depth)
+    if positives.is_tree:  # items with the query's label at a level share it and all coarser levels
+        by_level = at_least[::-1]
+    else:
+        with_label = [np.flatnonzero(chosen.codes & 1 << level) for level in range(positives.depth)]
+        by_level = [ranks.select(places).pad() for places in with_label]
+    nearest_items = [nearest(row, k) for row in distances.numpy()]
+    return Rankings(tuple(by_level), GradedRanks(exactly, at_least), torch.from_numpy(np.stack(nearest_items)))
+
+
+def _rank_chosen(distances: npt.NDArray[np.float32], positives: Positives, first: int) -> ChosenRanks:
+    """Rank the items that share any level with the queries from `first` on, part by part. (Q, G)"""
+    rows = min(max(LARGEST_PART // distances.shape[1], 1), len(distances))
+    codes = np.empty((rows, distances.shape[1]), dtype=np.min_scalar_type(positives.largest_code))
+    parts = []
+    for start in range(0, len(distances), rows):
+        part = distances[start : start + rows]
+        queries = range(first + start, first + start + len(part))
+        numbers = positives.code_items(queries, codes[: len(part)])
+        parts.append(rank_chosen(part, codes[: len(part)], numbers))
+    return ChosenRanks(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def rank_block(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor, k: int) -> Rankings:
+    """Rank the gallery by one stable sort on any device, see `rank_rows`. (Q, G), (Q, L), (G, L) -> `Rankings`
+
+    An item at distance infinity is not in the ranking.
+    """
+    bits = _mark_shared(distances, query_labels, gallery_labels)
+    _, order = sort_with_ties(distances)
+    bits_in_order = bits.gather(1, order)
+    # What follows takes the positives alone, out of all items.
+    rows, columns = bits_in_order.nonzero(as_tuple=True)
+    positive_bits, ranks = bits_in_order[rows, columns], columns + 1
+    same = [(positive_bits >> level) & 1 for level in range(query_labels.shape[1])]
+    levels = torch.stack(same).sum(dim=0)
+
+    def select(is_selected: Tensor) -> Tensor:
+        places = is_selected.nonzero().squeeze(1)
+        return _with_a_column(pad_ranks(rows[places], ranks[places], len(distances)))
+
+    by_level = tuple(select(is_same) for is_same in same)
+    numbers = range(1, len(same) + 1)
+    at_least = [select(levels >= number) for number in numbers]
+    exactly = [*(select(levels == number) for number in numbers[:-1]), at_least[-1]]
+    return Rankings(by_level, GradedRanks(exactly, at_least), order[:, :k])
+
+
+def _mark_shared(distances: Tensor, query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
+    """Set bit i of each item that has the query's label at level i, unless its distance is infinite. -> (Q, G)"""
+    depth = query_labels.shape[1]
+    bits = torch.zeros_like(distances, dtype=torch.uint8 if depth <= 8 else torch.int64)
+    for level in range(depth):
+        bits |= (query_labels[:, level, None] == gallery_labels[:, level]).to(bits.dtype) << level
+    return bits.masked_fill_(distances == torch.inf, 0)
+
+
+def _with_a_column(ranks: Tensor) -> Tensor:
+    """Return ranks (Q, P) with at least one column, see `Rankings`."""
+    return ranks if ranks.shape[1] else ranks.new_full((len(ranks), 1), torch.inf)
+
+
+class _Ranks(NamedTuple):
+    """The ranks of items of several queries, query after query.
+
+    Args:
+        ranks: (P,) ranks, rising for each query.
+        stops: (Q,) the position behind the last item of each query.
+    """
+
+    ranks: Ranks
+    stops: Integers
+
+    def select(self, places: Integers) -> "_Ranks":
+        """Return the ranks at some places (S,), which rise."""
+        return _Ranks(self.ranks.take(places), np.searchsorted(places, self.stops))
+
+    def pad(self) -> Tensor:
+        """Return the ranks (Q, P') of Q queries, padded with infinity, with at least one column."""
+        starts = np.append(0, self.stops[:-1])
+        numbers = self.stops - starts
+        table = np.empty((len(numbers), max(1, numbers.max())))
+        for row, start, number in zip(table, starts.tolist(), numbers.tolist(), strict=True):
+            row[:number] = self.ranks[start : start + number]
+            row[number:] = np.inf
+        return torch.from_numpy(table)
+
+
+def _split_by_shared_levels(
+    ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels with the query, and exactly as many.
+
+    Each list is selected from the one before, which is much longer as a rule.
+
+    Args:
+        ranks: ranks of items that share any level.
+        levels: (P,) number of levels that each item shares.
+        depth: number of levels.
+    """
+    at_least, exactly = [ranks.pad()], []
+    for level in range(1, depth):
+        more = levels > level
+        exactly.append(ranks.select(np.flatnonzero(~more)).pad())
+        places = np.flatnonzero(more)
+        ranks, levels = ranks.select(places), levels.take(places)
+        at_least.append(ranks.pad())
+    return at_least, [*exactly, at_least[-1]]
+
+
+def compute_scores(rankings: Rankings, config: MetricConfig) -> dict[str, Tensor]:
+    """Compute the ranking metrics of some queries.
+
+    Returns:
+        {metric: (Q,) float64}; the value of a query without positives means nothing.
+    """
+    return dict(_level_scores(rankings, config)) | dict(_hierarchy_scores(rankings, config))
+
+
+def _level_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tuple[str, Tensor]]:
+    for level, ranks in enumerate(rankings.by_level):
+        counts = count_positives(ranks)
+        for name, function in config.level_functions.items():
+            yield f"level{level}/{name}", function(ranks, counts)
+
+
+def _hierarchy_scores(rankings: Rankings, config: MetricConfig) -> Iterator[tuple[str, Tensor]]:
+    if metrics := config.select_kind(Kind.HIERARCHY):
+        counts = rankings.by_shared_levels.counts.double()
+        counts[:, -1] += config.count_query
+        for metric in metrics:
+            yield metric.name, metric.compute_joint_values(rankings.by_shared_levels, counts, config)

@@ -1,0 +1,307 @@
+"""A threshold on the similarity, from which on two images are judged to be of one class, and probabilities of it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dml.data.table import ImageTable
+from dml.evaluation.benchmark_lists import benchmark_lists, has_level_lists
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.metric import METRICS, Kind
+from dml.evaluation.names import CALIBRATION_PREFIX, THRESHOLD_PREFIX, format_percent
+from dml.metrics.pairs import BLOCK, LabelledPairs
+from dml.metrics.verification import (
+    EVEN,
+    Calibration,
+    ErrorRates,
+    Floats,
+    PairVerification,
+    class_rates,
+    compute_calibration_errors,
+    error_rates,
+    find_threshold,
+    fit_calibration,
+)
+from dml.ops.errors import InputError
+from dml.ops.precision import without_tf32
+
+RELIABILITY = "reliability"
+"""The name of the reliability curve of probabilities as they are, each pair counting once."""
+
+RELIABILITY_BALANCED = "reliability_balanced"
+"""The name of that of probabilities for as many pairs of one class as of different classes."""
+
+
+def name_values(calibration: Calibration) -> dict[str, float]:
+    """Return the values of the function by their names without `THRESHOLD_PREFIX`: calibration_slope and so on."""
+    return {f"{CALIBRATION_PREFIX}{name}": value for name, value in asdict(calibration).items()}
+
+
+def find_calibration(metrics: Mapping[str, float]) -> Calibration | None:
+    """Find the function in metrics whose names lack `THRESHOLD_PREFIX`; None if they are of a test that fitted none."""
+    values = {field.name: metrics.get(f"{CALIBRATION_PREFIX}{field.name}") for field in fields(Calibration)}
+    known = {name: float(value) for name, value in values.items() if value is not None}
+    is_usable = len(known) == len(values) and 0.0 < known["prior"] < 1.0  # a saved model may be somebody else's
+    return Calibration(**known) if is_usable else None
+
+
+def describe_choice(metrics: Mapping[str, float]) -> str:
+    """Describe which threshold was chosen, as the end of a sentence, by metrics without `THRESHOLD_PREFIX`."""
+    if "wanted_fmr" in metrics:
+        return f"for a false match rate of {format_percent(metrics['wanted_fmr'])} %"
+    if "wanted_wrong_share" in metrics:
+        return f'where the share of wrong "same" among the nearest is {format_percent(metrics["wanted_wrong_share"])} %'
+    return "for equal rates of both errors"  # an option of older versions
+
+
+Metrics = dict[str, float]
+
+
+class NearestItems(NamedTuple):
+    """The nearest item that each search finds.
+
+    Args:
+        scores: (S,) similarity of the nearest item.
+        is_known: (S,) whether the search was among all items; otherwise it was among those of other classes than the
+            query's, as if the gallery lacked the class.
+        is_right: (S,) whether the nearest item is of the query's class.
+    """
+
+    scores: npt.NDArray[np.float32]
+    is_known: npt.NDArray[np.bool_]
+    is_right: npt.NDArray[np.bool_]
+
+
+def find_nearest(pairs: LabelledPairs) -> NearestItems:
+    """Find the nearest item of each query twice: among all items, and among those of other classes.
+
+    Items that a query excludes are never found. A search that has nothing to find is left out.
+
+    Args:
+        pairs: the images, and perhaps the gallery that they search.
+    """
+    items, item_labels, excluded = pairs.embeddings, pairs.labels, pairs.excluded
+    if pairs.gallery is None:
+        excluded = np.arange(len(items), dtype=np.int64)[:, None]
+    else:
+        items, item_labels = pairs.gallery, np.asarray(pairs.gallery_labels)
+    scores, rights = [], []
+    for start in range(0, len(pairs.labels), size := max(1, BLOCK // len(items))):
+        rows = slice(start, start + size)
+        with without_tf32():
+            similarities = pairs.embeddings[rows] @ items.T
+        if excluded is not None:
+            queries, places = np.nonzero(excluded[rows] >= 0)
+            similarities[queries, excluded[rows][queries, places]] = -torch.inf
+        is_same = torch.from_numpy(pairs.labels[rows][:, None] == item_labels).to(items.device)
+        best = similarities.max(dim=1)
+        best_other = similarities.masked_fill_(is_same, -torch.inf).max(dim=1)
+        scores.append(torch.stack([best.values, best_other.values]).cpu().numpy())
+        rights.append(is_same.gather(1, best.indices[:, None])[:, 0].cpu().numpy())
+    found, is_right = np.concatenate(scores, axis=1), np.concatenate(rights)
+    is_known, has_found = np.broadcast_to([[True], [False]], found.shape), np.isfinite(found)
+    return NearestItems(found[has_found], is_known[has_found], (is_known & is_right)[has_found])
+
+
+def judge_nearest(nearest: NearestItems, threshold: float | None) -> Metrics:
+    """Compute how well the nearest item's similarity tells queries of known classes from others.
+
+    Args:
+        nearest: what the queries find.
+        threshold: similarity from which on the nearest item is judged to be of the query's class; None for the first of
+            the metrics alone.
+
+    Returns:
+        ``unknown_auroc``: the area under the ROC curve of the similarity, 0.5 by chance. ``known_accepted`` and
+        ``unknown_accepted``: the shares of searches whose nearest item has at least the threshold.
+        ``known_identified``: the share of searches among all items that are accepted and find an item of the query's
+        class (detection and identification). ``wrong_share``: the share of these accepted searches that find an item
+        of another class, 0 without any. No metric if there are searches of one kind alone.
+    """
+    scores, is_known, is_right = nearest
+    if is_known.all() or not is_known.any():
+        return {}
+    from sklearn.metrics import roc_auc_score  # late: it takes half a second, which a start waits for
+
+    metrics = {"unknown_auroc": float(roc_auc_score(is_known, scores))}
+    if threshold is not None:
+        is_accepted = scores >= np.float32(threshold)
+        is_same = is_accepted & is_known
+        metrics |= {
+            "known_accepted": float(is_accepted[is_known].mean()),
+            "known_identified": float((is_accepted & is_right)[is_known].mean()),
+            "unknown_accepted": float(is_accepted[~is_known].mean()),
+            "wrong_share": float((~is_right[is_same]).mean()) if is_same.any() else 0.0,
+        }
+    return metrics
+
+
+@dataclass(frozen=True)
+class ThresholdSettings:
+    """How the threshold is chosen and judged: ``evaluation.threshold``.
+
+    Args:
+        wrong_share: wanted share of wrong "same" among the nearest images of the validation classes.
+        fmr: false match rate that is wanted on the validation classes in place of ``wrong_share``; None wants none.
+
+    Raises:
+        InputError: if one of them isn't between 0 and 1.
+    """
+
+    wrong_share: float = 0.05
+    fmr: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, share in {"wrong_share": self.wrong_share, "fmr": self.fmr}.items():
+            if share is not None and not 0.0 < share < 1.0:
+                raise InputError(f"evaluation.threshold.{name}={share}: must be above 0 and below 1")
+
+
+def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabelledPairs | None:
+    """Make the pairs of an evaluated split: of two images, or of a query and an item of the gallery.
+
+    Args:
+        embeddings: embeddings (N, D) of the table's rows.
+        table: the rows of one evaluation.
+
+    Returns:
+        The pairs with their finest labels; None if they have no cosine similarity, or a list for each level.
+    """
+    if not embeddings.geometry.is_cosine or has_level_lists(table):
+        return None
+    (part,) = benchmark_lists(table)
+    queries, labels = embeddings.take(part.queries).rows, table.labels[:, 0]
+    if part.gallery is None:
+        return LabelledPairs(queries, labels[part.queries])
+    gallery = embeddings.take(part.gallery).rows
+    return LabelledPairs(queries, labels[part.queries], gallery, labels[part.gallery], part.excluded)
+
+
+def has_both_kinds(pairs: LabelledPairs) -> bool:
+    """Tell whether there is a pair of one class, and one of different classes."""
+    return bool(pairs.counts.positives[0] and pairs.counts.negatives[0])
+
+
+def choose_threshold(pairs: LabelledPairs, nearest: NearestItems, settings: ThresholdSettings) -> float | None:
+    """Choose the smallest threshold with the wanted share of wrong "same" among the nearest, or false match rate.
+
+    There is none if no similarity has such a share.
+
+    Args:
+        pairs: pairs of both kinds, see `has_both_kinds`.
+        nearest: what the queries of the pairs find, see `find_nearest`.
+        settings: the wanted share or rate.
+    """
+    if settings.fmr is None:
+        return _find_wrong_share(nearest, settings.wrong_share)
+    rates = error_rates(pairs, (settings.fmr,))
+    return float(rates.thresholds[find_threshold(rates, settings.fmr)])
+
+
+def _find_wrong_share(nearest: NearestItems, share: float) -> float | None:
+    """Find the smallest similarity from which on at most a share of the nearest items are of another class.
+
+    Fewer than 1 / share items can't show such a share.
+    """
+    order = np.argsort(-nearest.scores)
+    scores, wrong, counts = nearest.scores[order], np.cumsum(~nearest.is_right[order]), np.arange(1, len(order) + 1)
+    is_last = np.append(scores[1:] < scores[:-1], True)  # equal similarities reach a threshold together
+    fitting = scores[is_last & (wrong <= share * counts) & (share * counts >= 1)]
+    return float(fitting[-1]) if len(fitting) else None
+
+
+def compute_threshold_errors(pairs: LabelledPairs, similarity: float) -> Metrics:
+    """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
+
+    Args:
+        pairs: pairs of both kinds, of classes on which the threshold wasn't chosen.
+        similarity: similarity from which on a pair is judged to be of one class.
+
+    Returns:
+        fmr, fnmr, balanced_accuracy (1 minus the mean of both), and both rates of the median and of the worst class.
+    """
+    counts = pairs.count_by_class(np.array([similarity]))
+    fmr = float(counts.negatives.sum() / counts.all_negatives.sum())
+    fnmr = float(1.0 - counts.positives.sum() / counts.all_positives.sum())
+    metrics = {"fmr": fmr, "fnmr": fnmr, "balanced_accuracy": 1.0 - (fmr + fnmr) / 2.0}
+    for name, rates in zip(("fmr", "fnmr"), class_rates(counts), strict=True):
+        metrics |= {f"{name}_median_class": float(np.nanmedian(rates)), f"{name}_worst_class": float(np.nanmax(rates))}
+    return metrics
+
+
+LOWEST_FMR = 1e-6
+"""The lowest false match rate of a stored curve."""
+
+POINTS = 121
+"""The number of points of a stored curve; 20 of them are in each power of ten."""
+
+
+def evaluate_threshold(
+    split: str, tested: LabelledPairs | None, validated: LabelledPairs | None, settings: ThresholdSettings
+) -> tuple[dict[str, float], dict[str, Floats]]:
+    """Choose a threshold and fit probabilities on the validation classes, and judge both on those of a tested split.
+
+    Args:
+        split: name of the tested split; if it is "val", nothing is judged.
+        tested: pairs of the tested split; None if they can't be compared by cosine similarity.
+        validated: pairs of the validation split; None if there is none.
+        settings: how the threshold is chosen.
+
+    Returns:
+        {name in metrics.json: value}, without those of threshold and probabilities if there is no validation split with
+        pairs of both kinds; and {name of a split: (2, P) FMR and FNMR}, the ROC curve of each split, with the
+        reliability curves of the tested split, (2, P) mean probability and share of pairs of one class.
+    """
+    if tested is None or not has_both_kinds(tested):
+        return {}, {}
+    verification = PairVerification(tested)
+    curves = {split: thin_curve(verification.rates, tested)}
+    metrics = {metric.name: float(metric.function(verification)) for metric in METRICS if metric.kind == Kind.PAIRS}
+    similarity = None
+    if validated is not None and has_both_kinds(validated):
+        nearest = find_nearest(validated)
+        similarity = choose_threshold(validated, nearest, settings)
+        metrics |= (
+            {"wanted_wrong_share": settings.wrong_share} if settings.fmr is None else {"wanted_fmr": settings.fmr}
+        )
+        curves |= {"val": thin_curve(PairVerification(validated).rates, validated)}
+        if similarity is not None:
+            errors = compute_threshold_errors(validated, similarity) | judge_nearest(nearest, similarity)
+            metrics |= {"similarity": similarity} | {
+                f"val_{name}": errors[name] for name in ("fmr", "fnmr", "known_accepted", "wrong_share")
+            }
+        calibration = fit_calibration(validated.counts)
+        metrics |= name_values(calibration)
+        if split != "val":
+            calibration_errors, reliability_curves = _evaluate_calibration(tested, calibration)
+            metrics, curves = metrics | calibration_errors, curves | reliability_curves
+    if split != "val":
+        metrics |= {} if similarity is None else compute_threshold_errors(tested, similarity)
+        metrics |= judge_nearest(find_nearest(tested), similarity)
+    return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
+
+
+def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
+    """Return the smallest FNMR at false match rates from 1 down to that of a single pair. -> (2, P) FMR and FNMR"""
+    lowest = max(LOWEST_FMR, 1.0 / int(pairs.counts.negatives[0]))
+    fmrs = np.geomspace(1.0, LOWEST_FMR, POINTS)
+    fmrs = fmrs[fmrs >= lowest * (1 - 1e-9)]
+    places = np.searchsorted(-rates.fmr, -fmrs * (1 + 1e-9), side="left")
+    return np.stack([fmrs, rates.fnmr[places]])
+
+
+def _evaluate_calibration(
+    tested: LabelledPairs, calibration: Calibration
+) -> tuple[dict[str, float], dict[str, Floats]]:
+    """Return the errors of probabilities and their reliability curves: as they are, and with both kinds alike."""
+    metrics: dict[str, float] = {}
+    curves: dict[str, Floats] = {}
+    for name, prior, suffix in ((RELIABILITY, None, ""), (RELIABILITY_BALANCED, EVEN, "_balanced")):
+        errors = compute_calibration_errors(tested.counts, calibration, prior)
+        metrics |= {f"ece{suffix}": errors.ece, f"brier{suffix}": errors.brier, f"log_loss{suffix}": errors.log_loss}
+        curves[name] = errors.curve
+    return metrics, curves

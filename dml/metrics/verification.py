@@ -1,0 +1,345 @@
+"""How well the similarity tells pairs of one class from others: the errors of thresholds, and of probabilities.
+
+A pair is judged to be of one class if its similarity is at least the threshold. The false match rate (FMR) is the share
+of pairs of different classes that are judged to be of one, the false non-match rate (FNMR) the share of pairs of one
+class that aren't. Probabilities are fitted to and judged by the counts of all pairs, see `dml.metrics.pairs`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dml.metrics.pairs import EDGES, HALF, ClassCounts, LabelledPairs, PairCounts
+
+Floats = npt.NDArray[np.float64]
+
+REPORTED_FMRS = (1e-2, 1e-3, 1e-4)
+"""The false match rates at which the FNMR is reported."""
+
+CALIBRATION_RANGE = (1e-2, 1e-1)
+"""The FMRs between whose thresholds `opis` compares the classes."""
+
+OPIS_STEPS = 101
+"""The number of distances at which `opis` compares the classes."""
+
+
+class ErrorRates(NamedTuple):
+    """The ROC curve of a threshold: both error rates at many thresholds.
+
+    Args:
+        thresholds: (T,) ascending similarities.
+        fmr: (T,) false match rate at each threshold, from 1 to 0.
+        fnmr: (T,) false non-match rate at each threshold, from 0 to 1.
+    """
+
+    thresholds: Floats
+    fmr: Floats
+    fnmr: Floats
+
+    @classmethod
+    def from_counts(cls, counts: PairCounts) -> "ErrorRates":
+        """Compute the rates at the similarities of some counts, the first of which are of all pairs.
+
+        The rates are NaN if there is no pair of different classes, or none of one class.
+        """
+        with np.errstate(invalid="ignore"):
+            fmr = counts.negatives / counts.negatives[0]
+            return cls(counts.similarities, fmr, 1.0 - counts.positives / counts.positives[0])
+
+
+def error_rates(pairs: LabelledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates:
+    """Compute the ROC curve of all pairs, exactly.
+
+    The thresholds are the similarities in `dml.metrics.pairs.EDGES`. Where a threshold of one of some FMRs is
+    looked for, and where the two error rates are equal, they are all similarities that occur. So these thresholds are
+    those that a curve with the similarities of all pairs has.
+
+    >>> import torch
+    >>> rates = error_rates(LabelledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1])))
+    >>> fnmr_at_fmr(rates, 0.01), equal_error_rate(rates)
+    (0.0, 0.0)
+
+    Args:
+        pairs: pairs of images.
+        fmrs: false match rates at which the curve will be read.
+    """
+    coarse = ErrorRates.from_counts(pairs.counts)
+    if np.isnan(coarse.fmr).any() or np.isnan(coarse.fnmr).any():
+        return coarse
+    behind = {find_threshold(coarse, fmr) for fmr in fmrs} | {_find_crossing(coarse)}
+    edges = np.array(sorted({max(index - 1, 0) for index in behind}))
+    return ErrorRates.from_counts(pairs.refine(edges[edges < len(EDGES) - 1]))
+
+
+@dataclass(frozen=True)
+class PairVerification:
+    """Pairs and their ROC curve, which is computed once for all metrics of the pairs.
+
+    Args:
+        pairs: pairs of images.
+    """
+
+    pairs: LabelledPairs
+
+    @cached_property
+    def rates(self) -> ErrorRates:
+        """The ROC curve of the pairs."""
+        return error_rates(self.pairs, (*REPORTED_FMRS, *CALIBRATION_RANGE))
+
+
+def find_threshold(rates: ErrorRates, fmr: float) -> int:
+    """Return the index of the smallest threshold whose FMR is at most ``fmr``."""
+    return int(np.searchsorted(-rates.fmr, -fmr, side="left"))
+
+
+def fnmr_at_fmr(rates: ErrorRates, fmr: float) -> float:
+    """Return the smallest FNMR of a threshold whose FMR is at most ``fmr``; NaN if the rates are.
+
+    >>> rates = ErrorRates(np.array([-1.0, 0.2, 0.5, 0.7]), np.array([1.0, 0.5, 0.1, 0.0]), np.array([0, 0.1, 0.4, 1]))
+    >>> fnmr_at_fmr(rates, 0.2)
+    0.4
+    """
+    return float("nan") if np.isnan(rates.fmr).any() else float(rates.fnmr[find_threshold(rates, fmr)])
+
+
+def equal_error_rate(rates: ErrorRates) -> float:
+    """Return the rate at which FMR and FNMR are equal (EER); NaN if the rates are.
+
+    The curve is a straight line between two thresholds, as scikit-learn's ``roc_curve`` is drawn.
+
+    >>> equal_error_rate(ErrorRates(np.array([0.0, 0.5, 1.0]), np.array([1.0, 0.25, 0]), np.array([0, 0.25, 1.0])))
+    0.25
+    """
+    if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
+        return float("nan")
+    after = _find_crossing(rates)
+    before = after - 1
+    gaps = rates.fmr[[before, after]] - rates.fnmr[[before, after]]
+    share = gaps[0] / (gaps[0] - gaps[1])
+    return float(rates.fmr[before] + share * (rates.fmr[after] - rates.fmr[before]))
+
+
+def _find_crossing(rates: ErrorRates) -> int:
+    """Return the index of the first threshold whose FMR is at most its FNMR; the first of all has FMR 1, FNMR 0."""
+    return int(np.argmax(rates.fmr <= rates.fnmr))
+
+
+def class_rates(counts: ClassCounts) -> tuple[Floats, Floats]:
+    """Compute FMR and FNMR of each class at each threshold -> (C, T), (C, T); NaN for a class without such pairs.
+
+    The FMR of a class is of the pairs of an image in the class and one outside, the FNMR of the pairs in it.
+    """
+    with np.errstate(invalid="ignore"):
+        fmr = counts.negatives / counts.all_negatives[:, None]
+        return fmr, 1.0 - counts.positives / counts.all_positives[:, None]
+
+
+def opis(pairs: LabelledPairs, rates: ErrorRates) -> float:
+    """Compute the Operating-Point-Inconsistency Score: how much the classes differ in what a threshold does to them.
+
+    OPIS = 1 / C sum_i 1 / (d_max - d_min) integral_{d_min}^{d_max} (U_i(d) - mean_j U_j(d))^2 dd,
+    U_i(d) = 2 a_i(d) b_i(d) / (a_i(d) + b_i(d)),
+    where a_i = 1 - FNMR_i is the sensitivity and b_i = 1 - FMR_i the specificity of class i, if pairs at a Euclidean
+    distance of at most d are judged to be of one class. The distance of unit embeddings is d^2 = 2 - 2 similarity.
+    d_min and d_max are the distances at which the FMR of all classes together is 0.01 and 0.1 (`CALIBRATION_RANGE`).
+    0 is best: one threshold then suits all classes alike. Classes without a pair of their own don't count.
+
+    After Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning" (arXiv 2307.04047). The
+    text of its definition was not at hand: the formula follows the abstract (a variance of the operating
+    characteristics across classes) and descriptions of it by others. The choice of the Euclidean distance, and the
+    trapezoidal rule over `OPIS_STEPS` distances, are ours.
+
+    >>> import torch
+    >>> pairs = LabelledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
+    >>> opis(pairs, error_rates(pairs, CALIBRATION_RANGE))
+    0.0
+
+    Args:
+        pairs: pairs of images.
+        rates: `error_rates` of the pairs, at the FMRs of `CALIBRATION_RANGE`.
+
+    Returns:
+        The value, between 0 and 0.25; NaN if there is no pair of different classes, or none of one class.
+    """
+    if np.isnan(rates.fmr).any() or np.isnan(rates.fnmr).any():
+        return float("nan")
+    nearest, farthest = (
+        np.sqrt(2.0 - 2.0 * min(float(rates.thresholds[find_threshold(rates, fmr)]), 1.0)) for fmr in CALIBRATION_RANGE
+    )
+    distances = np.linspace(farthest, nearest, OPIS_STEPS)
+    fmr, fnmr = class_rates(pairs.count_by_class(1.0 - distances**2 / 2.0))
+    has_both = ~np.isnan(fmr[:, 0]) & ~np.isnan(fnmr[:, 0])
+    sensitivity, specificity = 1.0 - fnmr[has_both], 1.0 - fmr[has_both]
+    both = sensitivity + specificity
+    utility = np.divide(2.0 * sensitivity * specificity, both, out=np.zeros_like(both), where=both > 0)
+    deviations = ((utility - utility.mean(axis=0)) ** 2).mean(axis=0)
+    # the mean of the trapezoids over equal steps, which is also right if all distances are the same
+    return float((deviations[:-1] + deviations[1:]).mean() / 2.0)
+
+
+BINS = 15
+"""The number of equally wide bins of probabilities of the expected calibration error, as Guo et al. have it."""
+
+EVEN = 0.5
+"""The prior with which pairs of one class count as much as pairs of different classes."""
+
+ACCURACY = 1e-10
+"""The largest derivative of the mean loss at the end of a fit; scores have a standard deviation of 1."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A logistic function that turns the similarity of two images into the probability that they are of one class.
+
+    With as many pairs of one class as of different classes, the log odds are ``slope * similarity + intercept``. Other
+    proportions add the log odds of their ``prior``: Bayes' theorem, for which the function is a likelihood ratio.
+
+    >>> round(float(Calibration(10.0, -5.0, 0.01).probability(0.5, prior=0.5)), 3)
+    0.5
+
+    Args:
+        slope: how much the log odds rise with the similarity.
+        intercept: log odds at a similarity of 0.
+        prior: share of pairs of one class among the pairs of the fit.
+    """
+
+    slope: float
+    intercept: float
+    prior: float
+
+    def probability(self, similarity: npt.ArrayLike, prior: float | None = None) -> Floats:
+        """Return the probability that two images are of one class.
+
+        Args:
+            similarity: (...) similarities of pairs.
+            prior: share of pairs of one class among all that are compared; None for that of the pairs of the fit.
+        """
+        return _sigmoid(self.log_odds(similarity, prior))
+
+    def log_odds(self, similarity: npt.ArrayLike, prior: float | None = None) -> Floats:
+        """Return the logarithm of p / (1 - p), where p is the `probability` of the same arguments."""
+        share = self.prior if prior is None else prior
+        odds: Floats = self.slope * np.asarray(similarity, dtype=np.float64) + self.intercept
+        return odds + float(np.log(share) - np.log1p(-share))
+
+
+class CalibrationErrors(NamedTuple):
+    """How far probabilities are from what they stand for; 0 is best of each.
+
+    Args:
+        ece: expected calibration error: the difference between the mean probability and the share of pairs of one
+            class in a bin of probabilities, as a mean over `BINS` bins that counts each pair.
+        brier: mean squared difference between the probability and 1 for a pair of one class, or 0 for another one.
+        log_loss: mean negative logarithm, to base e, of the probability of what the pair is.
+        curve: (2, P) mean probability, and share of pairs of one class, of each bin with pairs: the reliability curve.
+    """
+
+    ece: float
+    brier: float
+    log_loss: float
+    curve: Floats
+
+
+def fit_calibration(counts: PairCounts) -> Calibration:
+    """Fit the logistic function with the largest likelihood to pairs of images (Platt scaling).
+
+    Pairs of one class weigh as much as those of different classes, all together, so the number of classes changes the
+    prior alone. So that the fit is finite even if the similarities of the two kinds don't overlap, the P pairs of one
+    class count as such to (P + 1) / (P + 2), and the N others as of different classes to (N + 1) / (N + 2): these are
+    Platt's targets.
+
+    After Platt, "Probabilistic Outputs for Support Vector Machines and Comparisons to Regularized Likelihood Methods"
+    (Advances in Large Margin Classifiers, 1999). The equal weights are ours.
+
+    Args:
+        counts: pairs at `dml.metrics.pairs.EDGES`, some of each kind; a pair's similarity is the middle of its
+            bin, at most 2 ** -17 from its own.
+    """
+    similarities, positives, negatives = _list_bins(counts)
+    sizes = np.array([positives.sum(), negatives.sum()])
+    targets = (sizes + 1.0) / (sizes + 2.0)
+    shares = np.stack([positives / sizes[0], negatives / sizes[1]]) / 2.0
+    to_one = targets[0] * shares[0] + (1.0 - targets[1]) * shares[1]
+    slope, intercept = _fit_logistic(similarities, shares.sum(axis=0), to_one)
+    return Calibration(slope, intercept, prior=float(sizes[0] / sizes.sum()))
+
+
+def compute_calibration_errors(
+    counts: PairCounts, calibration: Calibration, prior: float | None = None
+) -> CalibrationErrors:
+    """Compute the errors of probabilities.
+
+    The expected calibration error is that of Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017, eq. 3),
+    of the probability of one class, as Naeini et al. (AAAI 2015) have it for two classes.
+
+    Args:
+        counts: pairs of both kinds, of classes on which the function wasn't fitted.
+        calibration: function that gives the probabilities, as fitted on other classes.
+        prior: share of pairs of one class with which probabilities are computed, and to which pairs are weighted; None
+            takes the probabilities of `Calibration.probability` as they are, and each pair counts once.
+    """
+    similarities, positives, negatives = _list_bins(counts)
+    sizes = np.array([positives.sum(), negatives.sum()])
+    shares = sizes / sizes.sum() if prior is None else np.array([prior, 1.0 - prior])
+    same, other = shares[0] * positives / sizes[0], shares[1] * negatives / sizes[1]
+    log_odds = calibration.log_odds(similarities, prior)
+    probability = _sigmoid(log_odds)
+    bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
+    weight, expected, observed = (
+        np.bincount(bins, values, minlength=BINS) for values in (same + other, (same + other) * probability, same)
+    )
+    has_pairs = weight > 0
+    return CalibrationErrors(
+        ece=float(np.abs(expected - observed).sum()),
+        brier=float(same @ (1.0 - probability) ** 2 + other @ probability**2),
+        log_loss=float(same @ np.logaddexp(0.0, -log_odds) + other @ np.logaddexp(0.0, log_odds)),
+        curve=np.stack([expected[has_pairs], observed[has_pairs]]) / weight[has_pairs],
+    )
+
+
+def _fit_logistic(similarities: Floats, weights: Floats, to_one: Floats) -> tuple[float, float]:
+    """Fit a logistic function of some similarities by the trust region method of Newton -> slope and intercept.
+
+    Args:
+        similarities: (B,) similarity in the middle of each bin of pairs.
+        weights: (B,) weight of the pairs in each bin; all sum to 1.
+        to_one: (B,) part of each weight that is of pairs of one class.
+    """
+    from scipy.optimize import minimize  # late: it takes half a second, which a start waits for
+
+    if len(similarities) == 1:  # nothing tells the pairs apart
+        return 0.0, float(np.log(to_one[0]) - np.log1p(-to_one[0]))
+    middle = float(weights @ similarities)
+    scale = float(np.sqrt(weights @ (similarities - middle) ** 2))
+    inputs = np.stack([(similarities - middle) / scale, np.ones(len(similarities))])
+
+    def loss(point: Floats) -> float:
+        log_odds = point @ inputs
+        return float(weights @ np.logaddexp(0.0, log_odds) - to_one @ log_odds)
+
+    def gradient(point: Floats) -> Any:
+        return inputs @ (weights * _sigmoid(point @ inputs) - to_one)
+
+    def hessian(point: Floats) -> Any:
+        probability = _sigmoid(point @ inputs)
+        return (inputs * (weights * probability * (1.0 - probability))) @ inputs.T
+
+    optimum = minimize(loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": ACCURACY})
+    slope = float(optimum.x[0]) / scale
+    return slope, float(optimum.x[1]) - slope * middle
+
+
+def _list_bins(counts: PairCounts) -> tuple[Floats, Floats, Floats]:
+    """Return the similarity in the middle of each bin with pairs, and its numbers of pairs of both kinds. -> 3 (B,)"""
+    positives, negatives = (-np.diff(column).astype(np.float64) for column in (counts.positives, counts.negatives))
+    has_pairs = positives + negatives > 0
+    middles = np.minimum(counts.similarities[:-1] + 0.5 / HALF, 1.0)
+    return middles[has_pairs], positives[has_pairs], negatives[has_pairs]
+
+
+def _sigmoid(log_odds: Floats) -> Floats:
+    """Return 1 / (1 + exp(-log_odds)), without overflow."""
+    return np.exp(-np.logaddexp(0.0, -log_odds))

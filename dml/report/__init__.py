@@ -1,0 +1,1 @@
+"""The reports: what turns metrics and neighbors into tables, pictures and HTML pages."""

@@ -1,0 +1,140 @@
+"""The findings of a data audit, as its page shows them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dml.evaluation.audit.findings import (
+    BROKEN_IMAGE,
+    DIVIDED_CLASS,
+    DOUBTFUL_LABEL,
+    ISSUES,
+    MIXED_CLASSES,
+    NEAR_DUPLICATE,
+    ODD_IMAGE,
+    SMALL_CLASS,
+    AuditedImages,
+    Finding,
+)
+from dml.report.pictures import OTHER, SAME
+from dml.report.sheets import CaptionedPicture, Tiles
+
+MOST_SHOWN = 250
+"""Largest number of findings of a kind, so that all pictures fit onto one sheet."""
+NEIGHBORS_SHOWN = 8
+TITLES = {
+    NEAR_DUPLICATE: ("Near duplicates", "Pairs of copies of one picture. drop leaves out the first, on the left."),
+    DOUBTFUL_LABEL: (
+        "Doubtful labels",
+        "Images whose neighbours are of another class. relabel gives the suggested class, or the one in new_label. The "
+        "neighbours of the image's own class have a tick.",
+    ),
+    MIXED_CLASSES: (
+        "Classes to merge",
+        "Pairs of classes whose images have each other for neighbours. same_class makes one of them.",
+    ),
+    DIVIDED_CLASS: ("Classes to split", "Classes that fall into two groups, one in each line."),
+    SMALL_CLASS: ("Classes that are too small", "drop leaves out the class."),
+    BROKEN_IMAGE: ("Broken images", "Files that are missing or can't be decoded."),
+    ODD_IMAGE: ("Odd images", "Images of one colour, of unusual sizes, or unlike all others."),
+}
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What the page of an audit shows.
+
+    Args:
+        facts: facts about the audit, by name.
+        images: the images that were looked at.
+        findings: the findings, ranked within each kind.
+        names: shown path of each image, by its path in the table.
+        shown: largest number of findings of a kind.
+        csv_path: path of the CSV file, as the page names it.
+    """
+
+    facts: Mapping[str, str]
+    images: AuditedImages
+    findings: Sequence[Finding]
+    names: Mapping[str, str]
+    shown: int
+    csv_path: str
+
+
+@dataclass(frozen=True)
+class ShownFinding:
+    """A finding with its pictures.
+
+    Args:
+        title: the class or classes.
+        lines: lines of text below the title.
+        picture: picture of the image that the finding is about; None for a finding about classes.
+        rows: lines of pictures beside it.
+    """
+
+    title: str
+    lines: Sequence[str]
+    picture: CaptionedPicture | None
+    rows: Sequence[Sequence[CaptionedPicture]]
+
+
+@dataclass(frozen=True)
+class FindingSection:
+    """The findings of one kind.
+
+    Args:
+        issue: the kind.
+        title: title of the section.
+        explanation: what is found, and what an action does.
+        count: number of all findings of the kind.
+        findings: the first of them.
+    """
+
+    issue: str
+    title: str
+    explanation: str
+    count: int
+    findings: Sequence[ShownFinding]
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether a finding has at most two pictures, so that two findings fit beside each other."""
+        return self.issue in (NEAR_DUPLICATE, BROKEN_IMAGE, ODD_IMAGE)
+
+
+def make_finding_sections(report: AuditReport, tiles: Tiles) -> list[FindingSection]:
+    """Make a section for each kind of finding, also for those of which there is none.
+
+    Args:
+        report: what the page shows.
+        tiles: sheet of the page's pictures, to which those of the findings are added.
+    """
+    sections = []
+    for issue in ISSUES:
+        findings = [finding for finding in report.findings if finding.issue == issue]
+        shown = [_show(finding, report, tiles) for finding in findings[: report.shown]]
+        sections.append(FindingSection(issue, *TITLES[issue], len(findings), shown))
+    return sections
+
+
+def _show(finding: Finding, report: AuditReport, tiles: Tiles) -> ShownFinding:
+    paths = [report.names.get(path, path) for path in (finding.path, finding.other_path) if path]
+    lines = [finding.remark, *paths]
+    rows = list(finding.pictures)
+    picture = None
+    title = finding.label or "no class"
+    if finding.issue in (NEAR_DUPLICATE, DOUBTFUL_LABEL, ODD_IMAGE):
+        first = rows.pop(0)
+        picture = _draw(first[0], report.images, tiles)
+        rows = [first[1:], *rows] if len(first) > 1 else rows
+    if finding.other_label and finding.other_label != finding.label:
+        title = f"{title} {'→' if finding.issue == DOUBTFUL_LABEL else 'and'} {finding.other_label}"
+    compared = finding.label if finding.issue == DOUBTFUL_LABEL else None
+    shown_rows = [[_draw(row, report.images, tiles, compared) for row in part[:NEIGHBORS_SHOWN]] for part in rows]
+    return ShownFinding(title, lines if finding.issue != DIVIDED_CLASS else lines[:1], picture, shown_rows)
+
+
+def _draw(row: int, images: AuditedImages, tiles: Tiles, compared: str | None = None) -> CaptionedPicture:
+    """Return the picture of an image with its class; compared with the name of a class, it is marked."""
+    name = images.name_class(images.labels[row])
+    relation = "" if compared is None else SAME if name == compared else OTHER
+    return CaptionedPicture(tiles.place(str(images.table.paths[row])), name, relation, str(images.table.split[row]))

@@ -1,0 +1,365 @@
+"""The charts of a report: curves over the steps of a training, and the error rates of a similarity threshold."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
+from dml.evaluation.names import THRESHOLD_PREFIX, MetricDescription, MetricName, describe_metric, format_percent
+from dml.evaluation.threshold import RELIABILITY, RELIABILITY_BALANCED, describe_choice, find_calibration
+from dml.report.metrics import format_metric
+from dml.report.run import ReportedRun
+
+HEIGHT, NAME_HEIGHT = 220, 18
+"""CSS pixels: the height of the box, and the smallest distance between the names of two curves."""
+MOST_POINTS = 300
+"""The largest number of points of a curve; a longer history is averaged in this many parts."""
+SMOOTHED_FROM = 20
+"""The smallest number of points of a curve that is smoothed."""
+WINDOW = 0.1
+"""The share of the points over which a smooth curve averages."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class Tick(NamedTuple):
+    """A mark on an axis, with its distance from the axis's start in percent of the axis."""
+
+    position: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over the steps.
+
+    Args:
+        name: name of the curve: a level, or a part of the loss.
+        last: last logged value, as text; where `path` is a running mean, the path ends elsewhere.
+        path: SVG path of the curve; a running mean of the points if they are many.
+        faint: SVG path through the points themselves if `path` is their running mean, otherwise empty.
+        dots: SVG path of single points; empty if they are many.
+        top: CSS pixels from the top of the box to the middle of the curve's name.
+    """
+
+    name: str
+    last: str
+    path: str
+    faint: str
+    dots: str
+    top: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves in one box, which share the axes.
+
+    Args:
+        title: name of the metric, with its unit.
+        x: ticks of the horizontal axis, which are counted from the left.
+        y: ticks of the vertical axis, which are counted from the top.
+        curves: the curves; that of the finest level, or of the whole loss, comes first.
+        marked: percent of the width from the left to the step that was tested; None if the step is not on the axis.
+        height: height of the box in CSS pixels.
+    """
+
+    title: str
+    x: Sequence[Tick]
+    y: Sequence[Tick]
+    curves: Sequence[Curve]
+    marked: float | None
+    height: int = HEIGHT
+
+
+def make_charts(
+    history: Sequence[Mapping[str, float]],
+    levels: Sequence[str],
+    tested: int | None,
+    custom: Sequence[MetricDescription] = (),
+) -> list[Chart]:
+    """Make a chart of the loss, and of each metric of the validations; charts without a point are left out.
+
+    Of recall at several k the first is drawn, and no metric of a single head.
+
+    Args:
+        history: rows of metrics.csv with the keys "step", "loss", "loss/HEAD", "val/METRIC", and "test/METRIC" of a
+            run that is validated on the test split.
+        levels: names of the levels, the finest first.
+        tested: step of the checkpoint that was tested.
+        custom: custom metrics of the run.
+    """
+    columns = dict.fromkeys(name for row in history for name in row)
+    losses = [name for name in columns if name == "loss" or name.startswith("loss/")]
+    series_by_title = {"Training loss": {name: name.removeprefix("loss/") if "/" in name else "sum" for name in losses}}
+    for split, words in (("val", "Validation"), ("test", "Test")):
+        scopes = {f"{split}/level{i}": level for i, level in enumerate(levels)}
+        scopes |= {split: "all levels", f"{split}/mean": "mean"}
+        drawn = {QUERIES_WITHOUT_POSITIVES: ""}
+        for name in columns:
+            scope, _, metric = name.rpartition("/")
+            if scope in scopes and drawn.setdefault(MetricName.parse(metric).family, metric) == metric:
+                described = describe_metric(metric, custom)
+                title = f"{words} {metric if described.name == 'recall' else described.label}"
+                unit = ", %" if described.shown_in_percent else ""
+                series_by_title.setdefault(title + unit, {})[name] = scopes[scope]
+    charts = (_make_chart(history, title, series, tested) for title, series in series_by_title.items())
+    return [chart for chart in charts if chart]
+
+
+def choose_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Choose at most ``most`` + 2 round numbers that enclose low and high: their distance is 1, 2 or 5 times 10^n."""
+    if not high > low:
+        low, high = low - abs(low) / 2 - 0.5, high + abs(high) / 2 + 0.5
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def smooth(values: Floats, window: int) -> Floats:
+    """Compute the running mean over ``window`` values, and over fewer at the ends. (n,) -> (n,)"""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    middle = np.arange(len(values))
+    first, after = np.maximum(middle - window // 2, 0), np.minimum(middle + window // 2 + 1, len(values))
+    means: Floats = (sums[after] - sums[first]) / (after - first)
+    return means
+
+
+def _make_chart(
+    history: Sequence[Mapping[str, float]], title: str, series: Mapping[str, str], tested: int | None
+) -> Chart | None:
+    """Make a chart of some metrics, {name in the history: name of the curve}; None if the history has none of them."""
+    scale = 100 if title.endswith("%") else 1
+    points, lasts, right = {}, {}, 0.0
+    for metric, name in series.items():
+        logged = [(row["step"], scale * row[metric]) for row in history if math.isfinite(row.get(metric, math.nan))]
+        if logged:
+            points[name] = _thin(np.array(logged))
+            last_step, lasts[name] = logged[-1]
+            right = max(right, last_step)
+    if not points:
+        return None
+    values = np.concatenate([*points.values()])[:, 1]
+    right = right or 1.0  # the only validation may be before the first step
+    y = choose_ticks(values.min(), values.max())
+    if scale == 100:  # the ticks around values that are all equal may be outside of 0 to 100
+        y = [value for value in y if -1e-9 < value < 100 + 1e-9]
+    curves = [_draw_curve(name, points[name], last, (right, y[0], y[-1])) for name, last in lasts.items()]
+    tops = _spread([curve.top for curve in curves])
+    return Chart(
+        title=title,
+        x=[
+            Tick(100 * step / right, f"{step:,.0f}")
+            for step in choose_ticks(0, right)
+            if step <= right and step % 1 == 0
+        ],
+        y=[Tick(100 * (1 - _scale(value, y[0], y[-1])), _format_tick(value, y[1] - y[0])) for value in y],
+        curves=[replace(curve, top=top) for curve, top in zip(curves, tops, strict=True)],
+        marked=100 * tested / right if tested is not None and 0 < tested <= right else None,
+    )
+
+
+def _thin(points: Floats) -> Floats:
+    """Average neighbouring points, so that at most `MOST_POINTS` are left. (n, 2) -> (m, 2)"""
+    if len(points) <= MOST_POINTS:
+        return points
+    return np.array([part.mean(axis=0) for part in np.array_split(points, MOST_POINTS)])
+
+
+def _draw_curve(name: str, points: Floats, last: float, axes: tuple[float, float, float]) -> Curve:
+    """Draw the curve of some points (n, 2), in the order step and value.
+
+    Args:
+        name: name of the curve.
+        points: steps and values.
+        last: last logged value; the last of thinned points is a mean.
+        axes: the last step, the lowest value and the highest value of the axes.
+    """
+    right, low, high = axes
+    many = len(points) >= SMOOTHED_FROM
+    drawn = smooth(points[:, 1], max(5, round(WINDOW * len(points)))) if many else points[:, 1]
+    x = 100 * points[:, 0] / right
+    y = 100 * (1 - _scale(drawn, low, high))
+    return Curve(
+        name=name,
+        last=_format_last(last),
+        path=draw_path(x, y),
+        faint=draw_path(x, 100 * (1 - _scale(points[:, 1], low, high))) if many else "",
+        dots="" if many else "".join(f"M{a:.2f} {b:.2f}h0" for a, b in zip(x, y, strict=True)),
+        top=HEIGHT * float(y[-1]) / 100,
+    )
+
+
+def draw_path(x: Iterable[float], y: Iterable[float]) -> str:
+    """Return the SVG path through some points."""
+    return "M" + "L".join(f"{a:.2f} {b:.2f}" for a, b in zip(x, y, strict=True))
+
+
+def _scale(value: Any, low: float, high: float) -> Any:
+    """Return the position of a value between low, which is 0, and high, which is 1."""
+    return (value - low) / (high - low)
+
+
+def _format_last(value: float) -> str:
+    """Format a value with 3 significant digits, and with separators instead of an exponent from a thousand on."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
+def _format_tick(value: float, step: float) -> str:
+    """Format the value of a tick with as many decimals as the distance to the next tick takes."""
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value:,.{decimals}f}"
+
+
+def _spread(tops: Sequence[float]) -> list[float]:
+    """Move names that would overlap: `NAME_HEIGHT` apart, in their order, and in the box if it is high enough."""
+    order = np.argsort(tops, kind="stable")
+    placed = np.array(tops, dtype=float)[order]
+    for i in range(1, len(placed)):
+        placed[i] = max(placed[i], placed[i - 1] + NAME_HEIGHT)
+    for i in range(len(placed) - 1, -1, -1):
+        limit = HEIGHT if i == len(placed) - 1 else placed[i + 1] - NAME_HEIGHT
+        placed[i] = min(placed[i], limit)
+    result = np.empty_like(placed)
+    result[order] = placed
+    return [round(float(top), 1) for top in result]
+
+
+RELIABILITY_NAMES = {RELIABILITY: "all pairs", RELIABILITY_BALANCED: "balanced"}
+"""The labels of the reliability curves by their names among the stored curves; all others are of splits."""
+
+SPLITS = {"val": "validation", "train": "training"}
+"""The words for splits that have other names in the configuration."""
+
+FACTS = (
+    "eer",
+    "fnmr@1e-2",
+    "fnmr@1e-3",
+    "fnmr@1e-4",
+    "opis",
+    "ece",
+    "ece_balanced",
+    "brier",
+    "brier_balanced",
+    "log_loss",
+    "log_loss_balanced",
+    "unknown_auroc",
+    "known_accepted",
+    "known_identified",
+    "unknown_accepted",
+    "wrong_share",
+)
+"""The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
+
+
+@dataclass(frozen=True)
+class PlottedCurve:
+    """A curve in a box of 100 x 100.
+
+    Args:
+        name: pairs that the curve is of, such as those of a split.
+        path: SVG path of the curve.
+        chosen: SVG path of the point of the chosen threshold; empty if the curve has none.
+    """
+
+    name: str
+    path: str
+    chosen: str = ""
+
+
+@dataclass(frozen=True)
+class ThresholdSection:
+    """What the report shows of a threshold.
+
+    Args:
+        similarity: the threshold, as text; empty if the run has none.
+        choice: aim of the choice of the threshold, as the end of a sentence.
+        curves: FNMR over the logarithm of FMR of each split, the tested one first.
+        x: ticks of the horizontal axis, FMR, which are counted from the left.
+        rows: {name: (FMR, FNMR)} of the chosen threshold in percent: of splits, and of the median and the worst class.
+        facts: further metrics of the tested split by their labels.
+        reliability: share of pairs of one class over their mean probability, on the tested split.
+        prior: share of pairs of one class for which the probabilities are, in percent; empty if the run has none.
+    """
+
+    similarity: str
+    choice: str
+    curves: Sequence[PlottedCurve]
+    x: Sequence[Tick]
+    rows: Mapping[str, tuple[str, str]]
+    facts: Mapping[str, str]
+    reliability: Sequence[PlottedCurve]
+    prior: str
+
+
+def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
+    """Make the section of the threshold; None if the run has none."""
+    metrics = run.select_metrics(THRESHOLD_PREFIX)
+    if not run.threshold_curves or not metrics:
+        return None
+    tested = str(run.metrics["split"])
+    stored = {name: np.array(points) for name, points in run.threshold_curves.items()}
+    curves = {name: points for name, points in stored.items() if name not in RELIABILITY_NAMES}
+    smallest = min(points[0].min() for points in curves.values())
+    decades = max(1, -int(np.floor(np.log10(smallest) + 1e-9)))  # a single negative pair has no rate but 1
+    columns = {tested: ("fmr", "fnmr"), "val": ("val_fmr", "val_fnmr")}  # a tested "val" has only been chosen on
+    names_by_row = {_name_split(split): columns[split] for split in dict.fromkeys(("val", tested))}
+    for kind in ("median", "worst"):
+        names_by_row[f"{_name_split(tested)}, {kind} class"] = (f"fmr_{kind}_class", f"fnmr_{kind}_class")
+    rows = {row: _format_rates(metrics, names) for row, names in names_by_row.items() if names[0] in metrics}
+    return ThresholdSection(
+        similarity=f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
+        choice=describe_choice(metrics),
+        curves=[
+            PlottedCurve(_name_split(split), _draw(points, decades), _draw_chosen(metrics, columns[split], decades))
+            for split, points in sorted(curves.items(), key=lambda part: part[0] != tested)
+        ],
+        x=[Tick(100 * (1 + power / decades), _name_power(power)) for power in range(-decades, 1)],
+        rows=rows,
+        facts={
+            metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
+            for name in FACTS
+            if name in metrics
+            for metric in [describe_metric(THRESHOLD_PREFIX + name)]
+        },
+        reliability=[
+            PlottedCurve(label, draw_path(100 * stored[name][0], 100 * (1 - stored[name][1])))
+            for name, label in RELIABILITY_NAMES.items()
+            if name in stored
+        ],
+        prior=format_percent(calibration.prior, digits=2) if (calibration := find_calibration(metrics)) else "",
+    )
+
+
+def _name_split(split: str) -> str:
+    return SPLITS.get(split, split)
+
+
+def _name_power(power: int) -> str:
+    """Return a power of ten in percent: -3 -> "0.1"."""
+    return f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}"
+
+
+def _format_rates(metrics: Mapping[str, float], names: tuple[str, str]) -> tuple[str, str]:
+    """Return both rates in percent, with three significant digits for the small ones."""
+    fmr, fnmr = (metrics[name] for name in names)
+    return format_percent(fmr), f"{100 * fnmr:.1f}"
+
+
+def _draw(points: npt.NDArray[np.float64], decades: int) -> str:
+    """Draw FNMR over the logarithm of FMR. (2, P) -> SVG path"""
+    return draw_path(100 * (1 + np.log10(points[0]) / decades), 100 * (1 - points[1]))
+
+
+def _draw_chosen(metrics: Mapping[str, float], names: tuple[str, str], decades: int) -> str:
+    """Draw the point of the chosen threshold; a rate of 0 is at the left end of the axis."""
+    if names[0] not in metrics:
+        return ""
+    fmr, fnmr = (metrics[name] for name in names)
+    x = max(0.0, 100 * (1 + np.log10(max(fmr, 1e-12)) / decades))
+    return f"M{x:.2f} {100 * (1 - fnmr):.2f}h0"

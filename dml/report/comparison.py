@@ -1,0 +1,361 @@
+"""Finished runs compared: the metrics of each configuration over its seeds, and differences to the best one."""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dml.evaluation.names import MetricDescription, MetricName, describe_metric, describe_stored_metrics, format_value
+from dml.evaluation.per_query import read_queries
+from dml.ops.configuration.nested import flat, is_below
+from dml.ops.configuration.overrides import key_of
+from dml.ops.errors import InputError, suggest
+from dml.ops.escaping import printable
+from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, folders_below
+from dml.ops.text.text_tables import markdown_table
+from dml.report.provenance import describe_measurement, merge_facts
+from dml.report.statistics import ClassSums, Interval, mean_interval, sum_by_class
+
+logger = logging.getLogger(__name__)
+
+SEED = "seed"
+NOT_METRICS = ("epoch", "step", "pruned")
+"""Names of numbers in metrics.json that are no results."""
+
+Resolve = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run.
+
+    Args:
+        folder: folder of the run.
+        config: configuration by dotted key, in which values that follow from the seed are interpolations, equal for
+            all seeds. The configuration of a run that a sweep has ended early has the key "pruned", because the
+            results of a shorter training are not those of the configuration.
+        named: choices of the configuration groups, and overridden values, by key: the words in which users tell
+            configurations apart.
+        metrics: numbers in metrics.json.
+        custom_metrics: metrics that the user has defined.
+        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    named: dict[str, Any]
+    metrics: dict[str, float]
+    custom_metrics: tuple[MetricDescription, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> str:
+        """The configuration without the seed, as text."""
+        return json.dumps({key: value for key, value in self.config.items() if key != SEED}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class ConfigurationResult:
+    """The metrics of one configuration over its seeds.
+
+    Args:
+        name: settings that tell the configuration from the others, such as "loss=rll".
+        metrics: {name in metrics.json: mean and confidence interval over the seeds}.
+        custom_metrics: metrics that the user has defined.
+        facts: vector, first weights, checkpoint, split and device of the test, as `describe_measurement` returns them.
+        folders: folders of the runs.
+    """
+
+    name: str
+    metrics: dict[str, Interval]
+    custom_metrics: tuple[MetricDescription, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def escaped_name(self) -> str:
+        """The name as Markdown shows it: nothing in it is read as code or HTML."""
+        return _escape(self.name)
+
+
+def find_runs(folders: Iterable[Path], resolve: Resolve | None = None) -> list[FinishedRun]:
+    """Read the finished runs in some folders, at any depth.
+
+    Args:
+        folders: folders of runs, or folders that hold those of runs, such as a sweep's.
+        resolve: replaces the interpolations of a run's configuration, all but those that follow from the seed, so that
+            a run whose overrides name a default value is like one that leaves it out; None replaces none.
+
+    Raises:
+        InputError: if a folder holds no run, or none is finished.
+    """
+    paths = list(folders)
+    runs_by_folder = {path: folders_below(path) for path in paths if not path.is_file()}  # a glob matches files, too
+    if paths and not runs_by_folder:
+        raise InputError(f"{paths[0]}: a file; the folder of a run, or one that holds those of runs, is compared")
+    finished = {folder: [*_read_finished(folder, runs, resolve)] for folder, runs in runs_by_folder.items()}
+    for folder, runs in runs_by_folder.items():
+        if not runs or not any(finished.values()):
+            raise InputError(f"{folder}: no finished run in it; a run's folder holds metrics.json and .hydra/")
+    return [run for runs in finished.values() for run in runs]
+
+
+def _read_finished(folder: Path, runs: Iterable[RunFolder], resolve: Resolve | None) -> Iterator[FinishedRun]:
+    """Read the finished ones of the runs below a folder; a damaged one is left out with a warning."""
+    for run in runs:
+        try:
+            if _is_compared(run, folder) and run.is_finished:
+                yield _read(run, resolve)
+        except InputError as error:
+            if run.path == folder:
+                raise
+            logger.warning("left out: %s", printable(error))
+
+
+def _is_compared(run: RunFolder, folder: Path) -> bool:
+    """Tell whether a run is compared, and not the evaluation of a checkpoint, unless its own folder is named."""
+    return run.path == folder or not run.is_evaluation
+
+
+def find_unfinished(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of the runs, at any depth, that are running, have failed or were interrupted."""
+    unfinished = []
+    for folder in folders:
+        for run in folders_below(folder):
+            with suppress(InputError):  # it is damaged, of which `find_runs` warns
+                if _is_compared(run, folder) and not run.is_finished:
+                    unfinished.append(run.path)
+    return unfinished
+
+
+def _read(folder: RunFolder, resolve: Resolve | None) -> FinishedRun:
+    values = flat(folder.config if resolve is None else resolve(folder.config))
+    choices = {group: choice for group, choice in folder.choices.items() if group not in RUN_KEYS}
+    overridden = {key_of(override) for override in folder.overrides}
+    metrics = folder.metrics()
+    added: dict[str, Any] = {"pruned": True} if metrics.get("pruned") else {}
+    if folder.is_evaluation:  # of one run two checkpoints may be tested
+        path = next((text.partition("=")[2] for text in folder.overrides if key_of(text) == "checkpoint"), "")
+        added["checkpoint"] = Path(path.strip("'\"")).name
+    overrides = {key: value for key, value in values.items() if is_below(key, overridden - {*choices})}
+    return FinishedRun(
+        folder.path,
+        config=values | added,
+        named=choices | overrides | added,
+        metrics={
+            name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in NOT_METRICS
+        },
+        custom_metrics=describe_stored_metrics(folder.config),
+        facts=describe_measurement(metrics, folder.config),
+    )
+
+
+def compare(runs: Sequence[FinishedRun]) -> list[ConfigurationResult]:
+    """Return a result for each configuration: runs that differ in nothing but the seed are one configuration.
+
+    Raises:
+        InputError: if two runs have the same configuration and seed: they are no independent measurements.
+    """
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.configuration, []).append(run)
+    names = _name_configurations([group[0] for group in groups.values()])
+    for group in groups.values():
+        _check_seeds(group)
+    return [
+        ConfigurationResult(
+            name,
+            _average_over_seeds(group),
+            group[0].custom_metrics,
+            merge_facts(run.facts for run in group),
+            tuple(run.folder for run in group),
+        )
+        for name, group in zip(names, groups.values(), strict=True)
+    ]
+
+
+def _average_over_seeds(group: Sequence[FinishedRun]) -> dict[str, Interval]:
+    shared = [name for name in group[0].metrics if all(name in run.metrics for run in group)]
+    return {name: mean_interval([run.metrics[name] for run in group]) for name in shared}
+
+
+def _check_seeds(group: Sequence[FinishedRun]) -> None:
+    folder_by_seed: dict[Any, Path] = {}
+    for run in group:
+        seed = run.config.get(SEED)
+        if seed in folder_by_seed:
+            raise InputError(
+                f"{run.folder}: the same configuration and seed={seed} as {folder_by_seed[seed]}; give one of them"
+            )
+        folder_by_seed[seed] = run.folder
+
+
+def _name_configurations(runs: Sequence[FinishedRun]) -> list[str]:
+    """Name the configuration of each run by those choices and overridden values that are not the same in all runs."""
+    keys = dict.fromkeys(key for run in runs for key in run.named if key != SEED)
+    values = [{key: str(run.named.get(key, run.config.get(key, ""))) for key in keys} for run in runs]
+    differing = [key for key in keys if len({value[key] for value in values}) > 1] or ["dataset", "loss"]
+    # A configuration may lack a key, such as a parameter of another loss.
+    names = [", ".join(f"{key}={value[key]}" for key in differing if value[key]) for value in values]
+    # Configurations with equal names differ in something else, such as conf/ itself; their folders tell them apart. So
+    # does that of a run beside its own test, which has no name.
+    return [
+        (name if names.count(name) == 1 else f"{name} ({printable(run.folder)})") if name else printable(run.folder)
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def markdown(rows: Sequence[ConfigurationResult], metrics: Sequence[str]) -> str:
+    """Format a Markdown table of some metrics, the best configuration by the first metric on top.
+
+    Fractions are in percent, counts and other values as they are. A cell is the mean over the seeds ± half the 95 %
+    interval (standard deviation of one run).
+
+    Args:
+        rows: results of the configurations.
+        metrics: names of the metrics in metrics.json.
+
+    Raises:
+        InputError: if no configuration has one of the metrics.
+    """
+    for metric in metrics:
+        if not any(metric in row.metrics for row in rows):
+            known = {name for row in rows for name in row.metrics}
+            raise InputError(f"metric {metric}: no run has it{suggest(metric, known)}")
+    custom = [metric for row in rows for metric in row.custom_metrics]
+    described = [describe_metric(name, custom) for name in metrics]
+    lines = []
+    for row in sort_results(rows, metrics[0]):
+        cells = [_format_cell(row.metrics.get(name), metric) for name, metric in zip(metrics, described, strict=True)]
+        lines.append([row.escaped_name, str(max(value.runs for value in row.metrics.values())), *cells])
+    heads = [_escape(_name_column(name, custom)) for name in metrics]
+    return markdown_table(["run", "seeds", *heads], lines, right=range(1, 2 + len(metrics))) + "\n"
+
+
+def sort_results(rows: Sequence[ConfigurationResult], name: str) -> list[ConfigurationResult]:
+    """Sort results by a metric, the best first and those without a value of it last."""
+    metric = describe_metric(name, [metric for row in rows for metric in row.custom_metrics])
+    sign = -1 if metric.higher_is_better else 1
+    with_value = [row for row in rows if name in row.metrics and not math.isnan(row.metrics[name].mean)]
+    without_value = [row for row in rows if row not in with_value]
+    return sorted(with_value, key=lambda row: sign * row.metrics[name].mean) + without_value
+
+
+def _name_column(name: str, custom: Sequence[MetricDescription]) -> str:
+    """Return the name of a metric in metrics.json, in which a custom metric is called by its label."""
+    if MetricName.parse(name).family not in {metric.name for metric in custom}:
+        return name
+    scope, slash, _ = name.rpartition("/")
+    return f"{scope}{slash}{describe_metric(name, custom).label}"
+
+
+def _escape(name: str) -> str:
+    """Escape a name for Markdown: nothing in it is read as code or HTML."""
+    text = re.sub(r"\\(?=[!-/:-@[-`{-~])", r"\\\\", printable(name))
+    return re.sub(r"[`<]", r"\\\g<0>", text)
+
+
+def _format_cell(value: Interval | None, metric: MetricDescription) -> str:
+    if value is None or math.isnan(value.mean):
+        return "–"
+    mean, half_width, deviation = (
+        format_value(part, metric) for part in (value.mean, value.half_width, value.deviation)
+    )
+    return mean if value.runs == 1 else f"{mean} ± {half_width} ({deviation})"
+
+
+def csv_lines(rows: Sequence[ConfigurationResult]) -> list[list[Any]]:
+    """Return the header and the lines of a CSV file: one line for each metric of each configuration, unrounded."""
+    header = ["run", "metric", "runs", "mean", "standard_deviation", "low_95", "high_95"]
+    return [header] + [
+        [row.name, metric, *value[:3], value.mean - value.half_width, value.mean + value.half_width]
+        for row in rows
+        for metric, value in row.metrics.items()
+    ]
+
+
+RESAMPLES = 2000
+
+
+def describe_facts(rows: Sequence[ConfigurationResult]) -> str:
+    """Return a line for each fact of `describe_measurement`, with the configurations of each value if they differ."""
+    lines = []
+    for fact in rows[0].facts:
+        names_by_value: dict[str, list[str]] = {}
+        for row in rows:
+            names_by_value.setdefault(row.facts.get(fact, ""), []).append(row.escaped_name)
+        if len(names_by_value) == 1:
+            lines.append(f"- {fact}: {printable(*names_by_value)}\n")
+        else:
+            lines.append(f"- {fact}:\n")
+            lines += [f"  - {printable(value)}: {'; '.join(names)}\n" for value, names in names_by_value.items()]
+    return "".join(lines)
+
+
+def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> str:
+    """Return a Markdown table of the differences to the best configuration, with intervals over the test classes.
+
+    The interval holds 95 % of the means of `RESAMPLES` draws of whole classes with replacement, the same classes for
+    both configurations: queries of one class are easy or hard together. The metrics are means over the seeds.
+
+    Args:
+        rows: results of the configurations.
+        metric: name of the metric in metrics.json.
+
+    Returns:
+        The table and a sentence; "" for one configuration, or if a run has no value of the metric for each query.
+    """
+    best, *others = sort_results(rows, metric)
+    tested = [_read_tests(row, metric) for row in (best, *others)]
+    if not others or any(test is None for test in tested):
+        return ""
+    (classes, best_sums), *other_tests = [test for test in tested if test is not None]
+    if any((names, sums.counts) != (classes, best_sums.counts) for names, sums in other_tests):
+        return f"{metric}: no differences over the test classes, whose queries aren't the same for all runs\n"
+    description = describe_metric(metric, best.custom_metrics)
+    lines = []
+    for row, (_, sums) in zip(others, other_tests, strict=True):
+        numbers = (sums.mean(metric) - best_sums.mean(metric), *sums.interval(metric, best_sums))
+        difference, low, high = (format_value(number, description) for number in numbers)
+        lines.append([row.escaped_name, f"{difference} [{low}, {high}]"])
+    points = ", in points" if description.shown_in_percent else ""
+    heading = f"{metric}, difference to {best.escaped_name}{points}"
+    note = (
+        f"The interval holds 95 % of {RESAMPLES:,} draws of the {len(classes):,} classes of the queries, the "
+        "same for both runs.\n"
+    )
+    return "\n\n".join((markdown_table(["run", heading], lines, right=(1,)), note))
+
+
+def _read_tests(row: ConfigurationResult, metric: str) -> tuple[list[str], ClassSums] | None:
+    """Return the names of the tested classes, and the metric summed by class for each seed.
+
+    Returns:
+        None if a run has no value of the metric for each query, or the seeds were tested on different queries.
+    """
+    files = [RunFolder(folder).queries_file for folder in row.folders]
+    if not files or not all(file.exists() for file in files):
+        return None
+    tested: list[tuple[list[str], list[int]]] = []
+    sums_of_seeds: list[list[float]] = []
+    for file in files:
+        queries = read_queries(file)
+        if metric not in queries.metrics:  # NMI and the like are of all queries together
+            return None
+        level, values = queries.level_of_classes(metric), queries.metrics[metric]
+        labels = queries.labels[:, level]
+        names = [queries.class_name(label, level) for label in np.unique(labels[~np.isnan(values)]).tolist()]
+        counts, sums = sum_by_class(labels, {metric: values})
+        tested.append((names, counts))
+        sums_of_seeds.append(sums[metric])
+    names, counts = tested[0]
+    if any(other != tested[0] for other in tested):
+        return None
+    return names, ClassSums(counts, {metric: sums_of_seeds})

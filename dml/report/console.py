@@ -1,0 +1,232 @@
+"""What a run prints of its metrics: their tables, those before the training, and the final ones."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from dml.evaluation.metric import Metric
+from dml.evaluation.names import (
+    HEADS,
+    PCA,
+    RERANKED,
+    THRESHOLD_PREFIX,
+    MetricDescription,
+    MetricName,
+    choose_first_metric,
+    choose_joint_metrics,
+    choose_level_metrics,
+    describe_metric,
+    describe_stored_metrics,
+    find_head_sets,
+    find_rerankings,
+    format_chosen_heads,
+    format_heads,
+    format_reranking,
+    format_value,
+)
+from dml.evaluation.threshold import describe_choice
+from dml.ops.errors import InputError
+from dml.ops.escaping import in_markup, printable
+from dml.ops.text.console import console
+
+NUMBER_WIDTH = 4
+"""Characters of a percentage with a decimal, such as 61.8."""
+NAME_WIDTH = 5
+"""Fewest characters of a line of a name that is folded."""
+
+
+def metric_table(
+    rows: Mapping[str, Mapping[str, float]],
+    *,
+    levels: Sequence[str] = ("finest",),
+    metrics: Sequence[str] = ("recall@1", "recall@2", "recall@4", "recall@8", "nmi"),
+    title: str | None = None,
+    custom: Sequence[Metric | MetricDescription] = (),
+) -> Table:
+    """Make a table of metrics in percent, with a line for each row and a column for each metric.
+
+    A metric that a row lacks is a dash. A line below the table names the metrics that are not shown in percent. Five
+    metrics fit 80 columns.
+
+    Args:
+        rows: {name of the row: metrics as `dml.evaluation.evaluate` returns them}.
+        levels: names of level 0, 1, ...; several levels become sections of the table. An empty sequence is for metrics
+            of all levels together, such as h_ap.
+        metrics: names of the metrics, without their level.
+        title: title above the table.
+        custom: custom metrics, whose labels and units the table uses.
+
+    Raises:
+        InputError: if there are no rows.
+    """
+    if not rows:
+        raise InputError("metric_table: no rows to show")
+    described = {metric: describe_metric(metric, custom) for metric in metrics}
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=Text(printable(title)) if title else None,
+        title_justify="left",
+        caption=_caption(described.values()),
+        caption_justify="left",
+    )
+    if len(levels) > 1:
+        table.add_column("level", overflow="fold", min_width=NAME_WIDTH, style="bold")
+    table.add_column("%", overflow="fold", min_width=NAME_WIDTH)
+    for metric in metrics:
+        label = printable(described[metric].label)
+        # no number is cut, however narrow the console is: long names are folded instead
+        table.add_column(Text(label), justify="right", no_wrap=True, min_width=max(len(label), NUMBER_WIDTH))
+    for i, level in enumerate(levels or [""]):
+        prefix = f"level{i}/" if levels else ""
+        for j, (name, values) in enumerate(rows.items()):
+            head = [level if j == 0 else ""] if len(levels) > 1 else []
+            cells = (_format_cell(values.get(prefix + metric), described[metric]) for metric in metrics)
+            table.add_row(*(Text(printable(cell)) for cell in (*head, name)), *cells)
+        table.add_section()
+    return table
+
+
+def summary_table(
+    metrics: Mapping[str, Any], levels: Sequence[str], heads: Sequence[str], custom: Sequence[Metric] = ()
+) -> Table:
+    """Make the table of a test's metrics: before the training, of each head, of all heads together, and re-ranked.
+
+    Args:
+        metrics: contents of metrics.json.
+        levels: names of level 0, 1, ...
+        heads: names of the model's heads.
+        custom: custom metrics, whose labels and units the table uses.
+    """
+    rows: dict[str, Mapping[str, Any]] = {}
+    if before := _select_prefix(metrics, "raw/"):
+        rows["before"] = before
+        if projected := _select_prefix(before, f"{PCA}/"):
+            rows["before, PCA"] = projected
+    for name in find_head_sets(metrics) if len(heads) > 1 else ():
+        rows[format_heads(name)] = _select_prefix(metrics, f"{HEADS}/{name}/")
+    rows[format_chosen_heads(metrics.get("chosen_heads")) or ", ".join(heads)] = metrics
+    for name in find_rerankings(metrics):
+        rows[format_reranking(name)] = _select_prefix(metrics, f"{RERANKED}/{name}/")
+    if level_metrics := choose_level_metrics(metrics, custom):
+        return metric_table(rows, levels=levels, metrics=level_metrics, custom=custom)
+    return metric_table(rows, levels=(), metrics=choose_joint_metrics(metrics), custom=custom)
+
+
+def _select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metrics whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+
+
+def _caption(metrics: Iterable[MetricDescription]) -> Text | None:
+    """Return a line that names the metrics which are not shown in percent; None if all are."""
+    labels = [metric.label for metric in metrics if not metric.shown_in_percent]
+    return Text(printable(f"not in percent: {', '.join(labels)}")) if labels else None
+
+
+def _format_cell(value: float | None, metric: MetricDescription) -> str:
+    return "–" if value is None else format_value(value, metric)
+
+
+QUICK = "a short run on a part of the data; its metrics say nothing about a method"
+SEE = 'see "If training makes it worse" in docs/own_data.md'
+
+
+def print_raw_metrics(metrics: Mapping[str, float]) -> None:
+    """Print the first metric of the backbone's features before the training, as they are and after a PCA."""
+    if name := choose_first_metric(metrics):
+        label, projected = name.removeprefix("level0/"), metrics.get(f"{PCA}/{name}")
+        more = "" if projected is None else f"; {projected:.1%} as {metrics[f'{PCA}/size']:,} principal components"
+        console.print(
+            f"[bold]before[/]   {in_markup(label)} {metrics[name]:.1%} (the backbone's own features{in_markup(more)})"
+        )
+
+
+def print_result(
+    metrics: Mapping[str, Any],
+    levels: Sequence[str],
+    heads: Sequence[str],
+    folder: Path,
+    *,
+    settings: Mapping[str, Any],
+    custom: Sequence[Metric] = (),
+) -> None:
+    """Print the table of the final metrics, how the tested checkpoint was chosen, and the files in the run folder.
+
+    Args:
+        metrics: contents of metrics.json.
+        levels: names of level 0, 1, ...
+        heads: names of the model's heads.
+        folder: folder of the run.
+        settings: configuration of the run as nested plain values.
+        custom: the user's own metrics.
+    """
+    console.print(summary_table(metrics, levels, heads, custom))
+    for heading, text in list_remarks(metrics, settings).items():
+        console.print(f"[bold red]{in_markup(heading):8}[/] {in_markup(text)}")
+    _print_threshold(metrics)
+    chosen = {
+        "test": " [bold red]chosen on the test split itself, as the papers do[/]",
+        "last": ", the last one",
+        "val": ", the best on the validation split",
+    }.get(metrics.get("selection", ""), "")
+    selection = str(settings["evaluation"]["selection"])
+    if metrics.get("selection") == "last" and selection != "last":
+        chosen += f"; no validation chose one, though evaluation.selection={in_markup(selection)}"
+    console.print(
+        f"[bold]{in_markup(metrics['split'])}[/] of step {metrics['step']:,}{chosen}; {in_markup(metrics['vector'])}"
+    )
+    files = [name for name in ("metrics.json", "retrieval.png", "report.html") if (folder / name).exists()]
+    console.print(f"[bold]written[/]  {in_markup(folder)}: {', '.join(files)}")
+
+
+def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return {word: sentence} of what a reader of a run's metrics has to know: was it quick, or worse than untrained?
+
+    Args:
+        metrics: contents of metrics.json.
+        settings: configuration of the run as nested plain values.
+    """
+    remarks = {"quick": QUICK} if settings.get("quick") else {}
+    network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
+    if metrics.get("step") == 0:
+        remarks["unchanged"] = (
+            "no validation was better than the one before the first step, so that best.ckpt is the network as it was; "
+            f"a smaller optimizer.lr may help, {SEE}"
+        )
+        network, remedy = "the untrained heads", "more numbers (model.embed_dim) or more training images"
+    losses = []
+    monitor = (settings.get("checkpoints") or {}).get("monitor", "level0/recall@1")
+    for name in dict.fromkeys(["level0/recall@1", monitor]):
+        metric = describe_metric(name, describe_stored_metrics(settings))
+        before, after = (metrics.get(key) for key in (f"raw/{MetricName.parse(name).metric}", name))
+        if before is None or after is None or before == after or (after > before) == metric.higher_is_better:
+            continue
+        old, new = (format_value(value, metric) + " %" * metric.shown_in_percent for value in (before, after))
+        losses.append(f"{name.removeprefix('level0/')} went from {old} to {new}")
+    if losses:
+        remarks["worse"] = (
+            f"the backbone's own features find more than {network}: {', '.join(losses)}; {remedy} may help, {SEE}"
+        )
+    return remarks
+
+
+def _print_threshold(metrics: Mapping[str, Any]) -> None:
+    """Print the threshold, how it was chosen on the validation classes, and what it says of the tested ones."""
+    values = {name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics.items()}
+    choice = f"{describe_choice(values)} on the validation classes"
+    if "similarity" in values and "wrong_share" in values:
+        console.print(
+            f"[bold]same[/]     from a similarity of {values['similarity']:.3f} on, {in_markup(choice)}; here "
+            f'{values["known_accepted"]:.1%} of the nearest are "same", {values["wrong_share"]:.1%} of these wrongly'
+        )
+    elif "wanted_wrong_share" in values and "similarity" not in values:
+        console.print(f"[bold]same[/]     no threshold: there is no similarity {in_markup(choice)}")
+
+
+def print_raw_test() -> None:
+    """Print that the backbone is tested before the training, which may take minutes."""
+    console.print("[bold]before[/]   testing the backbone as it is ... (evaluation.raw=false goes without)")

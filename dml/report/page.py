@@ -1,0 +1,208 @@
+"""The HTML pages of a run, of two runs, of an audit and of searches, and the files of a tested run."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dml.data.image_files.images import read_image
+from dml.data.image_files.limits import ImageLimits
+from dml.data.table import UNKNOWN, ImageTable
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.per_query import join_lists, score_queries, write_queries
+from dml.evaluation.ranking.queries import PerQuery
+from dml.ops.escaping import printable
+from dml.ops.filesystem.files import replacing
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.audit import AuditReport, make_finding_sections
+from dml.report.charts import make_charts, make_threshold_section
+from dml.report.compression import make_compression_section
+from dml.report.embedding_map import embedding_map, make_map
+from dml.report.metrics import choose_headlines, list_labels_not_in_percent, make_metric_tables
+from dml.report.pictures import ReadPicture, choose_queries, draw_queries
+from dml.report.run import ReportedRun, collect_versions, read_run
+from dml.report.searches import ImageSearches, make_search_results
+from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
+from dml.report.side_by_side import (
+    align_queries,
+    choose_changed_queries,
+    compare_metrics,
+    compare_parts,
+    compare_settings,
+    count_outcomes,
+)
+
+ASSETS = "assets"
+
+
+def run_report(run: ReportedRun, read: ReadPicture | None = None) -> str:
+    """Make the report of a run: one HTML file that needs no other. The same run gives the same text.
+
+    Args:
+        run: run to report on.
+        read: function that reads the picture of a path in ``run.queries``; None reads image files, with the limits
+            that the run had.
+
+    Raises:
+        InputError: if a picture can't be read.
+    """
+    tiles, map_tiles, table = Tiles(), Tiles(), run.queries
+    content = {
+        "run": run,
+        "facts": run.summarize(),
+        "classes": len(np.unique(table.labels[table.labels[:, 0] != UNKNOWN, 0])),
+        "headlines": choose_headlines(run),
+        "tables": make_metric_tables(run),
+        "not_in_percent": list_labels_not_in_percent(run),
+        "charts": make_charts(run.history, table.levels, run.metrics.get("step"), run.custom_metrics),
+        "threshold": make_threshold_section(run),
+        "vectors": make_compression_section(run),
+        "score": score_queries(table).name,
+        "sheets": make_sheets(table, tiles),
+        "map": make_map(table, map_tiles),
+        "confusions": find_confusions(table, tiles),
+    }
+    return _render("run.html.j2", content, tiles, read or run.read_picture, map_tiles)
+
+
+def comparison_report(a: ReportedRun, b: ReportedRun, read: ReadPicture | None = None) -> str:
+    """Make the report that compares two runs which were tested on the same queries: one HTML file.
+
+    Args:
+        a: first of the two runs, "A" in the report.
+        b: second run, "B" in the report; differences are B - A.
+        read: function that reads pictures, see `run_report`.
+
+    Raises:
+        InputError: if the queries differ, or a picture can't be read.
+    """
+    b, tiles = align_queries(a, b), Tiles()
+    summaries = [run.summarize() for run in (a, b)]
+    names = dict.fromkeys(name for summary in summaries for name in summary)
+    content = {
+        "runs": (a, b),
+        "facts": {name: [summary.get(name, "–") for summary in summaries] for name in names},
+        "levels": a.queries.levels,
+        "differences": compare_metrics(a, b),
+        "not_in_percent": list_labels_not_in_percent(a),
+        "parts": compare_parts(a, b),
+        "outcomes": count_outcomes(a, b),
+        "changed": choose_changed_queries(a, b, tiles),
+        "settings": compare_settings(a, b),
+    }
+    return _render("comparison.html.j2", content, tiles, read or a.read_picture)
+
+
+def search_report(searches: ImageSearches, read: ReadPicture = read_image) -> str:
+    """Make a page of searches, each image beside what it finds: one HTML file that needs no other.
+
+    Args:
+        searches: queries, each with the images that an index found for it.
+        read: function that reads pictures, see `run_report`.
+
+    Raises:
+        InputError: if a picture can't be read, or there are too many.
+    """
+    tiles = Tiles()
+    content = {"searches": searches, "results": make_search_results(searches, tiles)}
+    return _render("searches.html.j2", content, tiles, read)
+
+
+def audit_report(report: AuditReport, read: ReadPicture = read_image) -> str:
+    """Make the page of a data audit, with the pictures of its findings: one HTML file that needs no other.
+
+    Args:
+        report: findings of the audit, and the images that they are about.
+        read: function that reads pictures, see `run_report`.
+
+    Raises:
+        InputError: if a picture can't be read.
+    """
+    tiles = Tiles()
+    content = {"report": report, "sections": make_finding_sections(report, tiles)}
+    return _render("audit.html.j2", content, tiles, read)
+
+
+def _render(
+    template: str, content: Mapping[str, Any], tiles: Tiles, read: ReadPicture, map_tiles: Tiles | None = None
+) -> str:
+    """Render a page, and draw its pictures.
+
+    The thousands of the map have a sheet of their own: to print one picture takes a browser as long as the sheet is.
+    """
+    environment = Environment(
+        loader=PackageLoader("dml.report", ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_make_printable,
+    )
+    assets = resources.files("dml.report") / ASSETS
+    style, script = (Markup((assets / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))  # noqa: S704
+    tile_sheets = {
+        part: {"uri": pictures.encode_sheet(read), "columns": COLUMNS, "rows": pictures.rows}
+        for part, pictures in {"": tiles, ".map": map_tiles}.items()
+        if pictures
+    }
+    return environment.get_template(template).render(content, style=style, script=script, tile_sheets=tile_sheets)
+
+
+def _make_printable(value: Any) -> Any:
+    """Escape what a page can't show in a string: control characters, and bytes that aren't UTF-8."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(map(printable, value.split("\n")))
+
+
+def write_pictures(
+    folder: RunFolder,
+    metrics: Mapping[str, Any],
+    table: ImageTable,
+    embeddings: UnitEmbeddings,
+    lists: Sequence[PerQuery],
+    limits: ImageLimits,
+    *,
+    sheet: Mapping[str, int] | None,
+    report: Any,
+) -> None:
+    """Write retrieval.png, and per_query.parquet with report.html, into the folder of a run, or remove those there.
+
+    Files of an earlier test would be taken for those of this one.
+
+    Args:
+        folder: folder of the run.
+        metrics: contents of metrics.json.
+        table: the tested images.
+        embeddings: embeddings (N, D) of the tested images.
+        lists: the queries of each benchmark list with their metrics and neighbours.
+        limits: how large the images' files may be.
+        sheet: numbers of queries and neighbors of retrieval.png, and the seed of the choice of queries; None writes no
+            retrieval.png.
+        report: settings of the report with the attributes neighbors, map and seed, as ``evaluation.report`` has them;
+            None writes no per_query.parquet and no report.html.
+    """
+    described = {"levels": table.levels, "names": table.names, "made_with": collect_versions()}
+    if sheet:
+        ranked = join_lists(table, lists[:1], sheet["neighbors"], **described)
+        level = int((ranked.labels >= 0).all(axis=0).argmax())  # a list of a coarse level has no finer classes
+        queries = choose_queries(len(ranked), min(sheet["queries"], len(ranked)), sheet["seed"]).tolist()
+        read = functools.partial(read_image, limits=limits)
+        levels = slice(level, level + 1)
+        draw_queries([("", ranked)], queries, folder.picture_file, read, neighbors=sheet["neighbors"], levels=levels)
+    else:
+        folder.picture_file.unlink(missing_ok=True)
+    if report:
+        queries = np.concatenate([part.queries for part in lists])
+        positions = embedding_map(embeddings.take(queries), seed=report.get("seed", 0)) if report.map else None
+        queries_table = join_lists(table, lists, report.neighbors, **described, positions=positions)
+        write_queries(folder.queries_file, queries_table)
+        with replacing(folder.report_file) as partial:
+            partial.write_text(run_report(read_run(folder.path, metrics)), encoding="utf-8")
+    else:
+        folder.queries_file.unlink(missing_ok=True)
+        folder.report_file.unlink(missing_ok=True)

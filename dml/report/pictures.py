@@ -1,0 +1,227 @@
+"""Sheets of pictures as PNG files: queries with their neighbors, and some images of each class."""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
+
+from dml.data.image_files.images import read_image
+from dml.data.image_files.limits import ImageLimits
+from dml.data.prepared.prepared_files import replacing_file
+from dml.data.table import SPLITS, ImageTable
+from dml.evaluation.per_query import QueryTable
+from dml.ops.errors import InputError
+from dml.ops.escaping import printable
+from dml.ops.filesystem.files import replacing
+
+ReadPicture = Callable[[str], Tensor]
+"""A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""
+
+Row = tuple[str, Sequence[tuple[str, str]]]
+"""The title of a row, and the paths of its pictures with their relations, which are keys of `COLORS`."""
+
+# Okabe and Ito's green and Tol's red differ for every colour vision: their CIELAB distance is at least 33 in simulated
+# protanopia and deuteranopia, where it is 20 for common greens and reds. Every such frame has a mark as well.
+QUERY, SAME, COARSER, OTHER = "query", "same", "coarser", "other"
+COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", COARSER: "#E69F00", OTHER: "#CC3311"}
+"""The color of a frame by the relation of its picture: it has the query's finest class, only a coarser one, or none."""
+STROKES: Mapping[str, Sequence[Sequence[tuple[float, float]]]] = {
+    SAME: [((0.27, 0.52), (0.44, 0.68), (0.74, 0.34))],
+    COARSER: [((0.24, 0.56), (0.37, 0.43), (0.50, 0.50), (0.63, 0.57), (0.76, 0.44))],
+    OTHER: [((0.33, 0.33), (0.67, 0.67)), ((0.67, 0.33), (0.33, 0.67))],
+}
+"""The strokes of the marks: a tick, a wave and a cross."""
+PAPER, INK = "#FFFFFF", "#4A4A4A"
+MARGIN, SPACE, GAP, TEXT, LINE = 20, 10, 22, 14, 30
+"""Pixels; GAP is added behind a query, LINE is the height of a title and of the legend."""
+FRAME, CORNER, BADGE = 5, 8, 9
+"""Pixels: the thickness of a frame, the radius of its corners, and the radius of the mark."""
+FINE = 4
+"""The factor by which shapes are drawn larger before they are scaled down, because PIL draws without smoothing."""
+SMALLEST_TILE = 32
+COMPRESSION = 3
+"""The level of zlib: a sheet of photographs takes half of the time of the default level, and 2 % more bytes."""
+WRITER = ("Software", "dml")
+"""What tells the files of sheets from other pictures: a key and its text among the facts of the PNG file."""
+
+
+def draw_sheet(
+    rows: Sequence[Row],
+    path: str | Path,
+    read: ReadPicture,
+    *,
+    width: int = 800,
+    legend: Mapping[str, str] | None = None,
+) -> None:
+    """Write a PNG with titled rows of pictures. The same input gives the same file.
+
+    Each picture is fitted into a square tile, whose size follows from the width and the longest row. A picture that has
+    the class of its query, or another one, has a mark. One picture is in memory at a time.
+
+    Args:
+        rows: titles and pictures.
+        path: file to write.
+        read: function that reads pictures of any size.
+        width: width of the sheet in pixels; so many pictures that they would be too small to see make it wider.
+        legend: {relation: meaning} of the marks, for the line at the bottom; None for no such line.
+
+    Raises:
+        InputError: if there is no picture, or one can't be read.
+    """
+    longest = max((len(pictures) for _, pictures in rows), default=0)
+    if longest < 1:
+        raise InputError("sheet: no picture to show")
+    gap = GAP if any(relation == QUERY for _, pictures in rows for _, relation in pictures) else 0
+    width = max(width, 2 * MARGIN - SPACE + gap + longest * (SMALLEST_TILE + SPACE))
+    tile = (width - 2 * MARGIN - gap + SPACE) // longest - SPACE
+    height = 2 * MARGIN + len(rows) * (LINE + tile + SPACE) - SPACE + (LINE if legend else 0)
+    sheet = Image.new("RGB", (width, height), PAPER)
+    for i, (title, pictures) in enumerate(rows):
+        top, left = MARGIN + i * (LINE + tile + SPACE), MARGIN
+        _write(sheet, printable(title), MARGIN, top + LINE // 2)
+        for picture, relation in pictures:
+            _paste(sheet, read(picture), (left, top + LINE), tile, relation)
+            left += tile + SPACE + (gap if relation == QUERY else 0)
+    left = MARGIN
+    for relation, meaning in (legend or {}).items():
+        _paste_mark(sheet, (left + BADGE, height - MARGIN - BADGE), relation)
+        left = _write(sheet, printable(meaning), left + 2 * BADGE + 6, height - MARGIN - BADGE) + GAP
+    facts = PngInfo()
+    facts.add_text(*WRITER)
+    sheet.save(path, format="PNG", compress_level=COMPRESSION, pnginfo=facts)
+
+
+def is_sheet(path: str | Path) -> bool:
+    """Tell whether a file is one that this module wrote."""
+    key, value = WRITER
+    try:
+        with Image.open(path) as picture:
+            return picture.info.get(key) == value
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return False
+
+
+def choose_queries(queries: int, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Draw ``count`` of the queries uniformly at random, whatever their metrics. -> indices (count,), rising
+
+    Raises:
+        InputError: if there are fewer queries than ``count``, or ``count`` is below 1.
+    """
+    if not 1 <= count <= queries:
+        raise InputError(f"count = {count}: expected 1 to {queries}, the number of queries")
+    return np.sort(np.random.default_rng(seed).choice(queries, size=count, replace=False)).astype(np.int64)
+
+
+def _paste(sheet: Image.Image, pixels: Tensor, corner: tuple[int, int], tile: int, relation: str) -> None:
+    """Paste a picture with the frame of its relation, and the mark if there is one."""
+    frame = FRAME if relation in STROKES else 1
+    inner = tile - 2 * frame
+    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    fitted = ImageOps.pad(picture, (inner, inner), Image.Resampling.LANCZOS, color=PAPER)
+    sheet.paste(Image.new("RGB", (tile, tile), COLORS[relation]), corner, _round_corners(tile, CORNER))
+    sheet.paste(fitted, (corner[0] + frame, corner[1] + frame), _round_corners(inner, CORNER - frame))
+    if relation in STROKES:
+        _paste_mark(sheet, (corner[0] + tile - BADGE - 1, corner[1] + tile - BADGE - 1), relation)
+
+
+def _round_corners(size: int, radius: int) -> Image.Image:
+    """Return the mask (size, size) of a square with round corners."""
+    mask = Image.new("L", (size * FINE, size * FINE), 0)
+    edge = size * FINE - 1
+    ImageDraw.Draw(mask).rounded_rectangle((0, 0, edge, edge), radius=radius * FINE, fill=255)
+    return mask.resize((size, size), Image.Resampling.BOX)
+
+
+def _paste_mark(sheet: Image.Image, middle: tuple[int, int], relation: str) -> None:
+    """Paste a disc in the color of the frame, with the white strokes of its relation."""
+    size = 2 * BADGE
+    fine = Image.new("RGBA", (size * FINE, size * FINE), (255, 255, 255, 0))
+    draw = ImageDraw.Draw(fine)
+    draw.ellipse((0, 0, size * FINE - 1, size * FINE - 1), fill=COLORS[relation])
+    for stroke in STROKES[relation]:
+        points = [(x * size * FINE, y * size * FINE) for x, y in stroke]
+        draw.line(points, fill="#FFFFFF", width=2 * FINE, joint="curve")
+    mark = fine.resize((size, size), Image.Resampling.BOX)
+    sheet.paste(mark, (middle[0] - BADGE, middle[1] - BADGE), mark)
+
+
+def _write(sheet: Image.Image, text: str, left: int, middle: int) -> int:
+    """Write a line of text, and return where it ends."""
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    draw.text((left, middle), text, fill=INK, font=font, anchor="lm")
+    return left + round(draw.textlength(text, font=font))
+
+
+def draw_queries(
+    tables: Sequence[tuple[str, QueryTable]],
+    queries: Sequence[int],
+    path: Path,
+    read: ReadPicture,
+    *,
+    neighbors: int,
+    levels: slice = slice(1),
+) -> None:
+    """Write a PNG of some queries and their nearest images in one ranking or in several.
+
+    Args:
+        tables: names, and rankings of the same queries.
+        queries: rows of the queries in the tables.
+        path: path of the PNG.
+        read: function that reads pictures.
+        neighbors: largest number of images beside each query.
+        levels: levels whose classes an image may share with its query.
+    """
+    table = tables[0][1]
+    names = table.levels[levels]
+    relations = [SAME, *[COARSER] * (len(names) - 1), OTHER]
+    legend = {SAME: f"same {names[0]}", COARSER: f"same {' or '.join(names[1:])}", OTHER: f"other {names[-1]}"}
+    rows = []
+    for query, (name, ranked) in itertools.product(queries, tables):
+        shared = ranked.find_shared_levels(neighbors, levels)[query].tolist()
+        class_name = table.class_name(int(table.labels[query, levels][0]), levels.start or 0)
+        title = ", ".join(filter(None, (class_name, f"{shared.count(0)} of {len(shared)}", name)))
+        images = zip(ranked.neighbors[query, :neighbors].tolist(), [relations[level] for level in shared], strict=True)
+        rows.append((title, [(table.paths[query], QUERY), *images]))
+    with replacing(path) as partial:
+        draw_sheet(rows, partial, read, legend={relation: legend[relation] for relation in relations})
+
+
+def write_contact_sheets(
+    table: ImageTable, folder: Path, limits: ImageLimits, *, classes: int, pictures: int, seed: int
+) -> None:
+    """Write a PNG for each split: some of its classes, chosen blindly, and some images of each.
+
+    Args:
+        table: images that can be read.
+        folder: folder of the pictures, sheet_train.png and so on.
+        limits: how large the images' files may be.
+        classes: number of classes to draw.
+        pictures: number of images to draw of each class.
+        seed: seed of the choice of classes and images.
+
+    Raises:
+        InputError: if a folder is in the place of a picture.
+    """
+    for split in SPLITS:
+        part = table.subset(split)
+        if not len(part):
+            continue
+        rng = np.random.default_rng(seed)
+        chosen_classes = _choose(np.unique(part.labels[:, 0]), classes, rng)
+        rows_by_class = [np.flatnonzero(part.labels[:, 0] == number) for number in chosen_classes]
+        chosen_rows = [_choose(rows, pictures, rng) for rows in rows_by_class]
+        titles = [part.name_class(part.labels[rows[0], 0]) for rows in chosen_rows]
+        images = [[(path, "") for path in part.paths[rows].tolist()] for rows in chosen_rows]
+        with replacing_file(folder / f"sheet_{split}.png") as partial:
+            draw_sheet(list(zip(titles, images, strict=True)), partial, functools.partial(read_image, limits=limits))
+
+
+def _choose(values: npt.NDArray[np.int64], count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Choose some of the values at random -> rising."""
+    return np.sort(rng.choice(values, size=min(count, len(values)), replace=False))

@@ -1,0 +1,134 @@
+"""What a metric is of, besides method and data: vectors, first weights, how the checkpoint was chosen, and device."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dml.evaluation.geometry import Geometry, choose_ball
+
+SELECTIONS = {
+    "val": "the best on the validation split",
+    "test": "the best on the test split",
+    "last": "the last one",
+}
+"""How a checkpoint was chosen, by the entry "selection" of metrics.json."""
+UNKNOWN = "not stated"
+OWN_IMAGES = ("folder", "csv", "shards")
+"""The names of the data sets that are images of the user's own."""
+
+
+def name_dataset(config: Mapping[str, Any]) -> str:
+    """Return the name of a run's data set; for images of the user's own it is that of their folder or list."""
+    dataset = config.get("dataset") or {}
+    name = str(dataset.get("name"))
+    return (Path(dataset.get("root") or "").name if name in OWN_IMAGES else "") or name
+
+
+def describe_vector(sizes: Mapping[str, int], heads: Sequence[str], curvature: float) -> str:
+    """Return the size and the geometry of the vectors that are ranked, for metrics.json.
+
+    >>> describe_vector({"L": 64, "M": 64, "H": 192}, ["M", "H"], 0.0)
+    '256 dimensions, cosine'
+
+    Args:
+        sizes: size of the embedding of each head.
+        heads: heads whose embeddings are concatenated.
+        curvature: curvature of the Poincare ball in which the vectors lie; 0 for the sphere.
+    """
+    return f"{sum(sizes[head] for head in heads):,} dimensions, {Geometry(curvature).name}"
+
+
+def describe_weights(config: Mapping[str, Any]) -> str:
+    """Return the name of the data that the first weights of a network were trained on.
+
+    >>> describe_weights({"model": {"backbone": {"weights": None}}})
+    'random'
+
+    Args:
+        config: configuration of the run as nested plain values.
+    """
+    if init := (config.get("training") or {}).get("init"):
+        return f"the checkpoint {init}"
+    model = config.get("model") or {}
+    weights = (model.get("backbone") or {}).get("weights")
+    if weights is None:
+        return "random"
+    if weights == "packaged":
+        return "ImageNet-1k, packaged"
+    if weights == "download":
+        return str((model.get("pretraining") or {}).get("data", "as the library offers them"))
+    return Path(weights).name
+
+
+def describe_measurement(metrics: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the metrics of a run are of, by the name of the fact.
+
+    Args:
+        metrics: contents of metrics.json.
+        config: configuration of the run as nested plain values.
+    """
+    return {
+        "vector": str(metrics.get("vector", UNKNOWN)),
+        "first weights": describe_weights(config),
+        "checkpoint": SELECTIONS.get(str(metrics.get("selection")), UNKNOWN),
+        "split": str(metrics.get("split", UNKNOWN)),
+        "device": str(metrics.get("device", UNKNOWN)),
+    }
+
+
+def describe_configuration(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts of `describe_measurement` that the configuration of a run tells before the run has ended.
+
+    Args:
+        config: configuration of the run as nested plain values.
+
+    Returns:
+        The facts. If the validation chooses heads, the size is between that of the last head and that of all heads.
+    """
+    model, evaluation = config["model"], config["evaluation"]
+    heads, sizes = model["heads"], model["embed_dim"]
+    dims = [sizes[head] if isinstance(sizes, Mapping) else sizes for head in heads]
+    chooses = (config.get("heads") or {}).get("choose") and len(heads) > 1 and evaluation.get("selection") == "val"
+    least = f"{dims[-1]:,} to " if chooses else ""
+    dimensions = f"{least}{sum(dims):,} dimensions" + (" as the validation chooses heads" if chooses else "")
+    ball = choose_ball(evaluation.get("geometry"), config.get("loss"))
+    return {
+        "vector": f"{dimensions}, {Geometry.from_ball(ball).name}",
+        "first weights": describe_weights(config),
+        "checkpoint": SELECTIONS.get(str(evaluation.get("selection")), UNKNOWN),
+        "split": str(evaluation.get("split") or "test"),
+    }
+
+
+def merge_facts(facts_of_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of several runs as those of one row of a table; where runs differ, all values.
+
+    >>> merge_facts([{"vector": "320 dimensions"}, {"vector": "256 dimensions"}, {"vector": "320 dimensions"}])
+    {'vector': '320 dimensions or 256 dimensions'}
+    """
+    values_by_fact: dict[str, dict[str, None]] = {}
+    for facts in facts_of_runs:
+        for name, value in facts.items():
+            values_by_fact.setdefault(name, {})[value] = None
+    return {name: " or ".join(values) for name, values in values_by_fact.items()}
+
+
+def join_facts(facts_by_name: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a sentence for each fact of a table's rows: the most frequent value, and which rows have another.
+
+    >>> join_facts({"rll": {"split": "test"}, "nra": {"split": "test"}, "arcface": {"split": "val"}})
+    'Split: test (arcface: val).'
+
+    Args:
+        facts_by_name: {name of a row: {name of a fact: value}}; what a row lacks is "not stated".
+    """
+    sentences = []
+    for fact in dict.fromkeys(fact for facts in facts_by_name.values() for fact in facts):
+        names_by_value: dict[str, list[str]] = {}
+        for name, facts in facts_by_name.items():
+            names_by_value.setdefault(facts.get(fact, UNKNOWN), []).append(name)
+        (usual, _), *rarer = Counter({value: len(names) for value, names in names_by_value.items()}).most_common()
+        notes = "; ".join(f"{', '.join(names_by_value[value])}: {value}" for value, _ in rarer)
+        sentences.append(f"{fact.capitalize()}: {usual}" + (f" ({notes})." if notes else "."))
+    return " ".join(sentences)

@@ -1,0 +1,188 @@
+"""A run as reports show it, read from its folder."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
+from dml.data.image_files.limits import ImageLimits
+from dml.data.overview.readability import find_missing
+from dml.evaluation.names import MetricDescription, describe_stored_metrics, find_head_sets, split_head_names
+from dml.evaluation.per_query import QueryTable, read_queries
+from dml.ops.errors import InputError
+from dml.ops.filesystem.plain_text import parse_yaml
+from dml.ops.libraries.versions import own_version
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.console import list_remarks
+from dml.report.provenance import SELECTIONS, name_dataset
+from dml.retrieval.search import FAISS_VERSION
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run that has been tested, with everything that a report shows of it.
+
+    Args:
+        name: last two parts of the path of the run's folder.
+        metrics: contents of metrics.json: metrics by name, and the step, the split and the like.
+        queries: contents of per_query.parquet.
+        config: configuration of the run, as YAML.
+        history: rows of metrics.csv, each a dictionary with the key "step".
+        choices: choice of each configuration group, {"loss": "rll", ...}.
+        threshold_curves: {split: (2, P) FMR and FNMR} of thresholds on the similarity.
+        compression: contents of compression.json, which ``dml compress`` writes: metrics of smaller vectors by name.
+        start_folder: working folder in which the run was started; empty if it is unknown.
+    """
+
+    name: str
+    metrics: Mapping[str, Any]
+    queries: QueryTable
+    config: str
+    history: Sequence[Mapping[str, float]] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    compression: Mapping[str, Any] = field(default_factory=dict)
+    start_folder: str = ""
+
+    @property
+    def head_sets(self) -> list[str]:
+        """The names of the heads, and of the sets of heads, that were tested besides all heads together."""
+        return find_head_sets(self.metrics)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration as nested dictionaries."""
+        settings: dict[str, Any] = parse_yaml(self.config)
+        return settings
+
+    @cached_property
+    def custom_metrics(self) -> tuple[MetricDescription, ...]:
+        """The metrics that the user has defined."""
+        return describe_stored_metrics(self.settings)
+
+    @property
+    def title(self) -> str:
+        """The loss and the data set of the run."""
+        loss = self.choices.get("loss") or _last_part(self.settings.get("loss", {}).get("_target_"))
+        return f"{loss} on {name_dataset(self.settings)}"
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What a reader of the metrics has to know of the run."""
+        return list_remarks(self.metrics, self.settings)
+
+    @property
+    def limits(self) -> ImageLimits:
+        """The largest image files that the run was allowed to read."""
+        return ImageLimits.from_settings(self.settings.get("data") or {})
+
+    def read_picture(self, path: str) -> Tensor:
+        """Read the picture of a path in ``queries`` -> (3, H, W) uint8, with the limits that the run had.
+
+        A relative path that doesn't exist begins in the folder in which the run was started.
+
+        Raises:
+            InputError: if the picture can't be read.
+        """
+        full_path = os.path.join(self.start_folder, path) if self.start_folder and find_missing([path]) else path
+        try:
+            return read_image(full_path, self.limits)
+        except UnreadableImageError as error:
+            raise InputError(
+                f"{without_remedy(error)}; a report shows the images of its run, and dml evaluate checkpoint=BEST.CKPT "
+                "dataset.root=FOLDER writes one of the images in another folder"
+            ) from error
+
+    def select_metrics(self, prefix: str) -> dict[str, float]:
+        """Return the metrics whose names start with a prefix, named without the prefix."""
+        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
+
+    def summarize(self) -> dict[str, str]:
+        """Return the data set, the loss, the model and other facts, which the head of a report lists by name."""
+        loss, model = self.settings.get("loss", {}), self.settings.get("model", {})
+        chosen_heads = self.metrics.get("chosen_heads")
+        facts = {
+            "data set": name_dataset(self.settings),
+            "split": self.metrics.get("split"),
+            "loss": _name_choice(self.choices.get("loss"), _last_part(loss.get("_target_"))),
+            "model": _name_choice(self.choices.get("model"), model.get("backbone", {}).get("name")),
+            "weights trained on": _describe_pretraining(model),
+            "heads": ", ".join(split_head_names(chosen_heads) if chosen_heads else model.get("heads", [])),
+            "vector": self.metrics.get("vector"),
+            "step": f"{self.metrics['step']:,}" if "step" in self.metrics else None,
+            "ended early": self.metrics.get("ended_early"),
+            "seed": self.settings.get("seed"),
+            "checkpoint": SELECTIONS.get(self.metrics.get("selection", "")),
+            "device": self.metrics.get("device"),
+        }
+        return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _describe_pretraining(model: Mapping[str, Any]) -> str | None:
+    """Return the data that downloaded weights were trained on, and their licence, if the configuration states them."""
+    pretraining = model.get("pretraining") or {}
+    if model.get("backbone", {}).get("weights") != "download" or not {"data", "license"} <= set(pretraining):
+        return None
+    return f"{pretraining['data']} (licence: {pretraining['license']})"
+
+
+def _last_part(dotted_name: str | None) -> str | None:
+    return dotted_name.rpartition(".")[2] if dotted_name else None
+
+
+def _name_choice(choice: str | None, name: str | None) -> str | None:
+    """Return a choice with the name of what was chosen: rll, RankedListLoss -> "rll (RankedListLoss)"."""
+    if choice and name and choice != name:
+        return f"{choice} ({name})"
+    return choice or name
+
+
+def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:
+    """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml, and what it has of the other files.
+
+    Args:
+        path: folder of the run.
+        metrics: future contents of metrics.json, for a report that is made before the file is written; None reads it.
+
+    Raises:
+        InputError: if one of the files is missing, or is not the one that the run wrote.
+    """
+    folder = RunFolder(path)
+    needed = [*([folder.metrics_file] if metrics is None else []), folder.queries_file, folder.config_file]
+    if missing := [str(file.relative_to(path)) for file in needed if not file.is_file()]:
+        raise InputError(f"{path}: {', '.join(missing)} missing; a report needs what a run writes when it is tested")
+    if metrics is None:
+        folder.check_files()
+    metrics = folder.metrics() if metrics is None else metrics
+    if "split" not in metrics:
+        raise InputError(f"{folder.metrics_file}: names no split that was tested; another test writes it anew")
+    return ReportedRun(
+        name="/".join(path.resolve().parts[-2:]),
+        metrics=metrics,
+        queries=read_queries(folder.queries_file),
+        config=folder.config_text,
+        history=[{name: float(value) for name, value in row.items()} for row in folder.history()],
+        choices={group: choice for group, choice in folder.choices.items() if choice},
+        threshold_curves=folder.threshold_curves(),
+        compression=folder.compression(),
+        start_folder=folder.start_folder,
+    )
+
+
+def collect_versions() -> dict[str, str]:
+    """Return the versions of the libraries that compute embeddings and metrics, and the platform."""
+    return {
+        "dml": own_version(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "faiss": FAISS_VERSION,
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,295 @@
+"""Confidence intervals and tests of metrics, over queries, over classes and over runs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dml.evaluation.per_query import read_queries
+from dml.ops.errors import InputError
+from dml.ops.run_folders.run_folder import RunFolder
+
+Values = npt.NDArray[np.float64]
+LARGEST_DRAW = 2**22
+"""The number of queries or classes that are drawn together, whose values take about 100 MB."""
+
+
+class Difference(NamedTuple):
+    """The mean difference of a metric, second run less first, and its confidence interval.
+
+    Args:
+        queries: number of queries with a value.
+        mean: mean difference over these queries.
+        low: lower end of the confidence interval.
+        high: upper end of the confidence interval.
+        classes: number of classes of these queries, if the interval is of resampled classes; None if it is of
+            resampled queries.
+    """
+
+    queries: int
+    mean: float
+    low: float
+    high: float
+    classes: int | None = None
+
+
+def mean_difference(
+    first: Values,
+    second: Values,
+    *,
+    labels: npt.NDArray[np.int64] | None = None,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Difference:
+    """Compute the mean difference of two runs at the same queries, with a paired bootstrap interval.
+
+    The interval holds the middle of the means of resamples (percentile interval; Efron, 1979). With labels, a resample
+    is C classes, drawn with replacement, each with all its queries and their values in both runs (cluster bootstrap;
+    Davison and Hinkley, 1997, section 3.8): queries of one class are easy or hard together, and an interval that takes
+    them for independent is too short. Without labels, a resample is Q queries. The interval covers the choice of the
+    classes or queries, not the choice of the seeds; of a single one its ends are NaN. Queries that are NaN in both runs
+    are skipped.
+
+    Args:
+        first: values (Q,) of a metric, such as those of `PerQuery.values`.
+        second: values (Q,) of the other run at the same queries.
+        labels: (Q,) classes of the queries, to draw classes; None to draw queries.
+        confidence: probability with which the interval holds the difference.
+        resamples: number of times that the classes or queries are drawn.
+        seed: seed of the draws.
+
+    Raises:
+        InputError: if the lengths differ, a query has a value in one run alone, no query has a value, ``resamples`` is
+            below 1, or ``confidence`` is not between 0 and 1.
+    """
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence = {confidence}: expected a number between 0 and 1")
+    if resamples < 1:
+        raise InputError(f"resamples = {resamples}: expected at least 1")
+    differences = _differences(first, second)
+    has_value = ~np.isnan(differences)
+    differences = differences[has_value]
+    if not len(differences):
+        raise InputError("comparison: no query has a value")
+    if labels is None:
+        groups = np.arange(len(differences))
+    else:
+        if labels.shape != first.shape:
+            raise InputError(f"comparison: labels of shape {labels.shape}, expected {first.shape}, one for each query")
+        _, groups = np.unique(labels[has_value], return_inverse=True)
+    means = resample_means(np.bincount(groups, differences), np.bincount(groups), resamples, seed)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]) if groups.any() else (np.nan, np.nan)
+    classes = None if labels is None else int(groups.max()) + 1
+    return Difference(len(differences), float(differences.mean()), float(low), float(high), classes)
+
+
+def resample_means(sums: npt.NDArray[Any], counts: npt.NDArray[Any], resamples: int, seed: int) -> Values:
+    """Draw groups of values with replacement, as many as there are, again and again -> (R,) mean value of each draw.
+
+    Args:
+        sums: (C,) sum of the values of each group.
+        counts: (C,) number of values of each group.
+        resamples: R, the number of draws.
+        seed: seed of the draws.
+    """
+    generator = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    groups = len(sums)
+    size = max(1, LARGEST_DRAW // groups)
+    for start in range(0, resamples, size):
+        positions = generator.integers(groups, size=(min(size, resamples - start), groups))
+        means[start : start + size] = sums[positions].sum(axis=1) / counts[positions].sum(axis=1)
+    return means
+
+
+def _differences(first: Values, second: Values) -> npt.NDArray[np.float64]:
+    if first.shape != second.shape or first.ndim != 1:
+        raise InputError(
+            f"comparison of runs with values of shapes {first.shape} and {second.shape}: expected (Q,) twice"
+        )
+    unpaired = int((np.isnan(first) != np.isnan(second)).sum())
+    if unpaired:
+        raise InputError(f"comparison: {unpaired} of {len(first)} queries have a value in one run alone")
+    return second - first
+
+
+PER_QUERY = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}
+"""The metrics with a value for each query, and their names in metrics.json and per_query.parquet."""
+DIGITS = 3
+"""Decimals of the sums."""
+SEED = 0
+"""The seed of the draws of test classes: all results see the same draws."""
+ENDS = (0.025, 0.975)
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """The metrics of some runs that were tested on the same queries.
+
+    Args:
+        counts: number of queries of each test class.
+        sums: {metric: for each run, the sum of its values over the queries of each test class}.
+    """
+
+    counts: list[int]
+    sums: dict[str, list[list[float]]]
+
+    def run_means(self, metric: str) -> list[float]:
+        """Return the mean of a metric over all queries, for each run."""
+        return [sum(row) / sum(self.counts) for row in self.sums[metric]]
+
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric over all queries and runs."""
+        return float(np.mean(self.run_means(metric)))
+
+    def mean_sums(self, metric: str) -> npt.NDArray[np.float64]:
+        """Return the sums of a metric over the queries of each test class, (C,), as means over the runs."""
+        sums: npt.NDArray[np.float64] = np.asarray(self.sums[metric], dtype=np.float64).mean(axis=0)
+        return sums
+
+    def draw_means(
+        self, metric: str, less: "ClassSums | None" = None, resamples: int = 2000
+    ) -> npt.NDArray[np.float64]:
+        """Compute the mean of a metric, or its difference to other runs, for draws of the test classes -> (resamples,).
+
+        Args:
+            metric: name of the metric.
+            less: runs whose mean is subtracted; None for no difference.
+            resamples: number of draws, each of as many classes as there are, with replacement.
+
+        Raises:
+            InputError: if the other runs were tested on other classes.
+        """
+        sums = self.mean_sums(metric)
+        if less is not None:
+            if less.counts != self.counts:
+                raise InputError("results to be compared: tested on different classes")
+            sums = sums - less.mean_sums(metric)
+        return resample_means(sums, np.asarray(self.counts), resamples, SEED)
+
+    def interval(self, metric: str, less: "ClassSums | None" = None) -> tuple[float, float]:
+        """Compute the 95 % interval of `draw_means`."""
+        low, high = np.quantile(self.draw_means(metric, less), ENDS)
+        return float(low), float(high)
+
+
+def sum_by_class(
+    labels: npt.NDArray[np.int64], values: Mapping[str, npt.NDArray[np.float64]]
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Sum values of queries by class, without queries that are NaN -> number of queries, sums, in order of the labels.
+
+    Args:
+        labels: (Q,) classes of the queries.
+        values: {metric: (Q,) value of each query}, NaN for the same queries in every metric.
+    """
+    has_value = ~np.isnan(next(iter(values.values())))
+    _, classes = np.unique(labels[has_value], return_inverse=True)
+    sums = {name: np.bincount(classes, column[has_value]).tolist() for name, column in values.items()}
+    return np.bincount(classes).tolist(), sums
+
+
+def shorten(values: Iterable[float]) -> list[float]:
+    """Round values, and make whole ones integers: a file of them is half as long."""
+    rounded = (round(value, DIGITS) for value in values)
+    return [int(value) if value.is_integer() else value for value in rounded]
+
+
+def sum_runs_by_class(folders: Sequence[RunFolder], columns: Mapping[str, str] = PER_QUERY) -> ClassSums:
+    """Read the tests of finished runs of one data set, and sum their metrics by class.
+
+    Args:
+        folders: folders of the runs.
+        columns: {metric: its name in per_query.parquet}.
+    """
+    counts: list[int] = []
+    rows: dict[str, list[list[float]]] = {metric: [] for metric in columns}
+    for folder in folders:
+        queries = read_queries(folder.queries_file)
+        values = {metric: queries.metrics[column] for metric, column in columns.items()}
+        before = counts
+        counts, sums = sum_by_class(queries.labels[:, 0], values)
+        if before and counts != before:
+            raise InputError(f"{folder.path}: tested on other classes than {folders[0].path}")
+        for metric, row in sums.items():
+            rows[metric].append(shorten(row))
+    return ClassSums(counts, rows)
+
+
+class Interval(NamedTuple):
+    """A mean over runs, with its confidence interval.
+
+    Args:
+        runs: number of runs.
+        mean: mean over the runs.
+        deviation: standard deviation of one run, with n - 1 in the denominator; NaN for a single run.
+        half_width: half the width of the confidence interval of the mean; NaN for a single run.
+    """
+
+    runs: int
+    mean: float
+    deviation: float
+    half_width: float
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Compute the mean of independent runs with Student's t interval.
+
+    >>> mean_interval([1.0, 2.0, 3.0]).mean
+    2.0
+
+    Args:
+        values: (n,) values, one for each run.
+        confidence: probability with which the interval holds the mean.
+
+    Raises:
+        InputError: if there is no value, or confidence is not between 0 and 1.
+    """
+    if not len(values):
+        raise InputError("mean_interval: no values")
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence = {confidence}: expected a number between 0 and 1")
+    runs, mean = len(values), float(np.mean(values))
+    if runs == 1:
+        return Interval(1, mean, float("nan"), float("nan"))
+    from scipy.stats import t  # late: it takes most of a second, and most commands need none
+
+    deviation = float(np.std(values, ddof=1))
+    half_width = float(t.ppf((1 + confidence) / 2, runs - 1)) * deviation / runs**0.5
+    return Interval(runs, mean, deviation, half_width)
+
+
+def bootstrap_p_value(differences: npt.NDArray[np.float64]) -> float:
+    """Compute the two-sided p-value of a difference from its bootstrap draws: how sure is it that it isn't 0?
+
+    It is twice the share of draws on the rarer side of 0, counted with one draw more (Davison and Hinkley, 1997,
+    section 4.2), so that it is never 0: the least level at which the percentile interval leaves out 0.
+
+    Args:
+        differences: (R,) mean difference of each draw.
+    """
+    draws = len(differences)
+    below, above = np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0)
+    return min(1.0, 2.0 * (min(below, above) + 1) / (draws + 1))
+
+
+def adjust_p_values(p_values: Sequence[float]) -> list[float]:
+    """Adjust the p-values of several tests for their number (Holm, 1979).
+
+    The k-th smallest of m is multiplied by m - k + 1, and none becomes smaller than the one before. With adjusted
+    p-values below 0.05, the probability of a single false alarm among all tests is at most 5 %.
+
+    >>> adjust_p_values([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+
+    Args:
+        p_values: p-value of each test.
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    factors = len(values) - np.arange(len(values))
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
+    return adjusted.tolist()  # type: ignore[no-any-return]

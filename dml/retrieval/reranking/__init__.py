@@ -1,1 +1,0 @@
-"""Steps that change a ranking after the embeddings are there: query expansion, augmentation, k-reciprocal encoding."""

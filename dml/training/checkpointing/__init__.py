@@ -1,1 +1,0 @@
-"""Checkpoints: what is written, what is read, and what they leave out."""

@@ -1,0 +1,242 @@
+"""The reading of checkpoints, without Lightning, and checks that they are of the model or training that takes them."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dml.losses.csl import CSLLoss
+from dml.models.adapters import plain_name
+from dml.models.recurrent import AnyModel, RecurrentModel
+from dml.ops.configuration.nested import check_parts
+from dml.ops.errors import InputError
+from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.ops.filesystem.plain_text import check_plain
+from dml.training.frozen_weights import PREFIX, fill_in
+
+
+def read_checkpoint(path: str | Path, *, lazily: bool = False) -> dict[str, Any]:
+    """Read a checkpoint of a run, and compare its content with its checksums; its tensors are on the CPU.
+
+    Args:
+        path: path of the checkpoint.
+        lazily: whether the tensors stay on the disk until they are used.
+
+    Raises:
+        InputError: if the file doesn't exist, can't be read, is damaged or is no checkpoint of a run.
+    """
+    path = Path(path)
+    if path.is_dir():
+        file = path / ("best.ckpt" if path.name == "checkpoints" else "checkpoints/best.ckpt")
+        argument = shlex.quote(f"checkpoint={file}")
+        remedy = f"{argument} is in it" if file.is_file() else "a run keeps checkpoints/best.ckpt and last.ckpt"
+        raise InputError(f"checkpoint={path}: a folder, not a file; {remedy}")
+    if not path.is_file():
+        raise InputError(f"checkpoint={path}: no such file; a run keeps checkpoints/best.ckpt and last.ckpt")
+    if not is_zip(path):
+        raise InputError(f"checkpoint={path}: cannot be read (it doesn't begin as a checkpoint does); {_remedy(path)}")
+    if damage := _describe_damage(path):
+        raise InputError(f"checkpoint={path}: damaged ({damage}); {_remedy(path)}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
+    except Exception as error:  # The unpickler can raise any exception for a damaged file.
+        raise InputError(f"checkpoint={path}: cannot be read ({type(error).__name__})") from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint or "run" not in checkpoint:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+    try:
+        run = check_plain(checkpoint["run"])
+        check_parts(run.get("config", {}))
+        is_run = all(isinstance(override, str) for override in run.get("overrides", ()))
+        is_run &= isinstance(checkpoint["state_dict"], Mapping) and type(checkpoint["global_step"]) is int
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run ({error})") from error
+    if not is_run:
+        raise InputError(f"checkpoint={path}: not a checkpoint of a dml run")
+    return checkpoint
+
+
+def _describe_damage(path: Path) -> str:
+    """Compare a checkpoint's file with its checksums -> a description of the damage; "" if there is none."""
+    stat = path.stat()
+    return _check_file(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _check_file(path: Path, inode: int, modified: int, size: int) -> str:  # noqa: ARG001
+    """Do the work of `_describe_damage`; the cache spares reading a file again unless it has changed."""
+    try:
+        check_zip(path)
+    except DamageError as error:
+        return str(error)
+    return ""
+
+
+def _remedy(path: Path) -> str:
+    """Describe what a user can do if a checkpoint can't be read: the run's other checkpoint may be undamaged."""
+    other = path.with_name("last.ckpt" if path.name == "best.ckpt" else "best.ckpt")
+    if path == other or not other.is_file() or _describe_damage(other):
+        return "there is no other one beside it that is whole; a new run is needed, or a copy of this file"
+    test, beginning = (shlex.quote(f"{key}={other}") for key in ("checkpoint", "training.init"))
+    line = f"{other} is whole: {test} tests it, {beginning} begins a new run with its weights"
+    if other.name == "last.ckpt":
+        line += f", {shlex.quote(f'resume={path.parents[1]}')} evaluation.selection=last goes on with its run"
+    return line
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """The stage and the step at which a run is, or at which a checkpoint was written.
+
+    Args:
+        stage: name of the stage; "" in a run of one stage.
+        first_step: number of optimizer steps of all earlier stages.
+        step: number of optimizer steps of this stage.
+        history_checksum: value of `History.checksum` at that step; "" if the checkpoint has none.
+    """
+
+    stage: str
+    first_step: int
+    step: int
+    history_checksum: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> "TrainingProgress":
+        """Read the progress from the checkpoint at a path."""
+        return cls.from_checkpoint(read_checkpoint(path, lazily=True))
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Mapping[str, Any]) -> "TrainingProgress":
+        """Return the progress of the run that wrote a checkpoint."""
+        run = checkpoint["run"]
+        return cls(
+            stage=run.get("stage", ""),
+            first_step=run.get("first_step", 0),
+            step=checkpoint["global_step"],
+            history_checksum=checkpoint.get("history", ""),
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """The number of optimizer steps of the run, with those of all earlier stages."""
+        return self.first_step + self.step
+
+    def describe(self, run: Mapping[str, Any]) -> dict[str, int]:
+        """Return the epoch of the stage and the step of the run, for metrics.json.
+
+        Args:
+            run: entry "run" of the checkpoint, with "batches_per_epoch" and "batches_per_step". Old checkpoints lack
+                these; then the epoch is missing.
+        """
+        if "batches_per_epoch" not in run:
+            return {"step": self.total_steps}
+        epoch = self.step * run["batches_per_step"] // run["batches_per_epoch"]
+        return {"epoch": epoch, "step": self.total_steps}
+
+    @property
+    def stage_entries(self) -> dict[str, Any]:
+        """The entries about the stage that its checkpoints hold below "run"."""
+        return {"stage": self.stage, "first_step": self.first_step}
+
+
+def load_model(model: AnyModel, path: Path) -> None:
+    """Load the weights of a checkpoint, and the heads that its training chose, into its model.
+
+    Raises:
+        InputError: if the checkpoint belongs to another model, or was trained with other frozen weights.
+    """
+    checkpoint = fill_in(read_checkpoint(path), model, path)
+    load_state(model, _model_state(checkpoint), path)
+    take_chosen_heads(model, checkpoint)
+
+
+def take_chosen_heads(model: AnyModel, checkpoint: Mapping[str, Any]) -> None:
+    """Give a model the heads that a training chose; checkpoints of older versions hold none, and mean all heads."""
+    if "chosen_heads" in checkpoint:
+        model.chosen_heads = tuple(checkpoint["chosen_heads"])
+
+
+def load_initial_weights(model: nn.Module, path: Path) -> None:
+    """Load the weights that a training begins with from a checkpoint.
+
+    A `RecurrentModel` also accepts the weights of an `EmbeddingModel`, which both of its networks get. A model with
+    updates (`dml.models.adapters.LoRA`) also accepts the weights of one without them.
+    """
+    checkpoint = read_checkpoint(path)
+    is_embedding_model = not any(name.startswith(f"{PREFIX}recurrent.") for name in checkpoint["state_dict"])
+    filled = model.cnn if isinstance(model, RecurrentModel) and is_embedding_model else model
+    load_initial_state(model, _model_state(fill_in(checkpoint, filled, path)), path)
+
+
+def load_initial_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load weights as `load_initial_weights` does."""
+    if isinstance(model, RecurrentModel) and not any(name.startswith("recurrent.") for name in state):
+        load_state(model.cnn, _with_updates(state, model.cnn), path)
+        load_state(model.pretrained, _with_updates(state, model.cnn), path)
+    else:
+        load_state(model, _with_updates(state, model), path)
+
+
+def _with_updates(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Give weights of a plain network the names that they have in a model with updates, and add its updates."""
+    if any(".lora_A." in name for name in state):
+        return state
+    expected = model.state_dict()
+    names = {plain_name(name): name for name in expected}
+    updates = {name: value for name, value in expected.items() if ".lora_" in name}
+    return updates | {names.get(name, name): value for name, value in state.items()}
+
+
+def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    weights = checkpoint["state_dict"]
+    return {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
+
+
+def load_state(model: nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Load weights into a model, after a comparison of their names and shapes."""
+    expected = model.state_dict()
+    misfits = [name for name in state.keys() | expected.keys() if name not in expected or name not in state]
+    misfits += [name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape]
+    if misfits:
+        raise InputError(
+            f"checkpoint={path}: of another model: {len(misfits)} of its weights don't fit, such as {min(misfits)}; "
+            "give the model.* options that it was trained with"
+        )
+    model.load_state_dict(state)
+
+
+REMEDY = "training.init=CHECKPOINT begins a new run with its weights"
+
+
+def check_resumed_state(checkpoint: Mapping[str, Any], learner: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse a checkpoint of other losses, trained parameters or another optimizer, which PyTorch couldn't load.
+
+    Raises:
+        InputError: if the checkpoint is of another training.
+    """
+    stored_state, new_state = checkpoint["state_dict"], learner.state_dict()
+    if differing := sorted(new_state.keys() ^ stored_state.keys()):
+        name = differing[0]
+        verb = "lacks" if name in new_state else "has"
+        raise InputError(f"resume: the run was trained with another loss, its checkpoint {verb} {name}; {REMEDY}")
+    # the one tensor that takes the shape of a checkpoint's
+    adapting = {f"{name}.hierarchy" for name, module in learner.named_modules() if isinstance(module, CSLLoss)}
+    if resized := [name for name in new_state.keys() - adapting if new_state[name].shape != stored_state[name].shape]:
+        name = min(resized)
+        shapes = [tuple(values[name].shape) for values in (stored_state, new_state)]
+        raise InputError(f"resume: {name} had the shape {shapes[0]} and has {shapes[1]} now; {REMEDY}")
+    kind = type(optimizer).__name__
+    if (before := checkpoint.get("optimizer_class", kind)) != kind:
+        raise InputError(f"optimizer.optimizer={kind}: the run was trained with {before}; {REMEDY}")
+    sizes = [
+        [len(group["params"]) for group in groups]
+        for groups in (checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups)
+    ]
+    if sizes[0] != sizes[1]:
+        before, now = (f"{sum(numbers)} in {len(numbers)} groups" for numbers in sizes)
+        raise InputError(f"resume: the run trained other parameters, {before}, now {now}; {REMEDY}")

@@ -1,1 +1,0 @@
-"""Training of the heads alone, on what a frozen backbone computes once."""

@@ -1,0 +1,91 @@
+"""Metrics of raw features, after a PCA and whitened: against loops and numpy's singular value decomposition."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from dml.data.table import ImageTable
+from dml.evaluation.evaluator import Evaluator
+from dml.evaluation.metric import MetricConfig
+from dml.evaluation.raw_features import PrincipalComponents, describe_best, evaluate_projections
+
+CONFIG = MetricConfig(metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
+
+
+def make_table(labels: npt.NDArray[np.int64], split: npt.NDArray[np.str_]) -> ImageTable:
+    return ImageTable(np.array([f"{i}.jpg" for i in range(len(labels))]), labels[:, None], split, ("class",))
+
+
+def by_hand(features: npt.NDArray[np.float64], table: ImageTable) -> tuple[float, float]:
+    """Recall@1 and MAP@R by loops over queries, sorted cosines and ranks."""
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    labels, recalls, precisions = table.labels[:, 0], [], []
+    has_gallery = "gallery" in table.split
+    for query in np.flatnonzero(np.isin(table.split, ("query", "test"))):
+        gallery = [i for i in range(len(table)) if (table.split[i] == "gallery" if has_gallery else i != query)]
+        ranking = sorted(gallery, key=lambda i: -float(unit[query] @ unit[i]))
+        hits = [labels[i] == labels[query] for i in ranking]
+        number = sum(hits)
+        if number:
+            recalls.append(float(hits[0]))
+            precisions.append(sum(sum(hits[: k + 1]) / (k + 1) for k in range(number) if hits[k]) / number)
+    return float(np.mean(recalls)), float(np.mean(precisions))
+
+
+@pytest.mark.parametrize("images", [40, 5])  # more and fewer than there are features
+@pytest.mark.parametrize("splits", [("test",), ("query", "gallery")])
+def test_projections_are_those_of_a_singular_value_decomposition(splits: tuple[str, ...], images: int) -> None:
+    rng = np.random.default_rng(3)
+    train = rng.normal(size=(images, 6)) * np.array([5, 3, 2, 1, 1, 0.5]) + 1
+    labels = np.repeat(np.arange(6), 4)
+    test = rng.normal(size=(24, 6)) + rng.normal(size=(6, 6))[labels]
+    table = make_table(labels, np.resize(np.array(splits), len(labels)))
+    results = evaluate_projections(torch.tensor(train).float(), torch.tensor(test).float(), Evaluator(table, CONFIG), 3)
+    assert [*results] == ["raw", "PCA 3", "PCA 3, whitened"]
+    _, values, directions = np.linalg.svd(train - train.mean(axis=0), full_matrices=False)
+    projected = (test - train.mean(axis=0)) @ directions[:3].T
+    expected = {"raw": test, "PCA 3": projected, "PCA 3, whitened": projected / values[:3]}
+    for name, features in expected.items():
+        recall, map_at_r = by_hand(features, table)
+        assert results[name]["level0/recall@1"] == pytest.approx(recall, abs=1e-12)
+        assert results[name]["level0/map@r"] == pytest.approx(map_at_r, abs=1e-9)
+    assert len({tuple(metrics.values()) for metrics in results.values()}) == 3  # the three differ
+
+
+def test_whitened_training_features_have_no_correlation_and_variance_one() -> None:
+    features = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) @ torch.diag(
+        torch.tensor([4.0, 2, 1, 0.1])
+    )
+    white = PrincipalComponents.fit(features, 4).project(features, whiten=True)
+    torch.testing.assert_close(torch.cov(white.T), torch.eye(4), atol=1e-4, rtol=0)
+
+
+def test_directions_without_variance_are_left_out() -> None:
+    features = torch.zeros(5, 4)
+    features[:, 1] = torch.arange(5.0)
+    assert PrincipalComponents.fit(features, 4).directions.shape == (1, 4)
+    assert PrincipalComponents.fit(torch.ones(5, 4), 4).directions.shape == (0, 4)
+
+
+@pytest.mark.parametrize("train", [torch.ones(5, 3), torch.ones(1, 3), torch.empty(0, 3)])
+def test_without_training_images_that_differ_there_are_raw_features_alone(train: torch.Tensor) -> None:
+    table = make_table(np.array([0, 0, 1, 1]), np.array(["test"] * 4))
+    assert [*evaluate_projections(train, torch.eye(4)[:, :3], Evaluator(table, CONFIG), 2)] == ["raw"]
+
+
+def test_the_verdict_names_the_best_and_counts_what_it_misses() -> None:
+    results = {
+        "a, raw": {"level0/recall@1": 0.5, "level0/map@r": 0.4, "level0/queries_without_positives": 2.0},
+        "b, raw": {"level0/recall@1": 0.75, "level0/map@r": 0.3, "level0/queries_without_positives": 2.0},
+    }
+    assert describe_best(results, 10) == (
+        "b, raw finds most: recall@1 is 75.0% of 8 queries. The nearest image of 2 is of another class; a training can "
+        "gain these at most."
+    )
+    assert describe_best(results, 10, ("species", "genus")) == (
+        "b, raw finds most: recall@1 of species is 75.0% of 8 queries. The nearest image of 2 is of another class; a "
+        "training can gain these at most."
+    )
+    results["b, raw"]["level0/recall@1"] = 1.0
+    assert describe_best(results, 10).endswith("of 0 is of another class; little is left to gain by a training.")

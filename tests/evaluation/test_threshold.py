@@ -1,0 +1,304 @@
+"""The threshold of a test: its choice, its errors by class, the rejection of unknown queries, and the report."""
+
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from report_runs import MakeRun
+from sklearn.metrics import roc_auc_score
+
+from dml.data.table import ImageTable
+from dml.evaluation import evaluate
+from dml.evaluation.geometry import UnitEmbeddings
+from dml.evaluation.threshold import (
+    NearestItems,
+    ThresholdSettings,
+    choose_threshold,
+    compute_threshold_errors,
+    describe_choice,
+    evaluate_threshold,
+    find_calibration,
+    find_nearest,
+    judge_nearest,
+    make_pairs,
+)
+from dml.metrics.pairs import LabelledPairs
+from dml.metrics.verification import (
+    PairVerification,
+    compute_calibration_errors,
+    equal_error_rate,
+    fit_calibration,
+    opis,
+)
+from dml.ops.errors import InputError
+from dml.ops.run_folders.run_folder import RunFolder
+from dml.report.page import run_report
+from dml.report.run import read_run
+
+pytest_plugins = ("report_runs",)
+
+
+def make_rows(seed: int, size: int = 80, classes: int = 9, noise: float = 1.0) -> tuple[torch.Tensor, Any]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(classes, size=size)
+    labels[0] = classes  # a class of one image
+    rows = rng.normal(size=(classes + 1, 8))[labels] + noise * rng.normal(size=(size, 8))
+    return torch.nn.functional.normalize(torch.from_numpy(rows), dim=1).float(), labels
+
+
+def test_the_threshold_is_the_smallest_with_the_wanted_rate() -> None:
+    rows, labels = make_rows(0, 150)
+    pairs = LabelledPairs(rows, labels)
+    similarities = (rows @ rows.T).clamp(-1, 1).numpy()
+    listed = list(combinations(range(150), 2))
+    different = np.array([similarities[i, j] for i, j in listed if labels[i] != labels[j]])
+    chosen = choose_threshold(pairs, find_nearest(pairs), ThresholdSettings(fmr=0.05))
+    assert chosen is not None
+    assert (different >= np.float32(chosen)).mean() <= 0.05
+    smaller = max(similarities[i, j] for i, j in listed if similarities[i, j] < np.float32(chosen))
+    assert (different >= smaller).mean() > 0.05
+
+
+def list_searches(rows: torch.Tensor, labels: Any) -> list[tuple[float, bool, bool]]:
+    """The similarity of each search's nearest item, whether it was among all items, and whether the item is right."""
+    similarities, found = (rows @ rows.T).numpy(), []
+    for query in range(len(rows)):
+        others = [i for i in range(len(rows)) if i != query]
+        for is_known, items in ((True, others), (False, [i for i in others if labels[i] != labels[query]])):
+            best = max(items, key=lambda i: similarities[query, i])
+            found.append((float(similarities[query, best]), is_known, bool(labels[best] == labels[query])))
+    return found
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_the_default_threshold_has_the_wanted_share_of_wrong_ones_among_the_nearest(share: float) -> None:
+    rows, labels = make_rows(0, 150, noise=0.6)
+    pairs = LabelledPairs(rows, labels)
+    searches = list_searches(rows, labels)
+    nearest = find_nearest(pairs)
+    np.testing.assert_allclose(sorted(zip(*nearest, strict=True)), sorted(searches), rtol=1e-6)
+    chosen = choose_threshold(pairs, nearest, ThresholdSettings(share))
+    shares = {score: np.mean([not right for other, _, right in searches if other >= score]) for score, _, _ in searches}
+    counts = {score: sum(other >= score for other, _, _ in searches) for score in shares}
+    fitting = [score for score in shares if shares[score] <= share and counts[score] * share >= 1]
+    assert chosen == pytest.approx(min(fitting))
+    assert ThresholdSettings() == ThresholdSettings(wrong_share=0.05, fmr=None)
+
+
+@pytest.mark.parametrize(
+    ("scores", "wrong", "threshold"),
+    [
+        (np.linspace(1, 0.1, 40), {39}, np.linspace(1, 0.1, 40)[-1]),  # 1 of 40
+        (np.linspace(1, 0.1, 40), {0, 1, 2}, None),  # 3 of 40
+        (np.linspace(1, 0.1, 19), set(), None),  # too few to show a twentieth
+        (np.full(40, 0.5), {1, 2, 3}, None),  # equal ones pass together
+        (np.r_[np.full(20, 0.9), np.full(20, 0.5)], {20, 30, 39}, 0.9),
+    ],
+)
+def test_where_no_similarity_has_the_share_there_is_no_threshold(
+    scores: Any, wrong: set[int], threshold: float | None
+) -> None:
+    is_right = np.array([i not in wrong for i in range(len(scores))])
+    nearest = NearestItems(scores.astype(np.float32), np.ones_like(is_right), is_right)
+    chosen = choose_threshold(LabelledPairs(*make_rows(0)), nearest, ThresholdSettings())
+    assert chosen == (None if threshold is None else pytest.approx(threshold))
+
+
+def test_errors_are_those_of_a_loop_over_pairs_and_classes() -> None:
+    rows, labels = make_rows(2)
+    similarities = (rows @ rows.T).numpy()
+    metrics = compute_threshold_errors(LabelledPairs(rows, labels), 0.4)
+    inside: dict[int, list[bool]] = {label: [] for label in labels}
+    across: dict[int, list[bool]] = {label: [] for label in labels}
+    for i, j in combinations(range(len(labels)), 2):
+        passes = bool(similarities[i, j] >= np.float32(0.4))
+        if labels[i] == labels[j]:
+            inside[labels[i]].append(passes)
+        else:
+            across[labels[i]].append(passes)
+            across[labels[j]].append(passes)
+    fnmrs = [1 - np.mean(passes) for passes in inside.values() if passes]
+    fmrs = [np.mean(passes) for passes in across.values()]
+    fmr, fnmr = np.mean(np.concatenate([*across.values()])), 1 - np.mean(np.concatenate([*inside.values()]))
+    expected = {"fmr": fmr, "fnmr": fnmr, "balanced_accuracy": 1 - (fmr + fnmr) / 2}
+    expected |= {"fmr_median_class": np.median(fmrs), "fmr_worst_class": max(fmrs)}
+    expected |= {"fnmr_median_class": np.median(fnmrs), "fnmr_worst_class": max(fnmrs)}
+    assert metrics == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("with_gallery", [False, True])
+def test_a_query_searches_all_items_and_those_of_other_classes(with_gallery: bool) -> None:
+    rows, labels = make_rows(3)
+    pairs, items, item_labels = LabelledPairs(rows, labels), rows, labels
+    excluded = np.arange(80)[:, None]
+    if with_gallery:
+        items, item_labels = make_rows(4, 50)
+        excluded = np.where(np.arange(80) < 50, np.arange(80), -1)[:, None]
+        pairs = LabelledPairs(rows, labels, items, item_labels, excluded)
+    scores, known, right = [], [], []
+    for query in range(80):
+        searched = [i for i in range(len(items)) if i not in excluded[query]]
+        for is_known in (True, False):
+            best = max(
+                (i for i in searched if is_known or item_labels[i] != labels[query]),
+                key=lambda i: float(rows[query] @ items[i]),
+            )
+            scores.append(float(rows[query] @ items[best]))
+            known.append(is_known)
+            right.append(item_labels[best] == labels[query])
+    score, is_known_search, is_right = np.array(scores), np.array(known), np.array(right)
+    same = (score >= 0.7) & is_known_search
+    metrics = judge_nearest(find_nearest(pairs), 0.7)
+    assert metrics == pytest.approx(
+        {
+            "unknown_auroc": roc_auc_score(is_known_search, score),
+            "known_accepted": (score >= 0.7)[is_known_search].mean(),
+            "known_identified": ((score >= 0.7) & is_right)[is_known_search].mean(),
+            "unknown_accepted": (score >= 0.7)[~is_known_search].mean(),
+            "wrong_share": (~is_right[same]).mean(),
+        }
+    )
+    assert 0.5 < metrics["unknown_auroc"] < 1
+    assert judge_nearest(find_nearest(pairs), 2.0)["wrong_share"] == 0
+
+
+def test_a_query_that_excludes_the_gallery_has_no_neighbour() -> None:
+    rows, _ = make_rows(3)
+    pairs = LabelledPairs(rows[:2], np.array([0, 1]), rows[2:3], np.array([0]), np.array([[-1], [0]]))
+    nearest = find_nearest(pairs)
+    assert len(nearest.scores) == 1  # the first query, in a gallery that holds its class
+    assert judge_nearest(nearest, 0.5) == {}
+
+
+def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
+    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings(fmr=0.01))
+    assert [*curves] == ["test", "val", "reliability", "reliability_balanced"]
+    alone, curve = evaluate_threshold("test", tested, None, ThresholdSettings())
+    assert alone == {name: metrics[name] for name in alone}
+    assert {name.removeprefix("threshold/") for name in alone} >= {"eer", "fnmr@1e-3", "opis", "unknown_auroc"}
+    assert not {"threshold/similarity", "threshold/calibration_slope", "threshold/ece"} & {*alone}
+    np.testing.assert_array_equal(curve["test"], curves["test"])
+    on_val, _ = evaluate_threshold("val", validated, validated, ThresholdSettings(fmr=0.01))
+    assert on_val["threshold/similarity"] == metrics["threshold/similarity"]
+    assert "threshold/fmr" not in on_val
+    assert on_val["threshold/val_wrong_share"] == metrics["threshold/val_wrong_share"]
+    without, curves_without = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=1e-6))
+    assert without["threshold/wanted_wrong_share"] == 1e-6
+    assert not {"threshold/similarity", "threshold/fmr", "threshold/wrong_share"} & {*without}
+    assert without["threshold/ece"] == metrics["threshold/ece"]
+    assert [*curves_without] == [*curves]
+    assert on_val["threshold/calibration_slope"] == metrics["threshold/calibration_slope"]
+    assert "threshold/ece" not in on_val
+    one_class = LabelledPairs(tested.embeddings, np.zeros(80))
+    assert evaluate_threshold("test", one_class, validated, ThresholdSettings()) == ({}, {})
+    fmr, fnmr = curves["test"]
+    assert (fmr[0], fnmr[0]) == (1, 0)
+    assert (np.diff(fmr) < 0).all()
+    assert (np.diff(fnmr) >= 0).all()
+
+
+def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None:
+    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings())
+    metrics = {name.removeprefix("threshold/"): value for name, value in metrics.items()}
+    calibration = fit_calibration(validated.counts)
+    assert find_calibration(metrics) == calibration
+    for suffix, prior in (("", None), ("_balanced", 0.5)):
+        errors = compute_calibration_errors(tested.counts, calibration, prior)
+        names = [f"{name}{suffix}" for name in ("ece", "brier", "log_loss")]
+        assert [metrics[name] for name in names] == [errors.ece, errors.brier, errors.log_loss]
+        np.testing.assert_array_equal(curves[f"reliability{suffix}"], errors.curve)
+    assert find_calibration(metrics | {"calibration_prior": 1.0}) is None
+    assert find_calibration(dict.fromkeys(("similarity", "fmr", "calibration_slope"), 1.0)) is None
+
+
+def test_only_cosines_of_one_list_have_pairs() -> None:
+    rows, labels = make_rows(8, 20)
+    columns = {"paths": np.arange(20).astype(str), "labels": labels[:, None], "split": np.full(20, "test")}
+    table = ImageTable(**columns, levels=("class",))
+    pairs = make_pairs(UnitEmbeddings.normalize(rows), table)
+    assert pairs is not None
+    np.testing.assert_array_equal(pairs.labels, labels)
+    assert make_pairs(UnitEmbeddings.normalize(rows / 2, curvature=0.1), table) is None
+
+
+def test_the_metrics_of_pairs_are_computed_on_request() -> None:
+    rows, labels = make_rows(9)
+    metrics = evaluate(rows, labels, metrics=["recall", "eer", "fnmr@1e-2", "opis"])
+    verification = PairVerification(LabelledPairs(rows, labels))
+    assert metrics["level0/eer"] == equal_error_rate(verification.rates)
+    assert metrics["level0/opis"] == opis(verification.pairs, verification.rates)
+    assert "level0/eer" not in evaluate(rows, labels)
+    other = evaluate(rows[:40], labels[:40], rows[40:], labels[40:], metrics=["eer"])
+    across = PairVerification(LabelledPairs(rows[:40], labels[:40], rows[40:], labels[40:]))
+    assert other["level0/eer"] == equal_error_rate(across.rates)
+    with pytest.raises(InputError, match="metrics: eer is of cosine similarities"):
+        evaluate(rows / 2, labels, metrics=["eer"], curvature=0.1)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
+@pytest.mark.parametrize("name", ["wrong_share", "fmr"])
+def test_a_share_that_is_no_share_is_refused(name: str, share: float) -> None:
+    with pytest.raises(InputError, match=rf"^evaluation\.threshold\.{name}=.*: must be above 0 and below 1"):
+        ThresholdSettings(**{name: share})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"wanted_wrong_share": 0.05}, 'where the share of wrong "same" among the nearest is 5 %'),
+        ({"wanted_fmr": 0.001}, "for a false match rate of 0.1 %"),
+        ({"similarity": 0.5}, "for equal rates of both errors"),  # a run of an older version
+    ],
+)
+def test_the_choice_is_stated_in_words(metrics: dict[str, float], words: str) -> None:
+    assert describe_choice(metrics) == words
+
+
+def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> None:
+    run: Path = make_run("run")
+    assert "Same or not" not in run_report(read_run(run))
+    folder = RunFolder(run)
+    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings(fmr=0.03))
+    folder.write_threshold_curves({name: curve.tolist() for name, curve in curves.items()})
+    folder.write_metrics({**folder.metrics(), **metrics})
+    page = run_report(read_run(run))
+    assert f"<strong>{metrics['threshold/similarity']:.4f}</strong>" in page
+    assert "for a false match rate of 3 %" in page
+    section = page[page.index('id="threshold"') : page.index('id="retrieval"')]
+    assert section.count('class="line"') == section.count('class="chosen"') == 2
+    assert section.count('class="reliability line"') == 2
+    assert f"if {100 * metrics['threshold/calibration_prior']:.2g} % of all pairs are" in section
+    assert re.search(rf">ECE, balanced</a></dt><dd>{100 * metrics['threshold/ece_balanced']:.1f} %</dd>", section)
+    assert re.findall(r'<th scope="row">(.*?)</th>', section) == [
+        "validation",
+        "test",
+        "test, median class",
+        "test, worst class",
+    ]
+    numbers = [float(number) for number in re.findall(r"-?\d+\.\d+", "".join(re.findall(r' d="(M[^"]*)"', section)))]
+    assert min(numbers) >= 0
+    assert max(numbers) <= 100
+    assert f"{100 * metrics['threshold/eer']:.1f} %" in section
+    metrics_without, _ = evaluate_threshold("test", tested, validated, ThresholdSettings(wrong_share=1e-6))
+    plain = {name: value for name, value in folder.metrics().items() if not name.startswith("threshold/")}
+    folder.write_metrics({**plain, **metrics_without})
+    words = (
+        "There is no threshold, as there is no similarity where the share of wrong &#34;same&#34; among the nearest is"
+    )
+    assert words in run_report(read_run(run))
+    folder.write_metrics({**plain, **metrics})
+    old = {name: curve.tolist() for name, curve in curves.items() if name in ("test", "val")}
+    folder.write_threshold_curves(old)  # a run of a version that fitted no probabilities
+    folder.write_metrics({name: value for name, value in folder.metrics().items() if "calibration" not in name})
+    page = run_report(read_run(run))
+    assert 'class="chosen"' in page
+    assert "reliability" not in page
+    folder.write_threshold_curves({})
+    assert folder.threshold_curves() == {}

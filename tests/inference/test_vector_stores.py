@@ -1,0 +1,371 @@
+"""Vector data bases: what they find, uploads that go on, and models that aren't mixed; each in its embedded mode."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import lancedb
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+from qdrant_client import QdrantClient
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from small_embedders import SETTINGS, make_model
+
+import dml
+from dml.inference.image_embedder import ImageEmbedder
+from dml.inference.vector_stores.store_upload import Upload, UploadReport
+from dml.inference.vector_stores.stores import StoreAddress
+from dml.ops.errors import InputError
+
+pytest_plugins = ("small_embedders",)
+
+Search = Callable[[str, str, NDArray[np.float32], int], list[list[str]]]
+
+
+def search_qdrant(place: str, name: str, queries: NDArray[np.float32], k: int) -> list[list[str]]:
+    client = QdrantClient(path=place)
+    found = [client.query_points(name, query=query.tolist(), limit=k).points for query in queries]
+    client.close()
+    return [[point.payload["path"] for point in points] for points in found]
+
+
+def search_lancedb(place: str, name: str, queries: NDArray[np.float32], k: int) -> list[list[str]]:
+    table = lancedb.connect(place).open_table(name)
+    found = [table.search(query).distance_type("cosine").limit(k).to_list() for query in queries]
+    return [[row["path"] for row in rows] for rows in found]
+
+
+def search_milvus(place: str, name: str, queries: NDArray[np.float32], k: int) -> list[list[str]]:
+    client = MilvusClient(place)
+    found = client.search(name, data=[*queries], limit=k, output_fields=["path"])
+    client.close()
+    return [[hit["entity"]["path"] for hit in hits] for hits in found]
+
+
+SEARCHES: dict[str, Search] = {"qdrant": search_qdrant, "lancedb": search_lancedb, "milvus": search_milvus}
+
+
+@pytest.fixture(params=["qdrant", "lancedb", pytest.param("milvus", marks=pytest.mark.pipeline)])  # it starts a server
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    return StoreAddress.parse(f"{request.param}:{tmp_path / 'vectors.db'}")
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the images that were embedded."""
+    names: list[str] = []
+    embed_in_batches = ImageEmbedder.embed_in_batches
+
+    def record(self: ImageEmbedder, images: Any, **options: Any) -> Iterator[Any]:
+        names.extend(Path(image).name for image in images)
+        return embed_in_batches(self, images, **options)
+
+    monkeypatch.setattr(ImageEmbedder, "embed_in_batches", record)
+    return names
+
+
+def upload(model: ImageEmbedder, address: StoreAddress, source: Any, **options: Any) -> UploadReport:
+    replace = options.pop("replace", False)
+    return Upload(model, address, "pictures", replace=replace).run(source, **options)
+
+
+def search(address: StoreAddress, queries: NDArray[np.float32], k: int, name: str = "pictures") -> list[list[str]]:
+    return SEARCHES[address.kind](address.place, name, queries, k)
+
+
+STORES = {
+    "qdrant": ("qdrant_store", "QdrantStore"),
+    "lancedb": ("lancedb_store", "LanceStore"),
+    "milvus": ("milvus_store", "MilvusStore"),
+}
+
+
+def store_class(kind: str) -> Any:
+    module, name = STORES[kind]
+    return getattr(import_module(f"dml.inference.vector_stores.{module}"), name)
+
+
+def kill_after(store: str, batches: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a store upload so many batches of four images, and then raise an error."""
+    upsert = store_class(store).upsert
+    calls: list[int] = []
+
+    def fail(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) > batches:
+            raise error
+        upsert(*arguments)
+
+    monkeypatch.setattr(store_class(store), "upsert", fail)
+    monkeypatch.setattr(store_class(store), "batch_size", 4)
+
+
+def test_it_finds_what_the_exact_index_finds(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, embedded: list[str]
+) -> None:
+    paths = sorted(map(str, photos.rglob("*.png")))
+    assert upload(model, address, photos).uploaded == 12
+    queries = model.embed(photos)
+    assert search(address, queries, 12) == dml.Index.build(model, photos).search(queries, 12)[1].tolist()
+    embedded.clear()
+    report = upload(model, address, photos)
+    assert (report.uploaded, report.unchanged, report.total, embedded) == (0, 12, 12, [])
+    assert search(address, queries[:1], 1) == [paths[:1]]
+
+
+def test_a_killed_upload_goes_on(
+    model: ImageEmbedder,
+    photos: Path,
+    address: StoreAddress,
+    monkeypatch: pytest.MonkeyPatch,
+    embedded: list[str],
+) -> None:
+    with monkeypatch.context() as patched:
+        kill_after(address.kind, 2, KeyboardInterrupt(), patched)
+        with pytest.raises(KeyboardInterrupt):
+            upload(model, address, photos)
+    embedded.clear()
+    report = upload(model, address, photos)
+    assert embedded == ["08.png", "09.png", "10.png", "11.png"]
+    assert (report.uploaded, report.unchanged, report.total) == (4, 8, 12)
+    queries = model.embed(photos)
+    assert search(address, queries, 5) == dml.Index.build(model, photos).search(queries, 5)[1].tolist()
+
+
+def test_changed_and_new_images_are_uploaded(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path, embedded: list[str]
+) -> None:
+    copied = shutil.copytree(photos, tmp_path / "photos")
+    shutil.move(copied / "dogs", tmp_path / "dogs")
+    upload(model, address, copied, root=tmp_path)
+    shutil.move(tmp_path / "dogs", copied / "dogs")
+    shutil.copyfile(copied / "dogs" / "06.png", copied / "cats" / "01.png")
+    embedded.clear()
+    report = upload(model, address, copied, root=tmp_path)
+    assert embedded == ["01.png", *(f"{number:02}.png" for number in range(6, 12))]
+    assert (report.uploaded, report.unchanged, report.total) == (7, 5, 12)
+    found = search(address, model.embed(copied / "dogs" / "06.png"), 2)
+    assert {*found[0]} == {"photos/cats/01.png", "photos/dogs/06.png"}
+    assert upload(model, address, copied / "cats", root=tmp_path).uploaded == 6  # their label was the folder
+    with pytest.raises(InputError, match=r"--root .*dogs: .*cats/00.png isn't in this folder"):
+        upload(model, address, copied, root=copied / "dogs")
+
+
+def test_another_model_is_refused_or_replaces(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(model, address, photos)
+    other = make_model(seed=1)
+    refusal = f"{address}: the collection pictures is of the model {model.fingerprint}, not of {other.fingerprint}; "
+    with pytest.raises(InputError, match=f"^{refusal}give another name, or --replace"):
+        upload(other, address, photos)
+    queries = model.embed(photos)
+    expected = dml.Index.build(model, photos).search(queries, 3)[1].tolist()
+    with monkeypatch.context() as patched:
+        kill_after(address.kind, 1, KeyboardInterrupt(), patched)
+        with pytest.raises(KeyboardInterrupt):
+            upload(other, address, photos, replace=True)
+    assert search(address, queries, 3) == expected  # until the switch, the old model's are found
+    report = upload(other, address, photos, replace=True)
+    assert (report.uploaded, report.unchanged, report.total) == (8, 4, 12)
+    queries = other.embed(photos)
+    assert search(address, queries, 3) == dml.Index.build(other, photos).search(queries, 3)[1].tolist()
+    if address.kind == "lancedb":
+        assert (report.collection, report.replaced) == ("pictures", "pictures")
+        assert lancedb.connect(address.place).open_table("pictures").version > 1
+    else:
+        assert report.collection == f"pictures__{other.fingerprint}"
+        assert report.replaced == f"pictures__{model.fingerprint}"
+        assert len(search(address, queries, 3, report.replaced)) == 12
+    assert upload(other, address, photos).unchanged == 12
+
+
+def test_odd_names_stay_as_they_are(model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    names = ["a'b.png", 'a"b".png', "') OR id != ''.png", "äöü 🐈.png", "new\nline.png", "back\\slash.png"]
+    for number, name in enumerate(names):
+        image = folder / "[/red] '; DROP" / name
+        image.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(sorted(photos.rglob("*.png"))[number], image)
+    assert upload(model, address, folder, root=tmp_path).total == len(names)
+    assert upload(model, address, folder, root=tmp_path).unchanged == len(names)
+    found = search(address, model.embed(folder), 1)
+    assert [paths[0] for paths in found] == sorted(f"odd/[/red] '; DROP/{name}" for name in names)
+
+
+def test_unreadable_images_are_left_out(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    whole = sorted(map(str, photos.rglob("*.png")))[:3]
+    report = upload(model, address, [broken, *whole, tmp_path / "gone.png"], on_corrupt="skip")
+    assert (report.uploaded, report.unchanged, report.total) == (3, 0, 3)
+
+
+def test_decoding_processes_are_no_copies_of_one_with_a_data_base(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy could wait for ever for a lock that a thread of the data base's library held."""
+    methods = []
+
+    def embed_in_batches(self: ImageEmbedder, images: Any, *, start_method: str, **options: Any) -> Any:
+        methods.append(start_method)
+        return embed(self, images, **options)
+
+    embed = ImageEmbedder.embed_in_batches
+    monkeypatch.setattr(ImageEmbedder, "embed_in_batches", embed_in_batches)
+    upload(model, StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}"), photos)
+    assert methods == ["spawn"]
+
+
+@pytest.mark.pipeline  # a process that is started anew imports for three seconds
+def test_a_process_that_is_started_anew_decodes_the_same(model: ImageEmbedder, photos: Path) -> None:
+    paths = sorted(photos.rglob("*.png"))
+    batches = [*model.embed_in_batches(paths, batch_size=5, num_workers=1, start_method="spawn")]
+    assert [positions for positions, _ in batches] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    np.testing.assert_array_equal(np.concatenate([vectors for _, vectors in batches]), model.embed(paths, batch_size=5))
+
+
+def test_members_of_archives_are_uploaded_once(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path
+) -> None:
+    archive = shutil.make_archive(str(tmp_path / "packed"), "zip", photos)
+    members = [f"{archive}/{photo.relative_to(photos).as_posix()}" for photo in sorted(photos.rglob("*.png"))]
+    assert upload(model, address, members[:4]).uploaded == 4
+    report = upload(model, address, members)
+    assert (report.uploaded, report.unchanged, report.total) == (8, 4, 12)
+
+
+def test_a_collection_is_not_replaced_by_an_empty_one(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, tmp_path: Path
+) -> None:
+    upload(model, address, photos)
+    with pytest.raises(InputError, match="images: not one of 1 could be read; give readable ones"):
+        upload(make_model(seed=1), address, [tmp_path / "gone.png"], replace=True, on_corrupt="skip")
+    assert upload(model, address, photos).unchanged == 12
+
+
+def test_a_collection_of_others_is_left_alone(model: ImageEmbedder, photos: Path, address: StoreAddress) -> None:
+    if address.kind == "qdrant":
+        client = QdrantClient(path=address.place)
+        client.create_collection("pictures", vectors_config={})
+        client.close()
+    elif address.kind == "lancedb":
+        lancedb.connect(address.place).create_table("pictures", [{"id": 1}])
+    else:
+        other = MilvusClient(address.place)
+        other.create_collection("pictures", dimension=8)
+        other.close()
+    with pytest.raises(InputError, match="dml didn't make the collection pictures; give another name"):
+        upload(model, address, photos, replace=True)
+
+
+LOST = {
+    "qdrant": ResponseHandlingException(httpx.ConnectError("connection refused")),
+    "lancedb": ConnectionError("connection refused"),
+    "milvus": MilvusException(grpc.StatusCode.UNAVAILABLE, "connection refused"),
+}
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that were waited for."""
+    seconds: list[float] = []
+    monkeypatch.setattr("dml.inference.vector_stores.stores.sleep", seconds.append)
+    return seconds
+
+
+def test_a_lost_connection_is_waited_for(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    upsert = store_class(address.kind).upsert
+    answers = [None, LOST[address.kind], LOST[address.kind], None, None]
+
+    def answer(*arguments: Any) -> None:
+        if error := answers.pop(0):
+            raise error
+        upsert(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_class(address.kind), "upsert", answer)
+        patched.setattr(store_class(address.kind), "batch_size", 4)
+        assert upload(model, address, photos).total == 12
+    assert (waits, answers) == ([1, 2], [])
+
+
+def test_a_connection_that_stays_lost_is_told(
+    model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    with monkeypatch.context() as patched:
+        kill_after(address.kind, 1, LOST[address.kind], patched)
+        with pytest.raises(InputError) as refused:
+            upload(model, address, photos)
+    line = f"{address}: {LOST[address.kind]}; 4 of 12 images are uploaded, the same command goes on with the rest"
+    assert str(refused.value) == line
+    assert waits == [1, 2, 4, 8, 16]
+    assert upload(model, address, photos).unchanged == 4
+
+
+def test_what_a_server_refuses_is_not_repeated(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    refusals = {
+        "qdrant": UnexpectedResponse(403, "Forbidden", b"no key", httpx.Headers()),
+        "lancedb": RuntimeError("lance error: no permission"),
+        "milvus": MilvusException(65535, "no permission"),
+    }
+    for kind, error in refusals.items():
+        address = StoreAddress.parse(f"{kind}:{tmp_path / kind}.db")
+        with monkeypatch.context() as patched:
+            kill_after(kind, 0, error, patched)
+            with pytest.raises(InputError, match=r"(no key|no permission).*; 0 of 12 images are uploaded") as refused:
+                upload(model, address, photos)
+        assert "\n" not in str(refused.value)
+    for text in ("qdrant:http://127.0.0.1:9", "milvus:http://127.0.0.1:9"):
+        with pytest.raises(InputError, match=f"^{text}: .*(refused|Fail connecting)"):
+            upload(model, StoreAddress.parse(text), photos)
+    assert waits == []
+
+
+def test_mistakes_are_named(
+    model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text, line in [
+        ("vectors", "--to vectors: expected KIND:PLACE, such as qdrant:http://localhost:6333; nearest: "),
+        ("qdrnt:x", "--to qdrnt:x: expected KIND:PLACE, such as qdrant:http://localhost:6333; nearest: qdrant"),
+        ("lancedb:", "--to lancedb:: the place is missing, as in lancedb:folder"),
+        ("milvus:file", "--to milvus:file: the name of Milvus Lite's file must end with .db"),
+        ("qdrant:ftp://x", "--to qdrant:ftp://x: an address begins with http or https, as in qdrant:http://localhost"),
+    ]:
+        with pytest.raises(InputError) as refused:
+            StoreAddress.parse(text)
+        assert str(refused.value).startswith(line)
+    address = StoreAddress.parse(f"lancedb:{tmp_path / 'vectors'}")
+    for name in ("", "a b", "a-b", "a__b", "_a", "a/b", "9", "a" * 101, "ä", "a;drop", "a\n"):
+        with pytest.raises(InputError, match="expected a letter, and up to 99 letters, digits and single underscores"):
+            Upload(model, address, name)
+    image = next(photos.rglob("*.png"))
+    with pytest.raises(InputError, match="given 2 times"):
+        upload(model, address, [image, image])
+    settings = replace(SETTINGS, config={**SETTINGS.config, "geometry": {"curvature": 0.1, "clip": 2.3}})
+    ball = ImageEmbedder(settings.build_model(), settings)
+    with pytest.raises(InputError, match=r"compares by cosine similarity, the model by poincare \(curvature 0.1\)"):
+        Upload(ball, address, "pictures")
+    assert not (tmp_path / "vectors").exists()
+
+
+@pytest.mark.parametrize("library", ["qdrant_client", "lancedb", "pymilvus", "milvus_lite"])
+def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None if name == library else name)
+    kind = {"qdrant_client": "qdrant", "lancedb": "lancedb"}.get(library, "milvus")
+    with pytest.raises(InputError, match=rf"^{library}: not installed; pip install 'dml\[{kind}\]'$"):
+        StoreAddress.parse(f"{kind}:vectors.db")

@@ -1,0 +1,79 @@
+import io
+
+import pytest
+from printed_tables import print_lines
+from rich.console import Console
+
+from dml.evaluation.names import MetricDescription, choose_first_metric
+from dml.ops.errors import InputError
+from dml.report.console import metric_table, summary_table
+
+NAMES = ("raw features", "head L", "head M", "head H", "all heads")
+METRICS = ("recall@1", "recall@2", "recall@4", "recall@8", "nmi")
+ROWS = {
+    name: {f"level{i}/{m}": 0.1 * i + 0.01 * j + 0.001 * k for i in range(3) for j, m in enumerate(METRICS)}
+    for k, name in enumerate(NAMES)
+}
+
+
+def test_one_level_shows_percent_under_short_titles() -> None:
+    lines = print_lines(metric_table(ROWS, levels=("emoji",)))
+    assert lines[0].split() == ["%", "R@1", "R@2", "R@4", "R@8", "NMI"]
+    assert lines[-1].split() == ["all", "heads", "0.4", "1.4", "2.4", "3.4", "4.4"]
+
+
+def test_each_level_is_a_section_and_all_fit_80_columns() -> None:
+    perfect = {name: dict.fromkeys(values, 1.0) for name, values in ROWS.items()}
+    table = metric_table(perfect, levels=("emoji", "subgroup", "group"), title="Unseen half")
+    lines = print_lines(table)
+    assert lines == print_lines(table, width=200)
+    assert lines[0].strip() == "Unseen half"
+    assert sum(line.count("100.0") for line in lines) == 3 * 5 * 5
+    assert [line.split()[0] for line in lines if "raw features" in line] == ["emoji", "subgroup", "group"]
+
+
+def test_a_missing_metric_is_a_dash() -> None:
+    lines = print_lines(metric_table({"raw": {"level0/recall@1": 0.5}}, metrics=("recall@1", "ami")))
+    assert lines[-1].split() == ["raw", "50.0", "–"]
+
+
+def test_values_that_are_no_fractions_are_shown_as_they_are() -> None:
+    custom = [MetricDescription("first_rank", "First", shown_in_percent=False)]
+    rows = {"raw": {"level0/recall@1": 0.5, "level0/first_rank": 12.34567}}
+    lines = print_lines(metric_table(rows, metrics=("recall@1", "first_rank"), custom=custom))
+    assert lines[0].split() == ["%", "R@1", "First"]
+    assert lines[-2].split() == ["raw", "50.0", "12.35"]
+    assert lines[-1] == "not in percent: First"
+
+
+@pytest.mark.parametrize("name", ["r_precision", "f1", "ami", "eer", "ap", "map@r", "recall@3"])
+def test_a_summary_of_any_metric_has_its_number(name: str) -> None:
+    metrics = {"level0/queries_without_positives": 3.0, f"level0/{name}": 0.432}
+    assert "43.2" in "".join(print_lines(summary_table(metrics, ["emoji"], ["H"])))
+    assert choose_first_metric(metrics) == f"level0/{name}"
+
+
+def test_no_rows() -> None:
+    with pytest.raises(InputError, match="no rows"):
+        metric_table({})
+
+
+@pytest.mark.parametrize("levels", [["emoji", "group"], ["a level with a name that is very long indeed", "x"]])
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_pipe_has_the_columns_of_a_terminal(levels: list[str], width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"level{level}/{name}" for level in range(2) for name in ("recall@1", "recall@10", "map@r", "nmi")]
+    heads = ["a_head_whose_name_is_rather_long", "M"]
+    metrics = {f"{head}{name}": 0.5 for head in ("raw/", "heads/M/", "") for name in names}
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = []
+    for is_terminal in (False, True):
+        file = io.StringIO()
+        Console(file=file, force_terminal=is_terminal, color_system=None, soft_wrap=True).print(
+            summary_table(metrics, levels, heads)
+        )
+        printed.append(file.getvalue())
+    assert printed[0] == printed[1]
+    columns = next(line.split() for line in printed[0].splitlines() if "R@1" in line)
+    assert columns == ["level", "%", "R@1", "R@10", "MAP@R", "NMI"]
+    assert "…" not in printed[0]
+    assert printed[0].count(" 50.0 ") == 4 * 3 * 2

@@ -1,0 +1,132 @@
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageColor
+from torch import Tensor
+
+from dml.ops.errors import InputError
+from dml.report.pictures import COARSER, COLORS, OTHER, PAPER, QUERY, SAME, choose_queries, draw_sheet, is_sheet
+
+BLUE = torch.tensor([40, 60, 200], dtype=torch.uint8)[:, None, None].expand(3, 20, 20)
+
+
+def read_blue(path: str) -> Tensor:
+    return BLUE
+
+
+def pixels(path: Path) -> Any:
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def count(image: Any, color: str) -> int:
+    return int((image == ImageColor.getrgb(color)).all(axis=2).sum())
+
+
+def row(*relations: str, title: str = "a class") -> tuple[str, list[tuple[str, str]]]:
+    return title, [("", relation) for relation in relations]
+
+
+def test_rows_of_frames_in_the_colors_of_the_relations(tmp_path: Path) -> None:
+    rows = [row(QUERY, SAME, SAME, COARSER, OTHER), row(QUERY, SAME, OTHER, OTHER)]
+    draw_sheet(rows, tmp_path / "sheet.png", read_blue, legend={SAME: "same", COARSER: "near", OTHER: "other"})
+    image = pixels(tmp_path / "sheet.png")
+    assert image.shape[1] == 800
+    assert (image[0] == ImageColor.getrgb(PAPER)).all()
+    names = {ImageColor.getrgb(COLORS[relation]): relation for relation in (SAME, COARSER, OTHER)}
+    across = [names.get(tuple(pixel.tolist())) for pixel in image[100]]  # through the first row of tiles
+    frames = [color for before, color in pairwise(across) if color and color != before]
+    assert frames == [SAME] * 4 + [COARSER] * 2 + [OTHER] * 2  # a left and a right edge each
+    for relation in (SAME, COARSER, OTHER):
+        assert count(image, COLORS[relation]) > 1000
+    draw_sheet([row(QUERY, "", "")], tmp_path / "plain.png", read_blue)  # what is unsure has no mark
+    assert not any(count(pixels(tmp_path / "plain.png"), COLORS[relation]) for relation in (SAME, COARSER, OTHER))
+
+
+def test_marks_tell_without_color(tmp_path: Path) -> None:
+    """The strokes of the marks, what is nearly white in them, share less than half their pixels."""
+    strokes = []
+    for relation in (SAME, COARSER, OTHER):
+        draw_sheet([row(relation)], tmp_path / "sheet.png", read_blue, width=200)
+        mark = pixels(tmp_path / "sheet.png")[192:208, 162:178]  # the tile ends at 210 down, 180 across
+        strokes.append(mark.min(axis=2) > 170)
+    assert all(stroke.sum() > 15 for stroke in strokes)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert 2 * (strokes[one] & strokes[other]).sum() < (strokes[one] | strokes[other]).sum()
+
+
+def test_pictures_of_every_size_are_read_one_at_a_time(tmp_path: Path) -> None:
+    sizes = [(40, 90), (17, 500), (1, 1), (8, 8)]
+    read: list[str] = []
+
+    def read_picture(path: str) -> Tensor:
+        read.append(path)
+        return torch.zeros(3, *sizes[int(path)], dtype=torch.uint8)
+
+    paths = [(str(i), SAME) for i in range(4)]
+    draw_sheet([("one", paths), ("two", paths[::-1])], tmp_path / "sheet.png", read_picture, width=640)
+    assert pixels(tmp_path / "sheet.png").shape[1] == 640
+    assert read == [*"0123", *"3210"]
+
+
+@pytest.mark.parametrize("rows", [[], [("nothing", [])]])
+def test_a_sheet_of_nothing(rows: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="sheet: no picture to show"):
+        draw_sheet(rows, tmp_path / "sheet.png", read_blue)
+    assert not (tmp_path / "sheet.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("relations", "width"),
+    [
+        ((QUERY, *[SAME] * 16), 800),
+        ((QUERY, *[SAME] * 30), 2 * 20 + 22 + 31 * 42 - 10),
+        (("",) * 25, 2 * 20 + 25 * 42 - 10),
+    ],
+)
+def test_a_sheet_of_many_pictures_is_wider(tmp_path: Path, relations: tuple[str, ...], width: int) -> None:
+    draw_sheet([row(*relations)], tmp_path / "sheet.png", read_blue, width=800)
+    assert pixels(tmp_path / "sheet.png").shape[1] == width
+
+
+def test_chosen_queries_are_a_uniform_sample_by_seed() -> None:
+    chosen = choose_queries(1000, 12, seed=4)
+    assert np.array_equal(chosen, choose_queries(1000, 12, seed=4))
+    assert not np.array_equal(chosen, choose_queries(1000, 12, seed=5))
+    assert len(np.unique(chosen)) == 12
+    assert np.array_equal(chosen, np.sort(chosen))
+    assert np.array_equal(choose_queries(3, 3), [0, 1, 2])
+    drawn = np.bincount(np.concatenate([choose_queries(10, 3, seed) for seed in range(1000)]), minlength=10)
+    assert drawn.min() > 240  # of 300 expected, standard deviation 14
+    assert drawn.max() < 360
+
+
+@pytest.mark.parametrize("number", [0, 6])
+def test_more_queries_than_there_are(number: int) -> None:
+    with pytest.raises(InputError, match="expected 1 to 5"):
+        choose_queries(5, number)
+
+
+def test_each_row_has_a_title(tmp_path: Path) -> None:
+    rows = [row(*[""] * 4, title="one"), row("", "", title="two"), row("", title="")]
+    draw_sheet(rows, tmp_path / "sheet.png", read_blue, width=400)
+    image = pixels(tmp_path / "sheet.png")
+    blue = (image == [40, 60, 200]).all(axis=2)
+    runs = [sum(1 for before, now in pairwise(line) if now and not before) for line in blue]
+    assert image.shape[1] == 400
+    assert [count for before, count in pairwise([0, *runs]) if count and not before] == [4, 2, 1]
+    titles = (image.min(axis=2) < 128) & ~blue
+    assert titles.any(axis=1).sum() > 10
+    assert blue.sum() > 7 * 70 * 70
+
+
+def test_a_sheet_is_a_function_of_its_pictures_and_is_known_as_one(tmp_path: Path) -> None:
+    for name in ("first.png", "second.png"):
+        draw_sheet([row(QUERY, SAME)], tmp_path / name, read_blue, legend={SAME: "same"})
+    assert (tmp_path / "first.png").read_bytes() == (tmp_path / "second.png").read_bytes()
+    assert is_sheet(tmp_path / "first.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    assert not is_sheet(tmp_path / "photo.png")

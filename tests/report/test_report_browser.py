@@ -1,0 +1,198 @@
+"""The pages in headless Chromium."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chromium import NEEDS_CHROMIUM
+from PIL import Image
+from report_runs import HOSTILE, MakeRun
+
+from dml.report.page import comparison_report, run_report
+from dml.report.run import read_run
+
+pytest_plugins = ("chromium", "report_runs")
+pytestmark = NEEDS_CHROMIUM
+
+LIGHT = {"light": (200, 256), "dark": (0, 60)}
+
+
+@pytest.fixture
+def pages(make_run: MakeRun, tmp_path: Path) -> dict[str, Path]:
+    a, b = read_run(make_run("a")), read_run(make_run("b", seed=1))
+    files = {"run": run_report(a), "comparison": comparison_report(a, b)}
+    for name, text in files.items():
+        (tmp_path / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: tmp_path / f"{name}.html" for name in files}
+
+
+class Errors(list[str]):
+    """What a page complained of, and what it asked the network for."""
+
+    def watch(self, page: Any) -> None:
+        page.on("console", lambda message: self.append(message.text))
+        page.on("pageerror", lambda error: self.append(str(error)))
+        page.on("requestfailed", lambda request: self.append(request.url))
+        page.on("dialog", lambda dialog: self.append(dialog.message))
+        page.on("request", lambda request: None if request.url[:5] in ("file:", "data:") else self.append(request.url))
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_pages_open_in_every_width_and_theme(browser: Any, pages: dict[str, Path], kind: str) -> None:
+    for width in (1280, 360):
+        for scheme, (low, high) in LIGHT.items():
+            errors = Errors()
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            errors.watch(page)
+            page.goto(pages[kind].as_uri())
+            page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            picture = np.asarray(Image.open(BytesIO(page.screenshot())).convert("L"))
+            assert picture.shape[1] == width
+            assert low <= np.median(picture) < high  # the paper's colour
+            assert picture.std() > 10
+            page.close()
+            assert errors == []
+
+
+def test_the_map_answers(browser: Any, pages: dict[str, Path]) -> None:
+    errors = Errors()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    errors.watch(page)
+    page.goto(pages["run"].as_uri())
+    canvas, card, said = page.locator("#map canvas"), page.locator("#map .card"), page.locator("#shown")
+
+    def drawn() -> Any:
+        page.wait_for_timeout(50)
+        return np.asarray(Image.open(BytesIO(canvas.screenshot())).convert("RGB"))
+
+    page.locator("#map").scroll_into_view_if_needed()
+    first = drawn()
+    assert len(np.unique(first.reshape(-1, 3), axis=0)) > 10
+    assert said.text_content() == "family"
+
+    page.get_by_role("button", name="x", exact=True).click()
+    assert said.text_content() == "x: 8 of 24"
+    page.get_by_role("radio", name="nearest neighbour").check()
+    assert said.text_content() == "nearest neighbour"
+    page.fill("#find", "SQUARE")
+    assert said.text_content() == "“SQUARE”: 4 of 24"
+    page.fill("#find", "")
+
+    page.get_by_label("Show pictures").check()
+    page.wait_for_function("document.querySelector('#as-pictures').checked")
+    pictures = drawn()
+    assert (pictures != first).any()
+    page.get_by_label("Show pictures").uncheck()
+
+    # the first picture's place, as the page computes it; its class has a name that tries to be a tag
+    data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
+    box = canvas.bounding_box()
+    scale = 0.94 * min(box["width"] / data["width"], box["height"] / data["height"])
+    x = box["width"] / 2 + scale * (data["x"][0] - data["width"] / 2)
+    y = box["height"] / 2 - scale * (data["y"][0] - data["height"] / 2)
+    assert not card.is_visible()
+    canvas.hover(position={"x": x, "y": y})
+    assert card.is_visible()
+    assert card.locator("strong").text_content() == HOSTILE
+
+    canvas.focus()
+    for key in ("+", "ArrowLeft", "ArrowUp", "-", "0"):
+        page.keyboard.press(key)
+    assert not card.is_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('#map canvas')).outlineStyle") == "solid"
+    page.close()
+    assert errors == []
+
+
+def test_the_legend_is_that_of_the_colours_while_a_class_is_searched(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["run"].as_uri())
+    said, legend = page.locator("#shown"), page.locator("#map .classes button")
+    data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
+    page.fill("#find", "SQUARE")
+    for colouring in reversed(data["colourings"]):
+        page.get_by_role("radio", name=colouring["name"]).check()
+        assert said.text_content() == "“SQUARE”: 4 of 24"
+        assert legend.all_text_contents() == colouring["class_names"]
+    legend.last.click()
+    count = colouring["point_classes"].count(len(colouring["class_names"]) - 1)
+    assert said.text_content() == f"{colouring['class_names'][-1]}: {count} of 24"
+    assert page.input_value("#find") == ""
+    page.close()
+
+
+def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 800}, has_touch=True)
+    page.goto(pages["run"].as_uri())
+    canvas = page.locator("#map canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    for across in np.linspace(0.1, 0.9, 9):
+        canvas.tap(position={"x": across * box["width"], "y": box["height"] / 2})
+        if page.locator("#map .card").is_visible():
+            break
+    assert page.locator("#map .card").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.close()
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_paper_holds_all_columns_and_colours(browser: Any, pages: dict[str, Path], kind: str) -> None:
+    page = browser.new_page(viewport={"width": 703, "height": 900})  # A4 with margins of 12 mm
+    page.goto(pages[kind].as_uri())
+    page.emulate_media(media="print")
+    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    assert page.locator(".scroll").count()
+    for width, room in page.evaluate(
+        "[...document.querySelectorAll('.scroll')].map((box) => [box.scrollWidth, box.clientWidth])"
+    ):
+        assert width <= room
+    printed = {"run": ["#map .classes i", ".frame"], "comparison": [".swatch", ".interval .point"]}[kind]
+    for name in printed:
+        shown = page.locator(name).first
+        assert shown.evaluate("(each) => getComputedStyle(each).printColorAdjust") == "exact"
+        assert shown.evaluate("(each) => each.checkVisibility()")
+    assert not page.locator("nav").is_visible()
+    if kind == "run":  # the picture of the map keeps its shape
+        shape = "({ width, height, clientWidth, clientHeight }) => [width / height, clientWidth / clientHeight]"
+        drawn, shown = page.locator("#map canvas").evaluate(shape)
+        assert shown == pytest.approx(drawn, rel=0.02)
+        assert not page.locator("#find").is_visible()
+    page.close()
+
+
+def test_keys_show_the_pictures_of_the_map(browser: Any, pages: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["run"].as_uri())
+    canvas, card = page.locator("#map canvas"), page.locator("#map .card")
+
+    def place_of_card() -> tuple[float, float]:
+        """The column and row of the shown picture on the sheet of the map."""
+        style = card.locator(".tile").get_attribute("style")
+        return tuple(float(part.split(":")[1]) for part in style.rstrip("; ").split(";"))
+
+    canvas.focus()
+    page.keyboard.press("Enter")
+    assert card.is_visible()
+    seen = {place_of_card()}
+    for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown"):
+        for _ in range(6):
+            page.keyboard.press(key)
+            seen.add(place_of_card())
+    assert len(seen) >= 8
+    page.keyboard.press("Escape")
+    assert not card.is_visible()
+
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowRight")  # moves the enlarged map
+    assert not card.is_visible()
+    page.keyboard.press("Shift+ArrowLeft")
+    assert card.is_visible()
+    inside = "(card) => card.getBoundingClientRect().top >= card.parentElement.getBoundingClientRect().top"
+    for _ in range(12):
+        page.keyboard.press("Shift+ArrowUp")
+        assert card.evaluate(inside)
+    page.close()

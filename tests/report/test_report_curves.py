@@ -1,0 +1,159 @@
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dml.evaluation.names import MetricDescription
+from dml.report.charts import HEIGHT, MOST_POINTS, NAME_HEIGHT, SMOOTHED_FROM, Chart, choose_ticks, make_charts, smooth
+
+LEVELS = ("fine", "coarse")
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path)]
+
+
+def value(chart: Chart, percent: float) -> float:
+    """What stands so many percent from the top, by the texts of the axis."""
+    (low, at_low), (high, at_high) = ((float(tick.text), tick.position) for tick in (chart.y[0], chart.y[-1]))
+    return low + (percent - at_low) / (at_high - at_low) * (high - low)
+
+
+@given(st.floats(-1e4, 1e4), st.floats(1e-6, 1e6))
+def test_ticks_are_round_and_enclose(start: float, width: float) -> None:
+    low, high = start * width, start * width + width
+    found = choose_ticks(low, high)
+    step = found[1] - found[0]
+    assert found[0] <= low + 1e-6 * step
+    assert found[-1] >= high - 1e-6 * step
+    assert 2 <= len(found) <= 8
+    assert np.allclose(np.diff(found), step)
+    mantissa = float(f"{step:.6e}".split("e")[0])
+    assert mantissa == pytest.approx(round(mantissa), rel=1e-4)
+    assert round(mantissa) in (1, 2, 5, 10)
+
+
+def test_ticks_of_one_value() -> None:
+    for only in (0.0, 3.0, -2.0):
+        found = choose_ticks(only, only)
+        assert found[0] < only < found[-1]
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.integers(1, 15))
+def test_smooth_is_a_mean_of_what_is_around(values: list[float], window: int) -> None:
+    half = window // 2
+    for i, mean in enumerate(smooth(np.array(values), window)):
+        around = [values[j] for j in range(len(values)) if abs(i - j) <= half]
+        assert mean == pytest.approx(sum(around) / len(around), abs=1e-9)
+
+
+def test_lines_show_the_values() -> None:
+    history = [
+        {"step": 10.0, "loss": 2.0},
+        {"step": 20.0, "loss": 1.5, "val/level0/recall@1": 0.5, "val/level1/recall@1": 0.75},
+        {"step": 40.0, "loss": 0.25, "val/level0/recall@1": 0.625, "val/level1/recall@1": float("nan")},
+    ]
+    loss, recall = make_charts(history, LEVELS, tested=20)
+    assert [loss.title, recall.title] == ["Training loss", "Validation recall@1, %"]
+    assert loss.marked == recall.marked == 50
+    for chart, name, expected in (
+        (loss, "sum", [(10, 2.0), (20, 1.5), (40, 0.25)]),
+        (recall, "fine", [(20, 50.0), (40, 62.5)]),
+        (recall, "coarse", [(20, 75.0)]),
+    ):
+        line = next(line for line in chart.curves if line.name == name)
+        drawn = [(x / 100 * 40, value(chart, y)) for x, y in points(line.path)]
+        assert np.allclose(drawn, expected, atol=0.01)
+        assert line.last == f"{expected[-1][1]:.3g}"
+        assert line.dots.count("M") == len(expected)
+    assert {tick.text: tick.position for tick in recall.x}["20"] == 50
+
+
+def test_a_validation_on_the_test_split_is_called_that() -> None:
+    (chart,) = make_charts([{"step": 1.0, "test/level1/map@r": 0.5}], LEVELS, tested=None)
+    assert chart.title == "Test MAP@R, %"
+
+
+def test_each_metric_of_a_validation_has_a_chart_but_those_of_single_heads() -> None:
+    names = ["level0/recall@10", "level0/recall@20", "level1/recall@10", "level0/nmi", "level1/nmi", "h_ap", "mean/ap"]
+    names += ["level0/first_rank", "heads/H/level0/asi", "level0/queries_without_positives", "level7/ndcg"]
+    rank = MetricDescription("first_rank", "first rank", higher_is_better=False, shown_in_percent=False)
+    charts = make_charts([{"step": 1.0} | {f"val/{name}": 0.5 for name in names}], LEVELS, None, custom=[rank])
+    assert {chart.title: [(curve.name, curve.last) for curve in chart.curves] for chart in charts} == {
+        "Validation recall@10, %": [("fine", "50"), ("coarse", "50")],
+        "Validation NMI, %": [("fine", "50"), ("coarse", "50")],
+        "Validation H-AP, %": [("all levels", "50")],
+        "Validation AP, %": [("mean", "50")],
+        "Validation first rank": [("fine", "0.5")],
+    }
+
+
+@pytest.mark.parametrize("share", [0.0, 0.004, 0.75, 1.0])
+def test_an_axis_of_percents_stays_within_0_and_100(share: float) -> None:
+    (chart,) = make_charts([{"step": 1.0, "val/level0/recall@1": share}], LEVELS, tested=None)
+    ticks = [float(tick.text) for tick in chart.y]
+    assert len(ticks) >= 2
+    assert 0 <= ticks[0] <= 100 * share <= ticks[-1] <= 100
+
+
+def test_ticks_of_thousands_have_separators() -> None:
+    (chart,) = make_charts([{"step": 1.0, "loss": 0.0}, {"step": 2.0, "loss": 4000.0}], LEVELS, tested=None)
+    assert [tick.text for tick in chart.y] == ["0", "1,000", "2,000", "3,000", "4,000"]
+
+
+def test_a_validation_before_the_first_step_alone_is_drawn() -> None:
+    (chart,) = make_charts([{"step": 0.0, "val/level0/recall@1": 0.5}], LEVELS, tested=0)
+    assert chart.marked is None
+
+
+def test_nothing_logged_nothing_drawn() -> None:
+    assert make_charts([], LEVELS, tested=None) == []
+    assert make_charts([{"step": 1.0, "epoch": 0.0}], LEVELS, tested=1) == []
+
+
+def test_a_step_beyond_the_axis_is_not_marked() -> None:
+    history = [{"step": 10.0, "loss": 1.0}]
+    assert [make_charts(history, LEVELS, tested)[0].marked for tested in (None, 0, 10, 11)] == [None, None, 100, None]
+    history = [{"step": 10.0 * (i + 1), "loss": 1.0} for i in range(1000)]  # more points than are drawn
+    assert [make_charts(history, LEVELS, tested)[0].marked for tested in (5_000, 10_000)] == [50, 100]
+
+
+def test_many_points_are_smoothed_and_thinned() -> None:
+    rng = np.random.default_rng(0)
+    for number in (SMOOTHED_FROM, 5000):
+        history = [{"step": float(i + 1), "loss": 1.0 + rng.normal()} for i in range(number)]
+        line = make_charts(history, LEVELS, tested=None)[0].curves[0]
+        assert not line.dots
+        faint, drawn = np.array(points(line.faint)), np.array(points(line.path))
+        assert len(faint) == len(drawn) == min(number, MOST_POINTS)
+        assert np.diff(drawn[:, 1]).std() < np.diff(faint[:, 1]).std() / 2
+
+
+@pytest.mark.parametrize("number", [SMOOTHED_FROM, 5000])
+def test_the_last_value_is_the_last_one_logged(number: int) -> None:
+    history = [{"step": float(i + 1), "loss": 1.0} for i in range(number)]
+    history[-1]["loss"] = 4.0
+    assert make_charts(history, LEVELS, tested=None)[0].curves[0].last == "4"
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [(0.012345, "0.0123"), (999.4, "999"), (999.7, "1,000"), (1712.6, "1,713"), (-1712.6, "-1,713")],
+)
+def test_the_last_value_has_no_exponent_for_thousands(loss: float, text: str) -> None:
+    assert make_charts([{"step": 1.0, "loss": loss}], LEVELS, tested=None)[0].curves[0].last == text
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8))
+def test_names_of_lines_do_not_overlap(ends: list[int]) -> None:
+    history = [{"step": 5.0} | {f"loss/{i}": end for i, end in enumerate(ends)}]
+    lines = make_charts(history, LEVELS, tested=None)[0].curves
+    tops = sorted(line.top for line in lines)
+    assert all(b - a >= NAME_HEIGHT - 0.11 for a, b in pairwise(tops))
+    assert tops[-1] <= HEIGHT
+    # the higher value stands higher
+    order = [sorted(range(len(ends)), key=lambda i: -ends[i]), sorted(range(len(ends)), key=lambda i: lines[i].top)]
+    assert [ends[i] for i in order[0]] == [ends[i] for i in order[1]]

@@ -1,0 +1,270 @@
+import re
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from report_runs import HOSTILE, MakeRun
+
+from dml.commands.parsed_commands.report_command import write_report
+from dml.data.image_files.images import read_image
+from dml.data.table import UNKNOWN
+from dml.evaluation.per_query import write_queries
+from dml.ops.errors import InputError
+from dml.report.page import comparison_report, run_report
+from dml.report.run import read_run
+from dml.report.sheets import CELL, Tiles
+
+pytest_plugins = ("report_runs",)
+
+VOID = {"meta", "input", "br", "path", "circle", "use"}
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page, and whether every tag is closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+@pytest.fixture
+def pages(make_run: MakeRun) -> dict[str, str]:
+    a, b = read_run(make_run("a")), read_run(make_run("b", seed=1))
+    return {"run": run_report(a), "comparison": comparison_report(a, b)}
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_a_page_is_whole_html_that_needs_no_other_file(pages: dict[str, str], kind: str) -> None:
+    page = Page(pages[kind])
+    names = [tag for tag, _ in page.tags]
+    assert not {"link", "iframe", "object", "img"} & set(names)
+    for tag, attributes in page.tags:
+        assert not {"src", "srcset", "data", "poster"} & attributes.keys(), tag
+        assert (attributes.get("href") or "#").startswith("#"), attributes
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    anchors = {(attributes.get("href") or "")[1:] for tag, attributes in page.tags if tag in ("a", "use")}
+    assert anchors <= set(ids)
+    assert names.count("h1") == names.count("main") == 1
+    assert pages[kind].count("url(") == {"run": 2, "comparison": 1}[kind]  # the map has its own sheet of pictures
+    assert "default-src 'none'" in pages[kind]
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_what_users_named_is_text(pages: dict[str, str], kind: str) -> None:
+    page = Page(pages[kind])
+    assert "<script>alert" not in pages[kind]
+    assert "<b>bold" not in pages[kind]
+    said = [attributes.get("aria-label") or "" for _, attributes in page.tags]
+    assert any(label.startswith(HOSTILE) for label in said)
+
+
+def test_pictures_have_words(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        tiles = [own for _, own in Page(text).tags if own.get("class") == "tile" and own.get("role")]
+        assert len(tiles) > 24
+        assert all(own["aria-label"] and own["role"] == "img" for own in tiles)
+
+
+def test_the_same_run_gives_the_same_page(make_run: MakeRun) -> None:
+    folder = make_run("a")
+    assert run_report(read_run(folder)) == run_report(read_run(folder))
+
+
+def test_what_a_report_says(pages: dict[str, str]) -> None:
+    text = Page(pages["run"]).text
+    for words in ("rll on shapes", "24 queries of 6 shape classes (test split)", "Worst queries", "margin: 0.4"):
+        assert words in text
+    assert "1 image could not be read and was left out" in text
+    assert "</pre><b>bold</b>" in text
+    assert "chosen on the test split itself" not in text
+
+
+def test_a_checkpoint_chosen_on_the_test_split_is_labelled(make_run: MakeRun) -> None:
+    text = Page(run_report(read_run(make_run("a", selection="test")))).text
+    assert "The checkpoint was chosen on the test split itself." in text
+
+
+def test_a_report_says_what_its_metrics_alone_do_not(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    assert 'role="note"' not in run_report(run)
+    before = dict.fromkeys(("raw/level0/recall@1", "raw/level0/map@r"), 0.999)
+    facts = {"ended_early": "at step 300 of 1,500", "chosen_heads": "H"}
+    settings = run.config.replace("name: shapes", "name: folder\n  root: /data/my <b>shapes") + "quick: true\n"
+    told = replace(run, metrics={**run.metrics, **before, **facts}, config=settings)
+    page = Page(run_report(told))
+    assert "rll on my <b>shapes" in page.text
+    assert "quick: a short run on a part of the data" in page.text
+    assert (
+        "worse: the backbone's own features find more than the trained network: recall@1 went from 99.9 % to"
+        in page.text
+    )
+    facts_shown = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", run_report(told)))
+    assert (facts_shown["ended early"], facts_shown["heads"]) == ("at step 300 of 1,500", "H")
+    assert facts_shown["data set"] == "my &lt;b&gt;shapes"
+    both = Page(comparison_report(run, told)).text
+    assert "B, quick: a short run" in both
+    assert "A, " not in both.partition("Metrics")[0]
+
+
+def test_each_metric_is_explained(pages: dict[str, str]) -> None:
+    for text in pages.values():
+        links = {own["title"] for tag, own in Page(text).tags if tag == "a" and own.get("class") == "metric"}
+        assert len(links) >= 8
+        for words in (
+            "Recall@k: the share of queries",
+            "Normalised mutual information",
+            "Hierarchical average precision",
+        ):
+            assert any((title or "").startswith(words) for title in links)
+        listed = text.partition('id="meanings"')[2].partition("</dl>")[0]
+        assert listed.count("<dt>R@") == 1
+        assert listed.count("<dt>") == len(set(re.findall("<dd>(.*?)</dd>", listed)))
+
+
+def test_unknown_is_no_class(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    labels = run.queries.labels.copy()
+    labels[0, 0] = UNKNOWN
+    assert "24 queries of 6 shape classes" in run_report(replace(run, queries=replace(run.queries, labels=labels)))
+
+
+def test_classes_without_another_name_are_called_so_once(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    one = np.zeros_like(run.queries.labels)
+    text = Page(run_report(replace(run, queries=replace(run.queries, levels=("class", "family"))))).text
+    assert "24 queries of 6 classes (test split)" in text
+    assert "The pairs of classes with" in text
+    text = Page(run_report(replace(run, queries=replace(run.queries, labels=one)))).text
+    assert "24 queries of 1 shape class (test split)" in text
+
+
+def test_equal_settings_are_said_to_be_equal(make_run: MakeRun) -> None:
+    a, b = read_run(make_run("a")), read_run(make_run("b"))
+    assert "No setting of the configuration differs." in Page(comparison_report(a, b)).text
+
+
+def test_a_running_mean_is_called_that(pages: dict[str, str]) -> None:
+    assert 'class="faint"' in pages["run"]
+    assert "the line over them is their running mean" in Page(pages["run"]).text
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2.2."""
+    shares = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_have_the_contrast_that_wcag_asks_for(theme: str) -> None:
+    style = (resources.files("dml.report") / "assets" / "report.css").read_text(encoding="utf-8")
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", style.split(":root")[1 + (theme == "dark")]))
+
+    def contrast(*names: str) -> float:
+        low, high = sorted(luminance(colours[name]) for name in names)
+        return (high + 0.05) / (low + 0.05)
+
+    for name in ("ink", "quiet", "accent", *(f"series-{i}" for i in range(1, 6))):
+        assert contrast(name, "page") >= 4.5, name
+    assert contrast("tick", "same") >= 3
+
+
+def test_a_report_of_little(make_run: MakeRun) -> None:
+    run = read_run(make_run("a"))
+    unscored = {name: np.full(24, np.nan) for name in run.queries.metrics}
+    bare = replace(run.queries, positions=None, metrics=unscored, names=(), made_with={})
+    text = run_report(replace(run, history=(), queries=bare, choices={}))
+    assert re.findall("<h2>(.*)</h2>", text) == ["Metrics", "Settings"]
+    assert re.findall("<summary>(.*)</summary>", text) == ["What the metrics are", "Configuration"]
+
+
+def test_each_picture_is_on_the_sheet(images: Path) -> None:
+    tiles = Tiles()
+    paths = [str(images / f"{i:02}.png") for i in range(24)]
+    for path in paths:
+        tiles.place(path)
+    kind, _, content = tiles.encode_sheet(read_image).partition(";base64,")
+    assert kind == "data:image/webp"
+    sheet = np.asarray(Image.open(BytesIO(b64decode(content))).convert("RGB")).astype(int)
+    for path in paths:
+        column, row = tiles.place(path)
+        cell = sheet[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+        middle = cell[CELL // 2 - 4 : CELL // 2 + 4, CELL // 2 - 4 : CELL // 2 + 4].mean(axis=(0, 1))
+        with Image.open(path) as picture:
+            assert middle == pytest.approx(picture.getpixel((5, 5)), abs=12)
+
+
+def test_the_command_writes_a_report_again(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run("a")
+    write_report([str(folder)])
+    assert capsys.readouterr().out == f"{folder}/report.html\n"
+    assert (folder / "report.html").read_text(encoding="utf-8") == run_report(read_run(folder))
+
+
+def test_the_command_compares_two_runs(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [make_run("a"), make_run("b", seed=1)]
+    monkeypatch.chdir(tmp_path)
+    write_report([*map(str, folders)])
+    write_report([*map(str, folders), "--output", "other.html"])
+    written = (tmp_path / "report.html").read_bytes()
+    assert written == (tmp_path / "other.html").read_bytes()
+    assert written.decode() == comparison_report(*(read_run(folder) for folder in folders))
+
+
+def test_the_command_says_in_a_line_what_is_wrong(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("a"), make_run("b")
+    other = read_run(b).queries
+    write_queries(b / "per_query.parquet", replace(other, labels=other.labels[::-1]))
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([str(a), str(b)], "different labels"),
+        ([str(a), str(tmp_path / "empty")], "metrics.json, per_query.parquet, .hydra/config.yaml missing"),
+        ([str(tmp_path / "none")], "missing"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            write_report(arguments)
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+    assert not (a / "report.html").exists()
+
+
+def test_a_picture_that_is_gone(make_run: MakeRun, tmp_path: Path) -> None:
+    run = read_run(make_run("a"))
+    paths = run.queries.paths.copy()
+    paths[0] = str(tmp_path / "gone.png")
+    with pytest.raises(InputError, match=r"gone\.png"):
+        run_report(replace(run, queries=replace(run.queries, paths=paths)))

@@ -1,0 +1,352 @@
+"""The report's tables, sheets, mix-ups and map, each against a slow count."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from report_runs import MakeRun
+
+from dml.evaluation.names import describe_metric, metric_label
+from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
+from dml.ops.errors import InputError
+from dml.ops.run_folders.run_files import write_sealed_text
+from dml.report.embedding_map import FEW, WIDTH, choose_few_colours, choose_many_colours, make_map
+from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
+from dml.report.run import ReportedRun, collect_versions, read_run
+from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
+
+pytest_plugins = ("report_runs",)
+
+
+def labelled(labels: Any, neighbors: Any, levels: tuple[str, ...] = ("fine", "coarse"), **changes: Any) -> QueryTable:
+    """Queries with these labels (Q, L), whose neighbours are the rows of these numbers (Q, k)."""
+    labels, neighbors = np.array(labels), np.array(neighbors)
+    paths = np.array([f"{i}.png" for i in range(len(labels))], dtype=object)
+    return QueryTable(
+        paths,
+        labels,
+        changes.pop("metrics", {}),
+        paths[neighbors],
+        labels[neighbors],
+        np.zeros(neighbors.shape, dtype=np.float32),
+        levels=levels,
+        **changes,
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, np.nan]), st.integers(0, 4)), min_size=1), st.integers(1, 6))
+def test_chosen_queries(rows: list[tuple[float, int]], count: int) -> None:
+    values, classes = np.array([value for value, _ in rows]), np.array([label for _, label in rows])
+    chosen = choose_lowest(values, classes, count)
+    assert chosen == choose_lowest(values, classes, count)
+    lowest = {label: min(value for value, other in rows if other == label) for label in classes.tolist()}
+    lowest = {
+        label: min((v for v, other in rows if other == label and not np.isnan(v)), default=np.nan) for label in lowest
+    }
+    expected = sorted(value for value in lowest.values() if not np.isnan(value))[:count]
+    assert [values[i] for i in chosen] == expected
+    assert len({classes[i] for i in chosen}) == len(chosen)
+
+
+def test_equal_queries_are_drawn_not_taken_in_order() -> None:
+    values, classes = np.zeros(1000), np.arange(1000)
+    assert max(choose_lowest(values, classes, 5)) > 10
+    assert choose_lowest(values, classes, 5, seed=1) != choose_lowest(values, classes, 5, seed=2)
+
+
+def test_scores(table: QueryTable, without_ap: QueryTable) -> None:
+    score = score_queries(table)
+    assert score.name == "AP"
+    assert score.values is table.metrics["level0/ap"]
+    gaps = {"level0/recall@1": np.where(np.arange(24) == 3, np.nan, without_ap.metrics["level0/recall@1"])}
+    score = score_queries(replace(without_ap, metrics=gaps))
+    for i in range(24):
+        own = [bool(label == table.labels[i, 0]) for label in table.neighbor_labels[i, :, 0]]
+        expected = 1 / (1 + own.index(True)) if any(own) else 0
+        assert score.values[i] == pytest.approx(np.nan if i == 3 else expected, nan_ok=True)
+        words = f"first match at rank {1 + own.index(True)}" if any(own) else "no match in the first 5"
+        assert describe_first_match(table, i) == words
+
+
+def test_unknown_labels_match_nothing() -> None:
+    table = labelled([[-1, 0], [-1, 0], [2, 1]], [[1, 2], [0, 2], [0, 1]])
+    assert not compare_classes(table).any()
+    shown = make_sheets(table, Tiles())["Best"]
+    assert {picture.relation for row in shown for picture in row.neighbors[0]} == {"coarser", "other"}
+
+
+def test_sheets_tell_how_neighbours_are_related() -> None:
+    table = labelled([[0, 0], [0, 0], [1, 0], [2, 1]], [[1, 2, 3], [0, 2, 3], [0, 1, 3], [2, 1, 0]])
+    tiles = Tiles()
+    shown = {row.query.name: row for row in make_sheets(table, tiles, count=3)["Best"]}
+    assert next(iter(shown)) == "fine 0"
+    row = shown["fine 0"]
+    assert row.superclasses == "coarse 0"
+    assert row.remarks[0] == "reciprocal rank 100.0 %"
+    assert [picture.relation for picture in row.neighbors[0]] == ["same", "coarser", "other"]
+    assert [picture.remark.partition(",")[0] for picture in row.neighbors[0]] == [
+        "same fine",
+        "same coarse",
+        "other coarse",
+    ]
+
+
+def test_worst_median_and_best(table: QueryTable) -> None:
+    values = score_queries(table).values
+    by_class = [values[4 * i : 4 * i + 4] for i in range(6)]
+    tiles = Tiles()
+    found = {
+        title: [float(row.remarks[0].split()[1]) for row in rows]
+        for title, rows in make_sheets(table, tiles, 2).items()
+    }
+    assert found["Worst"] == [round(100 * v, 1) for v in sorted(own.min() for own in by_class)[:2]]
+    assert found["Best"] == [round(100 * v, 1) for v in sorted((own.max() for own in by_class), reverse=True)[:2]]
+    away = sorted(np.abs(own - np.median(values)).min() for own in by_class)[:2]
+    assert [abs(v / 100 - np.median(values)) for v in found["Median"]] == pytest.approx(away, abs=1e-3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 19)), min_size=2, max_size=20))
+def test_mix_ups_are_counted(rows: list[tuple[int, int]]) -> None:
+    labels = [[label, 0] for label, _ in rows]
+    table = labelled(labels, [[nearest % len(rows)] for _, nearest in rows])
+    counts: Counter[tuple[int, int]] = Counter()
+    for i, (label, nearest) in enumerate(rows):
+        other = rows[nearest % len(rows)][0]
+        assert table.labels[i, 0] == label
+        if other != label:
+            counts[min(label, other), max(label, other)] += 1
+    found = find_confusions(table, Tiles(), count=100)
+    names = {(f"fine {a}", f"fine {b}"): number for (a, b), number in counts.items()}
+    assert {pair.names: pair.mixed_up for pair in found} == names
+    sizes = Counter(f"fine {label}" for label, _ in rows)
+    assert all(pair.queries == sum(sizes[name] for name in pair.names) for pair in found)
+    order = [(pair.mixed_up, pair.share) for pair in found]
+    assert order == sorted(order, reverse=True)
+    for pair in found:
+        assert 1 <= len(pair.examples) <= min(3, pair.mixed_up)
+        assert all({query.name, nearest.name} == set(pair.names) for query, nearest in pair.examples)
+
+
+def test_queries_without_positives_are_not_mixed_up() -> None:
+    metrics = {"level0/recall@1": np.array([np.nan, 0.0, 0.0])}
+    table = labelled([[0, 0], [1, 0], [1, 0]], [[1], [0], [0]], metrics=metrics)
+    (pair,) = find_confusions(table, Tiles())
+    assert (pair.mixed_up, pair.queries) == (2, 2)
+
+
+def test_the_map_keeps_proportions(table: QueryTable) -> None:
+    assert table.positions is not None
+    positions = table.positions.copy()
+    positions[5] = np.nan
+    drawn = make_map(replace(table, positions=positions), Tiles())
+    assert drawn is not None
+    kept = np.delete(positions, 5, axis=0).astype(np.float64)
+    found = np.stack([drawn["x"], drawn["y"]], axis=1)
+    assert found.min(axis=0).tolist() == [0, 0]
+    assert found.max(axis=0).tolist() == [drawn["width"], drawn["height"]]
+    assert drawn["width"] == WIDTH >= drawn["height"]
+    wide = np.linalg.norm(kept[:, None] - kept, axis=2)
+    assert np.linalg.norm(found[:, None] - found, axis=2) == pytest.approx(
+        wide * WIDTH / np.ptp(kept, axis=0).max(), abs=2
+    )
+    levels = {each["name"]: [each["class_names"][i] for i in each["point_classes"]] for each in drawn["colourings"]}
+    rows = [i for i in range(24) if i != 5]
+    assert levels["shape"] == [table.class_name(int(table.labels[i, 0])) for i in rows]
+    assert levels["family"] == [table.class_name(int(table.labels[i, 1]), 1) for i in rows]
+    assert [name == "of the same shape" for name in levels["nearest neighbour"]] == compare_classes(table)[
+        rows, 0
+    ].tolist()
+    assert all(len(each["colours"]) == len(each["class_names"]) for each in drawn["colourings"])
+
+
+def test_the_map_shows_no_character_that_turns_the_text(table: QueryTable) -> None:
+    names = tuple(tuple(f"\u202e{name}" for name in level_names) for level_names in table.names)
+    drawn = make_map(replace(table, levels=("\u202eshape", "family"), names=names), Tiles())
+    assert drawn is not None
+    coarser, finest, hits = drawn["colourings"]
+    assert coarser["class_names"] == [r"\u202ex", r"\u202ey", r"\u202ez"]
+    assert finest["name"] == r"\u202eshape"
+    assert hits["class_names"] == [r"of another \u202eshape", r"of the same \u202eshape"]
+
+
+def test_no_places_no_map(table: QueryTable) -> None:
+    assert make_map(replace(table, positions=None), Tiles()) is None
+    one = replace(table, positions=np.where(np.arange(24)[:, None] == 7, np.ones(2), np.nan).astype(np.float32))
+    drawn = make_map(one, Tiles())
+    assert drawn is not None
+    assert drawn["x"] == drawn["y"] == [0]
+    assert drawn["height"] >= 1
+
+
+def test_colours() -> None:
+    for count in range(1, FEW + 1):
+        assert len(set(choose_few_colours(count))) == count
+    assert len(set(choose_many_colours(None, 100))) == 100
+    families = np.arange(60) // 20
+    colours = choose_many_colours(families, 60)
+    hues = np.array([float(colour.rstrip(")").split()[2]) for colour in colours])
+    around = [np.exp(1j * np.deg2rad(hues[families == i])) for i in range(3)]
+    spread = [np.rad2deg(np.abs(np.angle(own / own.mean()))).max() for own in around]
+    assert max(spread) < 60  # of 120 degrees from family to family
+    assert len(set(colours)) >= 12 * 3
+
+
+def test_tiles_hold_each_picture_once() -> None:
+    tiles = Tiles()
+    assert [tiles.number(path) for path in ("a", "b", "a")] == [0, 1, 0]
+    assert tiles.rows == 2
+    for i in range(2 * COLUMNS):
+        tiles.number(f"more {i}")
+    assert tiles.rows == 3
+    assert tiles.place(f"more {COLUMNS}") == (2, 1)
+
+
+def test_tables_of_metrics(make_run: MakeRun) -> None:
+    run = read_run(make_run("run"))
+    levels, graded = make_metric_tables(run)
+    assert list(levels.groups) == ["shape", "family"]
+    rows = levels.groups["shape"]
+    assert list(rows) == ["before training", "head L", "head H", "all heads"]
+    assert rows["all heads"][levels.columns.index("AP")] == format_metric(
+        run.metrics["level0/ap"], describe_metric("h_ap")
+    )
+    assert rows["before training"][levels.columns.index("R@1")] == format_metric(
+        run.metrics["raw/level0/recall@1"], describe_metric("h_ap")
+    )
+    assert rows["head L"][levels.columns.index("NMI")] == "–"
+    assert levels.columns[:4] == ["R@1", "R@2", "R@4", "R@8"]
+    assert graded.columns == ["H-AP", "NDCG", "ASI"]
+    assert list(graded.groups[""]) == ["all heads"]
+    assert levels.note == ""
+    left_out = replace(run, metrics={**run.metrics, "level1/queries_without_positives": 1234.0})
+    assert "1,234 at level family" in make_metric_tables(left_out)[0].note
+    assert [*choose_headlines(run)] == ["R@1", "MAP@R", "H-AP", "NMI"]
+    assert choose_headlines(run)["MAP@R"][1] == "–"
+
+
+def test_lists_of_one_level_each_have_a_mean(make_run: MakeRun) -> None:
+    run = read_run(make_run("run"))
+    metrics = {
+        "level0/ap": 0.1,
+        "level0/asi": 0.2,
+        "level1/ap": 0.3,
+        "level1/asi": 0.4,
+        "mean/ap": 0.2,
+        "mean/asi": 0.3,
+    }
+    (table,) = make_metric_tables(replace(run, metrics=metrics))
+    assert table.columns == ["AP", "ASI"]
+    assert {group: rows["after training"] for group, rows in table.groups.items()} == {
+        "shape": ["10.0", "20.0"],
+        "family": ["30.0", "40.0"],
+        "mean of the levels": ["20.0", "30.0"],
+    }
+
+
+def test_a_run_without_heads_or_levels_above(table: QueryTable) -> None:
+    flat = replace(
+        table,
+        labels=table.labels[:, :1],
+        neighbor_labels=table.neighbor_labels[:, :, :1],
+        levels=("shape",),
+        names=(),
+    )
+    run = ReportedRun("r", {"level0/recall@1": 0.5, "seconds": 3, "step": 1}, flat, "seed: 0\n")
+    (only,) = make_metric_tables(run)
+    assert only.groups == {"shape": {"after training": ["50.0"]}}
+
+
+def test_words() -> None:
+    assert [metric_label(name) for name in ("level0/recall@1", "level2/map@r", "h_ap", "level0/other")] == [
+        "R@1",
+        "MAP@R",
+        "H-AP",
+        "other",
+    ]
+    assert [format_metric(value, describe_metric("h_ap")) for value in (0.12345, None, float("nan"), 1.0)] == [
+        "12.3",
+        "–",
+        "–",
+        "100.0",
+    ]
+
+
+def test_facts_of_a_run(make_run: MakeRun) -> None:
+    run = read_run(make_run("run", seed=3))
+    assert run.name.endswith("/run")
+    assert run.title == "rll on shapes"
+    assert run.summarize() == {
+        "data set": "shapes",
+        "split": "test",
+        "loss": "rll (RankedListLoss)",
+        "model": "tiny",
+        "heads": "L, H",
+        "step": "300",
+        "seed": "3",
+        "checkpoint": "the best on the validation split",
+    }
+    assert len(run.history) == 30
+    assert "val/level0/recall@1" not in run.history[0]
+
+
+@pytest.mark.parametrize("weights", ["download", None])
+def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRun, weights: str | None) -> None:
+    folder = make_run("run")
+    config = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
+    config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
+    write_sealed_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
+    assert read_run(folder).summarize().get("weights trained on") == ("WebLI (licence: mit)" if weights else None)
+
+
+def test_pictures_are_found_from_any_folder(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of a relative dataset.root begin where the run was started."""
+    folder, elsewhere = make_run("run"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
+    choices = yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())
+    choices["hydra"]["runtime"]["cwd"] = str(tmp_path)
+    write_sealed_text(folder / ".hydra/hydra.yaml", yaml.safe_dump(choices))
+    for working_folder in (tmp_path, elsewhere):
+        monkeypatch.chdir(working_folder)
+        assert read_run(folder).read_picture("red.png").shape == (3, 3, 4)
+    with pytest.raises(
+        InputError, match=r"blue\.png: no such file; a report shows the images of its run, and dml eval"
+    ):
+        read_run(folder).read_picture("blue.png")
+
+
+def test_a_run_without_what_may_be_missing(make_run: MakeRun) -> None:
+    folder = make_run("run")
+    (folder / "metrics.csv").unlink()
+    (folder / ".hydra/hydra.yaml").unlink()
+    run = read_run(folder)
+    assert run.history == []
+    assert run.title == "RankedListLoss on shapes"
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "per_query.parquet", ".hydra/config.yaml"])
+def test_a_folder_that_lacks_a_file(make_run: MakeRun, name: str) -> None:
+    folder = make_run("run")
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"{name} missing"):
+        read_run(folder)
+
+
+def test_metrics_that_are_no_json(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run("run")
+    (folder / "metrics.json").write_text("{")
+    with pytest.raises(InputError, match=r"metrics\.json: damaged \(no JSON"):
+        read_run(folder)
+
+
+def test_versions_name_what_computed() -> None:
+    found = collect_versions()
+    assert list(found) == ["dml", "python", "torch", "numpy", "faiss", "platform"]
+    assert all(found.values())
