@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from conftest import ONE_HEAD
-from forks import ForkedScript
+from forks import ForkedScript, run_forked
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
@@ -134,7 +134,6 @@ def test_a_signal_to_one_ends_all(
     [
         ("dataset.root=/nowhere", "error: dataset.root=/nowhere: "),
         ("~loss", "error: ~loss: train needs loss"),
-        ("trainer.num_nodes=2", "error: trainer.num_nodes=2: torchrun or srun starts the processes on each machine"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, mistake: str, line: str) -> None:
@@ -144,6 +143,15 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, mistake: str
     assert first.errors.count("\n") == 1
     assert second.errors == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.thorough
+def test_the_launcher_refuses_several_machines(tmp_path: Path) -> None:
+    ended = run_forked("train.py", *TWO, "trainer.num_nodes=2", f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: trainer.num_nodes=2: torchrun or srun starts the processes on each machine")
+    assert ended.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
 
 
 # the run's folder
