@@ -56,6 +56,9 @@ A later ``model=...`` among the arguments takes the place of this one.
 PLAIN = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
 """Overrides of `SMALL` for tests that look at the training and at rankings alone."""
 
+ONE_HEAD = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]"]
+"""Overrides of `PLAIN` for tests that look at neither heads nor metrics: half of its time."""
+
 PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
 GPU_TESTS = ROOT / "tests" / "gpu"
 

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, ROOT, Here
+from conftest import ONE_HEAD, ROOT, Here
 from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
 from dml.ops.run_folders.run_folder import RunFolder, RunState
 
-QUICK = [*PLAIN, "evaluation.metrics=[recall]", "data.num_workers=1"]
+QUICK = [*ONE_HEAD, "evaluation.metrics=[recall]", "data.num_workers=1"]
 pytestmark = pytest.mark.pipeline
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 

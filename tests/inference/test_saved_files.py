@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from examples import examples
 from small_embedders import SETTINGS, make_model
 
 import dml
@@ -31,7 +32,7 @@ from dml.retrieval.vector_index import VectorIndex
 
 pytest_plugins = ("small_embedders",)
 
-FLIPS = 40
+FLIPS = examples(40).max_examples
 NOT_READ = ("README.md",)
 """Files for people, which may edit them."""
 
