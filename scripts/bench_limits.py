@@ -44,11 +44,11 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.evaluation.per_query import join_lists, read_queries, write_queries
-from dml.ops.text.text_tables import markdown_table
 from dml.report.embedding_map import embedding_map
 from dml.report.page import run_report
 from dml.report.run import ReportedRun
 from dml.retrieval.search import nearest_neighbors
+from dml.runtime.text.text_tables import markdown_table
 from dml.samplers.class_balanced import ClassBalancedSampler
 
 CLASS, SIDE, DIMENSION, SHARD = 10, 24, 128, 10_000

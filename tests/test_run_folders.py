@@ -13,8 +13,8 @@ from pytorch_lightning.callbacks import Timer
 from runs import assert_same_run, kill_at, last, metrics
 
 from dml.commands import main
-from dml.ops.run_folders.run_folder import RunFolder, RunState
 from dml.report.comparison import find_unfinished
+from dml.runtime.run_folders.run_folder import RunFolder, RunState
 from dml.training.embedders import RawFeatures
 
 

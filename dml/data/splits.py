@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dml.data.names import MISSING_NAMES, compose_name
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.ranking.items import Positives, find_copies
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 Rows = npt.NDArray[np.int64]
 

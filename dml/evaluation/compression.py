@@ -17,9 +17,9 @@ from dml.evaluation.ranking.items import Items, Positives, find_nearest_items
 from dml.evaluation.ranking.queries import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
-from dml.ops.errors import InputError
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
+from dml.runtime.errors import InputError
 
 SMALLEST_PREFIX = 8
 """The number of dimensions of each head in the smallest prefix that is chosen without being named."""

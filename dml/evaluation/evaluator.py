@@ -18,10 +18,10 @@ from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.queries import PerQuery, rank_items
 from dml.metrics.pairs import LabelledPairs
 from dml.metrics.verification import PairVerification
-from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.reranking import Reranker
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
 
 Metrics = dict[str, float]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.ranking.items import Labels, Positives
 from dml.metrics.binary import positive_ranks, recall_at_k
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip
-from dml.ops.filesystem.files import replacing
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip
+from dml.runtime.filesystem.files import replacing
 
 BLOCK_SIZE = 2048
 """The number of queries that are ranked together."""

@@ -15,8 +15,8 @@ from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
-from dml.ops.errors import InputError, check_number, check_whole
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
+from dml.runtime.errors import InputError, check_number, check_whole
 
 QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from dml.data.table import ImageTable
 from dml.evaluation.ranking.queries import PerQuery
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.plain_text import parse_json
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.plain_text import parse_json
 
 Floats = npt.NDArray[np.float64]
 Strings = npt.NDArray[np.object_]

@@ -26,8 +26,8 @@ from dml.metrics.verification import (
     find_threshold,
     fit_calibration,
 )
-from dml.ops.errors import InputError
 from dml.ops.precision import without_tf32
+from dml.runtime.errors import InputError
 
 RELIABILITY = "reliability"
 """The name of the reliability curve of probabilities as they are, each pair counting once."""

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.errors import InputError
-from dml.ops.libraries.extras import check_installed
-from dml.ops.libraries.versions import own_version
+from dml.runtime.errors import InputError
+from dml.runtime.libraries.extras import check_installed
+from dml.runtime.libraries.versions import own_version
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from dml.data.layout import name_similar, read_list_lines
 from dml.data.names import compose_name
 from dml.data.readers import csv
 from dml.data.transforms import Pipeline
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.building import build, check_targets, trusting
 from dml.run.model_builders import build_crops_transform, build_embedding_model
+from dml.runtime.errors import InputError
 
 LARGEST = 16_384
 """The largest size, such as that of an embedding or an image, which settings out of a file may give to a model."""

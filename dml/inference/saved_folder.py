@@ -21,13 +21,14 @@ from dml.evaluation.names import HEADS, RERANKED, THRESHOLD_PREFIX, format_perce
 from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
-from dml.ops.configuration.former_keys import rename_keys
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import DamageError, file_checksum
-from dml.ops.filesystem.files import replacing_folder
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_files import (
+from dml.report.provenance import name_dataset
+from dml.runtime.configuration.former_keys import rename_keys
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.checksums import DamageError, file_checksum
+from dml.runtime.filesystem.files import replacing_folder
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_files import (
     check_metrics,
     read_configuration,
     read_values,
@@ -36,8 +37,7 @@ from dml.ops.run_folders.run_files import (
     write_sealed_text,
     write_values,
 )
-from dml.ops.text.text_tables import markdown_table
-from dml.report.provenance import name_dataset
+from dml.runtime.text.text_tables import markdown_table
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""

@@ -26,10 +26,10 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp
+from dml.runtime.errors import InputError
 
 Equation = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 """A function of a loss of the library, embeddings (B, D), and masks (B, B) of positive and negative pairs -> scalar."""

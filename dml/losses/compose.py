@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss, check_module, check_value
-from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
+from dml.runtime.errors import InputError, check_number
 
 
 class AtLevel(Loss):

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError, check_number
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp, softplus
+from dml.runtime.errors import InputError, check_number
 
 
 class CSLLoss(Loss):

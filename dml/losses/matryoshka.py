@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from dml.losses.compose import has_trait, loss_value, takes_queries
 from dml.losses.loss_contract import Loss, check_module
-from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 from dml.ops.training_protocols import UsesEmbeddingBank
+from dml.runtime.errors import InputError, check_number
 
 SMALLEST = 8
 """The size of the smallest prefix that is chosen without being named, as in the paper."""

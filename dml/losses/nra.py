@@ -5,9 +5,9 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.derivatives import refuse_second_derivative
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 
 class NonlinearRankApproximationLoss(Loss):

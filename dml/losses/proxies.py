@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ProxySet = tuple[int, Tensor]
 """The level of some classes, and a proxy (C, D) or K proxies (C, K, D) of each of them."""

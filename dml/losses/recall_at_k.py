@@ -10,9 +10,9 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.block_size import block_size
 from dml.ops.derivatives import refuse_second_derivative
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 BLOCK = 2**22
 """Number of gaps that a CPU computes at a time, 16 MiB in float32; in smaller blocks threads wait for each other."""

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.distances import unit_distances
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_softmax
+from dml.runtime.errors import InputError
 
 
 class RankedListLoss(Loss):

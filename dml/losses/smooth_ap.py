@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 
 class SmoothAPLoss(Loss):

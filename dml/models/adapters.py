@@ -16,7 +16,7 @@ from torch import nn
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.folding import unfold_batchnorms
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ATTENTION_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj")
 """Names of the linear layers of timm's transformers that compute queries, keys and values."""

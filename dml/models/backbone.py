@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dml.models.folding import fold_batchnorms
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
     "statistics": "statistics",

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.heads import TwoStepHead
-from dml.ops.configuration.dotted_names import dotted_name
-from dml.ops.errors import InputError
+from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
 """Builds a head from the shape (C, h, w) of a tapped map, or (C, T, 1) of T tokens, and the size of the embedding."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ACTIVE_NORM = "BatchNormAct2d"
 """timm's batch normalisation with an activation behind it."""

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 GEM_FLOOR = 1e-6
 """Value that `GeMHead` takes instead of smaller ones, whose powers aren't real or have no finite gradient."""

@@ -22,7 +22,7 @@ from torchvision.models import GoogLeNet
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 logger = logging.getLogger(__name__)
 

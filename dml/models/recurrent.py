@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Order = Literal["nearest_first", "farthest_first", "random"]
 State = Literal["both_ends", "last_step"]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.runtime.filesystem.paths import expand_home
 
 StateDict = Mapping[str, Tensor]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.ops.block_size import block_size
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 MARGIN = 1e-5
 """What the release adds to a norm before it compares it with the clip radius."""

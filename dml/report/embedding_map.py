@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable, compare_classes
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
 from dml.report.pictures import choose_queries
 from dml.report.sheets import COLUMNS, Tiles
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 POINTS = 4000
 """The largest number of points on a map, which takes 15 seconds on one core."""

@@ -15,9 +15,6 @@ from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import join_lists, score_queries, write_queries
 from dml.evaluation.ranking.queries import PerQuery
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import replacing
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.audit import AuditReport, make_finding_sections
 from dml.report.charts import make_charts, make_threshold_section
 from dml.report.compression import make_compression_section
@@ -35,6 +32,9 @@ from dml.report.side_by_side import (
     compare_settings,
     count_outcomes,
 )
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.run_folders.run_folder import RunFolder
 
 ASSETS = "assets"
 

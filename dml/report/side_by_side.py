@@ -19,8 +19,6 @@ from dml.evaluation.per_query import (
     describe_first_match,
     score_queries,
 )
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
 from dml.report.metrics import (
     ALL_LEVELS,
     MEAN_OF_LEVELS,
@@ -33,6 +31,8 @@ from dml.report.metrics import (
 from dml.report.run import ReportedRun
 from dml.report.sheets import QueryResult, Tiles, show_query
 from dml.report.statistics import Difference, mean_difference
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
 
 RESAMPLES = 2000
 

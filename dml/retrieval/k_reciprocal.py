@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.retrieval.reranking import Comparison, compare_among, join_ranges
+from dml.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

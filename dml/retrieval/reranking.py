@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import unit_rows
 from dml.retrieval.top import SORT_FACTOR, k_nearest
+from dml.runtime.errors import InputError
 
 MEMORY = 2**27
 """Bytes of distances that a step holds at a time."""

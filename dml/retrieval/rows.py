@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Embeddings = Tensor | npt.NDArray[Any]
 

@@ -8,11 +8,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError, check_whole
 from dml.retrieval.faiss_search import LARGEST_K, copy_to_gpus, multiplying_few_queries, sort_ties
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings, float32_rows
 from dml.retrieval.top import SORT_FACTOR, k_nearest, nearest
+from dml.runtime.errors import InputError, check_whole
 
 MEMORY = 2**28
 """Bytes of distances that are held at a time."""

@@ -10,7 +10,6 @@ from typing import Any
 import faiss
 import numpy as np
 
-from dml.ops.errors import InputError
 from dml.retrieval.faiss_search import (
     LARGEST_K,
     Floats,
@@ -21,6 +20,7 @@ from dml.retrieval.faiss_search import (
     sort_ties,
 )
 from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products, train_index
+from dml.runtime.errors import InputError
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dml.ops.configuration.former_keys import rename_keys
-from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
+from dml.runtime.configuration.former_keys import rename_keys
+from dml.runtime.errors import InputError
 
 
 @dataclass(frozen=True)

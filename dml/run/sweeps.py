@@ -8,15 +8,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup
-from dml.ops.run_folders.run_folder import HELD_FOLDER, RunFolder
-from dml.ops.text.console import console
 from dml.run.building import build
 from dml.run.config_folders import quote
 from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
 from dml.runtime import ranks, signals
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup
 from dml.runtime.processes import python_command
+from dml.runtime.run_folders.run_folder import HELD_FOLDER, RunFolder
+from dml.runtime.text.console import console
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError, check_whole
 from dml.samplers.base import EpochSampler, Ints, take_finest_labels
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import HEADS, MetricName, join_head_names, split_head_names
 from dml.models.embedding import embed_views
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
 from dml.ops.poincare import Ball, join_in_ball
+from dml.runtime.errors import InputError
 from dml.training.distributed import gather_rows
 
 Metrics = dict[str, float]

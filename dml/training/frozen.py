@@ -21,9 +21,9 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip
 from dml.ops.tensor_hashes import add_tensors
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip
 from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Gradients = tuple[Tensor | None, ...]
 

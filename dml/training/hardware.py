@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
-from dml.ops.errors import InputError, suggest
+from dml.runtime.errors import InputError, suggest
 from dml.runtime.ranks import count_processes
 from dml.training.data import LoaderSettings
 

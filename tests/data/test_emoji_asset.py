@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ASSETS = Path(str(resources.files("dml.data") / "assets"))
 SCRIPT = ROOT / "scripts" / "build_emoji.py"

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from dml.data.image_files.images import Box, ImageFile
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize, stack
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 PHOTO = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
 SIZES = [(60, 47), (47, 60), (50, 50), (1, 1), (3, 200), (200, 2), (31, 30)]

@@ -11,8 +11,8 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.metrics.binary import map_at_r, recall_at_k
-from dml.ops.errors import InputError
 from dml.report.compression import format_cells, make_values, read_values
+from dml.runtime.errors import InputError
 
 COUNT, DIMS = 40, {"L": 8, "H": 8}
 

@@ -7,7 +7,7 @@ import torch
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate, evaluate_table, rank_queries
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LEVELS = ("fine", "middle", "coarse")
 FAST = {"recall_at": (1, 5), "clustering": False}

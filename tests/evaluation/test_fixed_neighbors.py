@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dml.evaluation import evaluate
 from dml.evaluation.fixed_neighbors import recall_among
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def by_loops(embeddings: np.ndarray, labels: np.ndarray, neighbors: np.ndarray, k: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from dml.evaluation import rank_queries
 from dml.evaluation.per_query import COLUMNS, QueryTable, read_queries, write_queries
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("report_runs",)
 

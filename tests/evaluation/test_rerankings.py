@@ -13,10 +13,10 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.evaluation.rerankings import evaluate_rerankings, make_rerankings
-from dml.ops.errors import InputError
 from dml.report.console import summary_table
 from dml.retrieval.k_reciprocal import KReciprocal
 from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, compare_among
+from dml.runtime.errors import InputError
 
 CHOSEN: dict[str, Any] = {
     "rerankings": ["alpha_qe", "dba", ["dba", "alpha_qe"], "k_reciprocal"],

@@ -34,10 +34,10 @@ from dml.metrics.verification import (
     fit_calibration,
     opis,
 )
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.page import run_report
 from dml.report.run import read_run
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 pytest_plugins = ("report_runs",)
 

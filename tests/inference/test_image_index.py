@@ -29,10 +29,10 @@ from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.index_folder import IndexItems, hold_folder, list_source
 from dml.inference.serving.image_search import ImageSearch
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import EXACT, VectorIndex
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import CHECKSUMS
 
 pytest_plugins = ("small_embedders",)
 

@@ -23,7 +23,7 @@ import dml
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.vector_stores.store_upload import Upload, UploadReport
 from dml.inference.vector_stores.stores import StoreAddress
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
 
@@ -365,7 +365,7 @@ def test_mistakes_are_named(
 
 @pytest.mark.parametrize("library", ["qdrant_client", "lancedb", "pymilvus", "milvus_lite"])
 def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None if name == library else name)
+    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
     kind = {"qdrant_client": "qdrant", "lancedb": "lancedb"}.get(library, "milvus")
     with pytest.raises(InputError, match=rf"^{library}: not installed; pip install 'dml\[{kind}\]'$"):
         StoreAddress.parse(f"{kind}:vectors.db")

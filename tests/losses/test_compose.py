@@ -15,7 +15,7 @@ from dml.losses.memory import CrossBatchMemory
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
 from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CONF = ROOT / "conf" / "loss"
 LABELS = torch.tensor([[i // 2, i // 4, i // 8] for i in range(12)])

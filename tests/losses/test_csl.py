@@ -8,7 +8,7 @@ from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.csl import CSLLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 # six finest classes in four middle ones in two coarse ones
 HIERARCHY = torch.tensor([[0, 0, 0], [1, 0, 0], [2, 1, 0], [3, 2, 1], [4, 2, 1], [5, 3, 1]])

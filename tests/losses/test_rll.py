@@ -11,7 +11,7 @@ from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.rll import RankedListLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def build(params: dict[str, float]) -> RankedListLoss:

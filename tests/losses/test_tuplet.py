@@ -12,8 +12,8 @@ from torch import Tensor
 from dml.losses.compose import WeightedSum, has_trait
 from dml.losses.regularizers import EmbeddingDrift
 from dml.losses.tuplet import TupletLoss
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import EmbeddingBank, UsesEmbeddingBank
+from dml.runtime.errors import InputError
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler
 
 FORMS = ["centralized", "pairwise", "cross_entropy"]

@@ -18,7 +18,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import resnet, timm_backbone
 from dml.models.small_cnn import small_cnn
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.gradient_cache import check_chunk_size, embed_in_chunks
 from dml.training.optimizers import optimizer_by_role
 

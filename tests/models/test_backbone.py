@@ -10,7 +10,7 @@ from dml.models.backbone import CHANNELS_LAST, Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import bn_inception, timm_backbone
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dml.models import networks
 from dml.models.heads import AuxiliaryHead, PoolHead
 from dml.models.weights import read_caffemodel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Kind = descriptor_pb2.FieldDescriptorProto
 MESSAGES: dict[str, list[tuple[str, int, int, str]]] = {

@@ -13,7 +13,7 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, GeMHead, PooledHead, PoolHead, TokenMeanHead
 from dml.models.networks import bn_inception, resnet, timm_backbone
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 TAPS = {"L": "stages.0", "M": "stages.1", "H": "stages.2"}
 BN_INCEPTION_TAPS = {"L": "inception_3c_output", "M": "inception_4e_output", "H": "inception_5b_output"}

@@ -13,7 +13,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.folding import FoldedConvolution, FoldedNorm, fold_batchnorms, unfold_batchnorms
 from dml.models.heads import PoolHead
 from dml.models.networks import bn_inception, googlenet, resnet, timm_backbone
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.networks
 

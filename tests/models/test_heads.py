@@ -12,7 +12,7 @@ from dml.models.heads import (
     PoolHead,
     TokenMeanHead,
 )
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def maps(*shape: int) -> Tensor:

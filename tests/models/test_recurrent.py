@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.models.recurrent import RecurrentEmbedding, StackedLSTM
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ORDERS = ["nearest_first", "farthest_first", "random"]
 STATES = ["last_step", "both_ends"]

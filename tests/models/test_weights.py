@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dml.models.networks import timm_backbone
 from dml.models.weights import PACKAGED, lite0_to_timm, load_file, load_packaged, load_state_dict, read_state_dict
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 STRIDES = [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
 """Of EfficientNet-Lite0's blocks (Tan and Le, 2019, Table 1: stages of 1, 2, 2, 3, 3, 4, 1)."""

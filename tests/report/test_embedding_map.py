@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from dml.ops.errors import InputError
 from dml.report.embedding_map import embedding_map
 from dml.report.pictures import choose_queries
+from dml.runtime.errors import InputError
 
 
 def clusters(sizes: tuple[int, ...] = (20, 20, 20)) -> tuple[np.ndarray, np.ndarray]:

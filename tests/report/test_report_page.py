@@ -15,10 +15,10 @@ from dml.commands.parsed_commands.report_command import write_report
 from dml.data.image_files.images import read_image
 from dml.data.table import UNKNOWN
 from dml.evaluation.per_query import write_queries
-from dml.ops.errors import InputError
 from dml.report.page import comparison_report, run_report
 from dml.report.run import read_run
 from dml.report.sheets import CELL, Tiles
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("report_runs",)
 

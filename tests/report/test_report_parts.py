@@ -15,12 +15,12 @@ from report_runs import MakeRun
 
 from dml.evaluation.names import describe_metric, metric_label
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_files import write_sealed_text
 from dml.report.embedding_map import FEW, WIDTH, choose_few_colours, choose_many_colours, make_map
 from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 

@@ -8,10 +8,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dml.ops.errors import InputError
 from dml.retrieval import k_reciprocal, reranking
 from dml.retrieval.k_reciprocal import KReciprocal
 from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker, compare_among
+from dml.runtime.errors import InputError
 
 Vectors = npt.NDArray[np.float64]
 

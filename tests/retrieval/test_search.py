@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.ops.errors import InputError
 from dml.retrieval import search
 from dml.retrieval.search import drop_excluded, nearest_neighbors
+from dml.runtime.errors import InputError
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
 

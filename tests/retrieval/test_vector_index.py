@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dml.ops.errors import InputError
 from dml.retrieval.vector_index import VectorIndex
+from dml.runtime.errors import InputError
 
 DIMENSION = 16
 NUMBER = 400

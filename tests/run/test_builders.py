@@ -17,10 +17,10 @@ from trees import dyml_vehicle
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator
-from dml.ops.errors import InputError
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config
 from dml.run.value_types import check_types
+from dml.runtime.errors import InputError
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed

@@ -8,10 +8,10 @@ from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
 SHORT += [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 
 CONFIG = ROOT / "conf" / "sampler" / "hard_class.yaml"

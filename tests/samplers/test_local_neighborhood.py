@@ -11,8 +11,8 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.ops.errors import InputError
 from dml.retrieval.search import nearest_neighbors
+from dml.runtime.errors import InputError
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 

@@ -12,10 +12,10 @@ from report_runs import MakeRun
 
 from dml.commands.start.log_levels import quiet
 from dml.evaluation.per_query import write_queries
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.pictures import COARSER, COLORS, OTHER, SAME
 from dml.run import jobs
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.studies import run_figures
 from dml.studies.catalog import find_studies, read_figures
 from dml.studies.engine import Engine

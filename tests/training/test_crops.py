@@ -13,8 +13,8 @@ from dml.commands.start.log_levels import quiet
 from dml.data.image_files.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel, embed_views
-from dml.ops.errors import InputError
 from dml.run import builders, loop
+from dml.runtime.errors import InputError
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 
 

@@ -22,10 +22,10 @@ from runs import TWO, Ended, assert_same_run, last, run_ranks
 
 from dml.commands.failures.error_lines import explain
 from dml.commands.start.follower_processes import follow
-from dml.ops.errors import InputError
 from dml.run import loop
 from dml.run.config_folders import CONF
 from dml.runtime import ranks
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.distributed
 

@@ -18,8 +18,8 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.recurrent import RecurrentEmbedding, RecurrentModel
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates

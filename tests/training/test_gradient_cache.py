@@ -16,7 +16,7 @@ from dml.losses.rll import RankedListLoss
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, PoolHead
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.gradient_cache import check_chunk_size, embed_in_chunks
 
 

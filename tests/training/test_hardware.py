@@ -6,7 +6,7 @@ from configurations import compose as composed
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.hardware import check_synchronized, choose_deterministic, choose_loader_settings, parse_compile
 
 

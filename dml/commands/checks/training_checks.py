@@ -14,7 +14,6 @@ from torch import nn
 
 from dml.commands.checks.required_values import select_used_parts
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError, suggest
 from dml.run import builders
 from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
@@ -24,6 +23,7 @@ from dml.run.settings import list_keys
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import build_pruner, monitored_metric
 from dml.run.value_types import check_types
+from dml.runtime.errors import InputError, suggest
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.optimizers import optimizer_by_role
 from dml.training.trainer_arguments import check_arguments

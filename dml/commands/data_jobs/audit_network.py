@@ -11,11 +11,11 @@ from dml.commands.data_jobs.checked_images import build_seeded_model
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
 from dml.run.builders import build_model
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.stages import find_stage
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
 from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
 from dml.training.frozen import unpack_inputs
 from dml.training.frozen_weights import lacks_weights

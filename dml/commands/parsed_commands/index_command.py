@@ -7,9 +7,9 @@ from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.parsed_commands.continuing import continuing
 from dml.commands.parsed_commands.embedding_model import load_for_many_images
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 DESCRIPTION = """\
 Embed images with a trained model, and write an index of them, in which

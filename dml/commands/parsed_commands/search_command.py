@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, add_trust, positive_number
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home, shorten_path
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home, shorten_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,8 +124,8 @@ def _format_judgement(neighbor: dict[str, Any]) -> str:
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw each query and its neighbours in a row."""
-    from dml.ops.filesystem.files import replacing
     from dml.report.pictures import QUERY, SAME, draw_sheet
+    from dml.runtime.filesystem.files import replacing
 
     rows = []
     for result in results:
@@ -148,9 +148,9 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     """
     from dml.evaluation.names import format_percent
     from dml.evaluation.threshold import describe_choice
-    from dml.ops.filesystem.files import write_text
     from dml.report.page import search_report
     from dml.report.searches import FoundImage, ImageSearches
+    from dml.runtime.filesystem.files import write_text
 
     is_cosine = index.model.geometry == "cosine"
     searches = ImageSearches(

@@ -27,9 +27,9 @@ from dml.data.image_files.decoding import (
     reads_heif,
 )
 from dml.data.image_files.limits import ImageLimits
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.regular_files import RefusedFileError
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.regular_files import RefusedFileError
 
 logger = logging.getLogger(__name__)
 

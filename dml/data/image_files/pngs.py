@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
 
 
 def user_cache_folder() -> Path:

@@ -13,9 +13,9 @@ from dml.data.image_files.contents import read_zip_member
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes
 from dml.data.readers.folder import name_reader
 from dml.data.table import ImageTable, hold_out_classes
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.filesystem.regular_files import RefusedFileError, check_regular
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.filesystem.regular_files import RefusedFileError, check_regular
 
 LEVELS = ("emoji", "subgroup", "group")
 

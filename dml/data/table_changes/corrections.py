@@ -16,10 +16,10 @@ from dml.data.layout import read_csv_rows
 from dml.data.names import compose_name
 from dml.data.overview.split_changes import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.text.counts import format_count
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
 PATH_COLUMNS = ("path", "other_path")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import UNKNOWN, ImageTable
-from dml.ops.errors import InputError, suggest
+from dml.runtime.errors import InputError, suggest
 
 FEWEST_IMAGES = 2
 """The fewest images that a class keeps: one image has no positive."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dml.data.table import ImageTable
 from dml.data.table_changes.corrections import iterate_rows
-from dml.ops.filesystem.files import write_text
-from dml.ops.text.text_tables import format_csv
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.text.text_tables import format_csv
 
 NEAR_DUPLICATE = "near_duplicate"
 DOUBTFUL_LABEL = "doubtful_label"

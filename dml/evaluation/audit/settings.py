@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 SHARES = ("copy_cosine", "mixed", "divided")
 """The thresholds that lie between 0 and 1."""

@@ -17,13 +17,13 @@ from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
 from dml.evaluation.ranking.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.ranking.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
-from dml.ops.errors import InputError
 from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
 from dml.retrieval.search import Search
 from dml.retrieval.top import k_nearest
+from dml.runtime.errors import InputError
 
 SORT_FACTOR = 4
 """Blocks whose distances are sorted on a device are smaller by this factor. Sorting and all that follows takes 16 times

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.plain_text import parse_json
-from dml.ops.libraries.extras import check_installed
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.plain_text import parse_json
+from dml.runtime.libraries.extras import check_installed
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,6 @@ from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking.queries import PerQuery
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
@@ -30,6 +28,8 @@ from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings
 from dml.run.model_tests.tested_threshold import evaluate_model_threshold
 from dml.run.resuming.stored_configuration import plain_config
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers.wandb_logger import log_final_metrics

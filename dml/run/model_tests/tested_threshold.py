@@ -8,8 +8,8 @@ from dml.data.table import ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
 from dml.metrics.pairs import LabelledPairs
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.evaluators import build_threshold_settings
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 

@@ -18,8 +18,6 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import PCA
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder, configuration_id
 from dml.report.console import print_raw_metrics, print_raw_test
 from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
@@ -27,6 +25,8 @@ from dml.run.evaluators import build_metric_config, choose_tested_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import list_keys
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder, configuration_id
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner

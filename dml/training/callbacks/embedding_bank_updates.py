@@ -6,8 +6,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesEmbeddingBank
+from dml.runtime.errors import InputError
 from dml.samplers.local_neighborhood import hard_shares
 from dml.training.data import DataModule
 from dml.training.distributed import gather_batch

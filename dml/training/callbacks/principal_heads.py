@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.embedding_bank_updates import embed_training_images
 from dml.training.module import MetricLearner
 

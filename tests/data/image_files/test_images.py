@@ -17,7 +17,7 @@ from torch import Tensor
 from dml.data.image_files.decoding import PixelValueError, decode_opened
 from dml.data.image_files.images import Box, ImageFile, MissingImageError, UnreadableImageError, read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 COLOURS = np.array(
     [[[250, 0, 0], [0, 250, 0], [0, 0, 250]], [[0, 0, 0], [250, 250, 250], [250, 250, 0]]], dtype=np.uint8

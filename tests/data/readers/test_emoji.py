@@ -11,7 +11,7 @@ from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.table_changes.corrections import Correction, apply_corrections, read_corrections
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ROOT = "/data/mine"
 

@@ -13,9 +13,9 @@ from dml.evaluation.metric import MetricConfig
 from dml.evaluation.ranking.items import Items
 from dml.evaluation.ranking.queries import rank_queries
 from dml.losses.hyperbolic import poincare_distances, to_ball
-from dml.ops.errors import InputError
 from dml.ops.poincare import ranking_vectors
 from dml.retrieval import nearest_neighbors
+from dml.runtime.errors import InputError
 
 BALLS = [(0.1, 2.3), (1.0, 1.0), (1.0, 4.0), (2.0, 0.5)]
 
