@@ -258,7 +258,7 @@ def test_a_sweep_ends_with_one_line_for_a_damaged_run_in_its_folder(
     assert line.startswith(f"error: {path}: damaged (")
 
 
-def test_what_a_sweep_optimises_is_the_history_of_the_test(run: Path) -> None:
+def test_what_a_sweep_optimizes_is_the_history_of_the_test(run: Path) -> None:
     config = OmegaConf.create({"evaluation": {"selection": "val"}, "checkpoints": {"monitor": "level0/recall@1"}})
     read_objective(config, RunFolder(run))
     path = run / "metrics.csv"

@@ -310,7 +310,7 @@ def test_validations_that_are_no_better_end_a_training(
 ) -> None:
     arguments = [f"dataset.root={small_emoji}", *PLAIN, f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
     arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "training.ema=null"]
-    here("train", *arguments)  # nothing is learnt, so the first validation stays the best
+    here("train", *arguments)  # nothing is learned, so the first validation stays the best
     assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out
     assert last(tmp_path)["global_step"] == 3
     assert metrics(tmp_path)["step"] == 1

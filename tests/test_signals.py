@@ -119,7 +119,7 @@ def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, script: str, afte
         assert (process.returncode, errors.startswith("stopped by SIGINT")) == (130, True), errors
 
 
-def test_a_whole_group_is_signalled_and_workers_print_nothing(small_emoji: Path, tmp_path: Path) -> None:
+def test_a_whole_group_is_signaled_and_workers_print_nothing(small_emoji: Path, tmp_path: Path) -> None:
     endless = [*QUICK, "trainer.max_steps=1000000", "trainer.val_check_interval=null"]
     for signum, code in CODES.items():
         folder = tmp_path / str(code)

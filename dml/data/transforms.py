@@ -107,7 +107,7 @@ class Pad:
 
     Args:
         size: smallest height and width of the result in pixels.
-        fill: value of the border in all three channels; 128 is about the value that normalisation maps to 0.
+        fill: value of the border in all three channels; 128 is about the value that normalization maps to 0.
     """
 
     def __init__(self, size: int, fill: int = 128) -> None:

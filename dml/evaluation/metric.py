@@ -35,14 +35,14 @@ class Kind(StrEnum):
     AT_K = "at_k"
     """One value for each level and each k of ``recall_at``: ``function(ranks, k)`` -> (Q,).
 
-    Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbours
+    Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbors
     finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
     """
     WITHIN_R = "within_r"
     """One value for each level: ``function(ranks, counts)`` -> (Q,).
 
     ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives. Like MAP@R, the
-    metric may depend on the ranks up to R alone: where R is small, a search for the nearest neighbours finds no others.
+    metric may depend on the ranks up to R alone: where R is small, a search for the nearest neighbors finds no others.
     """
     LEVEL = "level"
     """One value for each level: ``function(ranks)`` -> (Q,).

@@ -34,7 +34,7 @@ LISTS = (".csv", ".tsv", ".txt", ".parquet")
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 """A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
 
-The C channels of an array are grey, grey and alpha, RGB, or RGB and alpha.
+The C channels of an array are gray, gray and alpha, RGB, or RGB and alpha.
 """
 
 

@@ -100,8 +100,8 @@ class IndexItems:
     def take_labels(self, earlier: "IndexItems") -> "IndexItems":
         """Return these items, of which those without a label have that of the same path in earlier items."""
         labels = dict(zip(earlier.absolute_paths(), earlier.labels.tolist(), strict=True))
-        labelled_paths = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
-        joined = _as_objects(label or labels.get(path, "") for path, label in labelled_paths)
+        labeled_paths = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
+        joined = _as_objects(label or labels.get(path, "") for path, label in labeled_paths)
         return IndexItems(self.ids, self.paths, joined)
 
     def join(self, later: "IndexItems") -> "IndexItems":

@@ -156,7 +156,7 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     config = resolve_parts(stage, unused)
     if config.pop("recurrent") is not None:
         raise InputError(
-            f"{printable(path)}: its recurrent network embeds an image by its neighbours in the data set, so it can't "
+            f"{printable(path)}: its recurrent network embeds an image by its neighbors in the data set, so it can't "
             "embed images alone; dml evaluate tests it"
         )
     training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}

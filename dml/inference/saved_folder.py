@@ -189,7 +189,7 @@ def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
         f"---\n{facts.to_yaml()}\n---\n",
         f"# {settings.name}, trained on {dataset}\n",
         "A network that turns an image into a vector; similar images have similar vectors.\n",
-        "![Queries of the test and their nearest neighbours](retrieval.png)\n" if has_picture else "",
+        "![Queries of the test and their nearest neighbors](retrieval.png)\n" if has_picture else "",
         "## Use\n",
         USE.format(dimension=embedder.dimension),
         "## Facts\n",
@@ -236,7 +236,7 @@ def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tup
     yield "checkpoint chosen on", _describe_selection(settings)
     yield "seed", str(config.get("seed", "unknown"))
     yield "fingerprint", f"`{embedder.fingerprint}`"
-    yield "licence of the weights", license_id or "none was stated; pretrained weights and data have their own"
+    yield "license of the weights", license_id or "none was stated; pretrained weights and data have their own"
 
 
 def _describe_input(embedder: ImageEmbedder) -> str:
@@ -292,7 +292,7 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
     if "unknown_accepted" in errors:
         yield (
             f"Of queries whose class is not in the gallery, {1 - errors['unknown_accepted']:.1%} are rejected: "
-            "their nearest neighbour is below the threshold. "
+            "their nearest neighbor is below the threshold. "
             f"Of the others {errors['known_accepted']:.1%} are accepted.\n"
         )
 

@@ -54,7 +54,7 @@ class AtLevel(Loss):
 
 
 class WeightedSum(Loss):
-    """Adds up weighted losses, such as one loss at several levels, or a loss and its regularisers.
+    """Adds up weighted losses, such as one loss at several levels, or a loss and its regularizers.
 
     >>> from dml.losses.regularizers import EmbeddingNorm
     >>> loss = WeightedSum({"once": EmbeddingNorm(), "twice": EmbeddingNorm()}, {"once": 1.0, "twice": 2.0})

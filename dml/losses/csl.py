@@ -18,7 +18,7 @@ class CSLLoss(Loss):
 
         L = sum_l mean_i softplus(log sum_{c differs from y_i at level l} exp(scale (s_ic - s_iy + margin_l)))
 
-    Every level pulls an embedding towards the proxy of its finest class and pushes it away from the proxies that
+    Every level pulls an embedding toward the proxy of its finest class and pushes it away from the proxies that
     differ from it at that level. The coarser the level, the larger the margin.
 
     The coarser labels of each proxy are kept in `hierarchy` (C, L). They are read from the labels of the batches: a

@@ -82,7 +82,7 @@ def check_beginning(
 
 @torch.no_grad()
 def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: Tensor) -> None:
-    """Turn each proxy in the direction of the mean L2-normalised embedding of the class.
+    """Turn each proxy in the direction of the mean L2-normalized embedding of the class.
 
     Several proxies of a class begin close to the mean, apart by `SPREAD`. A proxy keeps its length, because its length
     determines how fast its direction changes at a given learning rate.

@@ -12,7 +12,7 @@ Average = Literal["arithmetic", "geometric"]
 
 
 def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic") -> float:
-    """Compute normalised mutual information I(A; Y) / mean(H(A), H(Y)), between 0 and 1.
+    """Compute normalized mutual information I(A; Y) / mean(H(A), H(Y)), between 0 and 1.
 
     The thesis on local neighborhood sampling has the arithmetic mean in Eq. 3.9 and the geometric mean in Eq. 2.31.
 

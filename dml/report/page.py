@@ -179,7 +179,7 @@ def write_pictures(
         metrics: contents of metrics.json.
         table: the tested images.
         embeddings: embeddings (N, D) of the tested images.
-        lists: the queries of each benchmark list with their metrics and neighbours.
+        lists: the queries of each benchmark list with their metrics and neighbors.
         limits: how large the images' files may be.
         sheet: numbers of queries and neighbors of retrieval.png, and the seed of the choice of queries; None writes no
             retrieval.png.

@@ -26,7 +26,7 @@ ReadPicture = Callable[[str], Tensor]
 Row = tuple[str, Sequence[tuple[str, str]]]
 """The title of a row, and the paths of its pictures with their relations, which are keys of `COLORS`."""
 
-# Okabe and Ito's green and Tol's red differ for every colour vision: their CIELAB distance is at least 33 in simulated
+# Okabe and Ito's green and Tol's red differ for every color vision: their CIELAB distance is at least 33 in simulated
 # protanopia and deuteranopia, where it is 20 for common greens and reds. Every such frame has a mark as well.
 QUERY, SAME, COARSER, OTHER = "query", "same", "coarser", "other"
 COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", COARSER: "#E69F00", OTHER: "#CC3311"}

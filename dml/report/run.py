@@ -126,11 +126,11 @@ class ReportedRun:
 
 
 def _describe_pretraining(model: Mapping[str, Any]) -> str | None:
-    """Return the data that downloaded weights were trained on, and their licence, if the configuration states them."""
+    """Return the data that downloaded weights were trained on, and their license, if the configuration states them."""
     pretraining = model.get("pretraining") or {}
     if model.get("backbone", {}).get("weights") != "download" or not {"data", "license"} <= set(pretraining):
         return None
-    return f"{pretraining['data']} (licence: {pretraining['license']})"
+    return f"{pretraining['data']} (license: {pretraining['license']})"
 
 
 def _last_part(dotted_name: str | None) -> str | None:

@@ -15,7 +15,7 @@ CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2
 
 
 def build_model(config: DictConfig) -> AnyModel:
-    """Build the backbone with its heads and its ``adapter``, and with ``recurrent`` the network of neighbourhoods."""
+    """Build the backbone with its heads and its ``adapter``, and with ``recurrent`` the network of neighborhoods."""
     built: AnyModel = build_embedding_model(config)
     if config.recurrent is not None:
         built = build(config.recurrent)(built, build_embedding_model(config))

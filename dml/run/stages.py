@@ -57,7 +57,7 @@ def check_stages(config: DictConfig, first: Stage) -> None:
                 )
     if first.config.recurrent and not (first.config.training.init or config.resume):
         raise InputError(
-            "recurrent: it finds neighbours by a trained network, and the run has none; training.init=CHECKPOINT names "
+            "recurrent: it finds neighbors by a trained network, and the run has none; training.init=CHECKPOINT names "
             "one, or an earlier stage trains it, as in experiment=lns/emoji/rnn"
         )
 

@@ -70,10 +70,10 @@ def _correct(dataset: DictConfig, images: ImageTable) -> ImageTable:
 
 def _plant(dataset: DictConfig, images: ImageTable) -> ImageTable:
     """Plant faults in the training images, and print one line of them."""
-    faulty, relabelled = plant_faults(images, read_planted_faults(dataset.planted))
+    faulty, relabeled = plant_faults(images, read_planted_faults(dataset.planted))
     remaining, before = ((table.split == "train").sum() for table in (faulty, images))
     rank_zero_only(console.print)(
         f"[bold]planted[/]  {remaining:,} of {before:,} training images stay, "
-        f"and {relabelled:,} of them have the label of another class"
+        f"and {relabeled:,} of them have the label of another class"
     )
     return faulty

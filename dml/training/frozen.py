@@ -181,7 +181,7 @@ class FeatureEmbedder(Embedder):
     Args:
         model: network with its heads.
         names: the features to compute: heads, for their inputs, and `RAW`, for the backbone's own features, which are
-            L2-normalised. With several views of each image, `RAW` alone can be computed.
+            L2-normalized. With several views of each image, `RAW` alone can be computed.
         count: number of images of the split.
     """
 
@@ -207,7 +207,7 @@ class FeatureEmbedder(Embedder):
         return {name: part.cpu() for name, part in embeddings.items()}, rows.cpu()
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Give the features (N, ...) their shapes, and L2-normalise `RAW`."""
+        """Give the features (N, ...) their shapes, and L2-normalize `RAW`."""
         features = {name: part.reshape(-1, *self._shapes[name]) for name, part in split.embeddings.items()}
         if RAW in features:
             features[RAW] = F.normalize(features[RAW], dim=1)

@@ -113,9 +113,9 @@ def test_names_are_taken_once() -> None:
         MetricConfig((CUSTOM[0], CUSTOM[0]))
     with pytest.raises(InputError, match="recall is a packaged metric; give yours another name"):
         MetricConfig((Metric("recall", "R", Kind.AT_K, is_among),))
-    labelled = MetricConfig(("map@r", Metric("mine", "MAP@R", Kind.LEVEL, is_among)))  # validations may have both
+    labeled = MetricConfig(("map@r", Metric("mine", "MAP@R", Kind.LEVEL, is_among)))  # validations may have both
     with pytest.raises(InputError, match=r"metrics: map@r and mine have the label MAP@R; change one"):
-        labelled.check_labels()
+        labeled.check_labels()
     MetricConfig(("map@r", *CUSTOM)).check_labels()
 
 

@@ -539,7 +539,7 @@ def test_a_recurrent_model_is_refused(run: Path, tmp_path: Path) -> None:
     checkpoint = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)
     checkpoint["run"]["config"]["recurrent"] = {"_target_": "dml.models.recurrent.RecurrentModel"}
     torch.save(checkpoint, tmp_path / "recurrent.ckpt")
-    with pytest.raises(InputError, match="embeds an image by its neighbours"):
+    with pytest.raises(InputError, match="embeds an image by its neighbors"):
         dml.load(tmp_path / "recurrent.ckpt")
 
 

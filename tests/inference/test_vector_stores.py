@@ -1,4 +1,4 @@
-"""Vector data bases: what they find, uploads that go on, and models that aren't mixed; each in its embedded mode."""
+"""Vector databases: what they find, uploads that go on, and models that aren't mixed; each in its embedded mode."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -214,7 +214,7 @@ def test_unreadable_images_are_left_out(
 def test_decoding_processes_are_no_copies_of_one_with_a_data_base(
     model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy could wait for ever for a lock that a thread of the data base's library held."""
+    """A copy could wait for ever for a lock that a thread of the database's library held."""
     methods = []
 
     def embed_in_batches(self: ImageEmbedder, images: Any, *, start_method: str, **options: Any) -> Any:

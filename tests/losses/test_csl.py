@@ -38,19 +38,19 @@ def by_hand(embeddings: Tensor, labels: Tensor, proxies: Tensor, known: set[int]
     classes=st.lists(st.integers(0, 5), min_size=1, max_size=12),
     seed=st.integers(0, 10_000),
     scale=st.sampled_from([1.0, 32.0]),
-    learnt=st.booleans(),
+    learned=st.booleans(),
 )
 @examples(40)
-def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float, learnt: bool) -> None:
+def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float, learned: bool) -> None:
     loss = made(scale=scale, seed=seed)
-    if learnt:
+    if learned:
         loss.set_hierarchy(HIERARCHY)
     embeddings = draw_embeddings(len(classes), 4, seed)
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
     proxies = loss.proxies.detach().clone().requires_grad_()
     labels = HIERARCHY[classes]
     value = loss(fast, labels)
-    expected = by_hand(slow, labels, proxies, set(range(6)) if learnt else set(classes), scale)
+    expected = by_hand(slow, labels, proxies, set(range(6)) if learned else set(classes), scale)
     torch.testing.assert_close(value, expected, atol=1e-9, rtol=1e-9)
     value.backward()
     if expected.requires_grad:

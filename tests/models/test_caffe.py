@@ -105,7 +105,7 @@ def released_layers(network: nn.Module, divisor: float = 999.98) -> dict[str, li
 
 @pytest.fixture(scope="module")
 def trained() -> BNInception:
-    """A network with branches whose batch normalisation has seen images; its biases are 0, as Caffe's file has none."""
+    """A network with branches whose batch normalization has seen images; its biases are 0, as Caffe's file has none."""
     torch.manual_seed(0)
     network = BNInception(num_classes=0, branches=True)
     for module in network.modules():

@@ -360,7 +360,7 @@ def test_heads_that_do_not_fit_the_tap(tap: str, head: type[nn.Module], message:
         ({"embed_dim": None}, r"model\.embed_dim=None: head L needs an integer size"),
         ({"embed_dim": "large"}, r"model\.embed_dim=large: head L needs an integer size"),
         ({"embed_dim": 6.5}, r"model\.embed_dim=6\.5: head L needs an integer size"),
-        ({"concatenation": "normalised"}, r"model\.concatenation=normalised: must be normalized or raw"),
+        ({"concatenation": "normalized"}, r"model\.concatenation=normalized: must be normalized or raw"),
         (
             {"taps": {**TAPS, "M": "stages.3"}},
             r"model\.taps\.M=stages\.3: no such module; nearest: .*stages\.\d",
@@ -382,7 +382,7 @@ class OwnHead(nn.Module):
         self.change, self.embed_dim = change, embed_dim
 
     def forward(self, tapped: Tensor) -> Any:
-        assert not self.training  # a batch normalisation can't train on one image
+        assert not self.training  # a batch normalization can't train on one image
         return self.change(torch.zeros(len(tapped), self.embed_dim))
 
 

@@ -84,7 +84,7 @@ def test_renaming_loses_no_key(lite0: nn.Module, packaged: Mapping[str, Tensor])
 
 @torch.inference_mode()
 def test_packaged_weights_and_pixels_agree(packaged: Mapping[str, Tensor]) -> None:
-    """A photograph is recognised: 0.36, against 0.12 with ImageNet's mean and 0.26 as BGR."""
+    """A photograph is recognized: 0.36, against 0.12 with ImageNet's mean and 0.26 as BGR."""
     photograph = torch.from_numpy(np.array(load_sample_image("flower.jpg"))).permute(2, 0, 1)[None].float()
     warped = F.interpolate(photograph, size=(256, 384), mode="bicubic", antialias=True).clamp(0, 255)
     backbone = timm_backbone("tf_efficientnet_lite0", weights="packaged").eval()
@@ -105,7 +105,7 @@ def test_packaged_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch
 
 
 class Small(nn.Module):
-    """A convolution, a normalisation, a classifier."""
+    """A convolution, a normalization, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -164,7 +164,7 @@ def test_many_exclusions_of_one_query_take_no_memory_for_the_others() -> None:
         tracemalloc.stop()
     assert kept[0].tolist() == [*range(many, many + k)]
     assert (kept[1:] == np.arange(k)).all()
-    assert peak < 20e6  # all pairs of a neighbour and an exclusion would be 164 MB
+    assert peak < 20e6  # all pairs of a neighbor and an exclusion would be 164 MB
 
 
 @pytest.mark.usefixtures("device")

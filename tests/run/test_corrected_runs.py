@@ -48,7 +48,7 @@ def test_a_run_takes_the_corrected_data_and_notices_another_correction(
     data = ["dataset=folder", f"dataset.root={photos}"]
     here("train", *data, *SHORT, f"dataset.corrections={file}", f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
-    assert f"corrections  dropped 1 image, relabelled 1, merged 1 class into others ({file})" in printed
+    assert f"corrections  dropped 1 image, relabeled 1, merged 1 class into others ({file})" in printed
     splits = RunFolder(run).splits()
     assert splits is not None
     sizes = {name: int(text.split()[0]) for split in splits.values() for name, text in split.items()}

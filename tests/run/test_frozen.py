@@ -76,7 +76,7 @@ def refuse_images(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_losses_and_metrics_are_those_of_the_frozen_network_in_the_loop(
     whole: Path, arguments: list[str], here: Here, tmp_path: Path
 ) -> None:
-    # in its warm-up a run doesn't train the backbone, which has no batch normalisation and no dropout
+    # in its warm-up a run doesn't train the backbone, which has no batch normalization and no dropout
     slow = [
         "training.frozen=false",
         "scheduler=constant",

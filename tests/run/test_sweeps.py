@@ -262,7 +262,7 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
         assert read_objective(config, RunFolder(tmp_path)) == value
     config.checkpoints.monitor = "ndcg"
-    with pytest.raises(InputError, match=r"no val/ndcg to optimise in .*: it takes a validation split"):
+    with pytest.raises(InputError, match=r"no val/ndcg to optimize in .*: it takes a validation split"):
         read_objective(config, RunFolder(tmp_path))
 
 

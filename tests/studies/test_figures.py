@@ -157,7 +157,7 @@ def test_the_four_losses_of_the_map_are_of_embeddings_as_they_are(data: Path) ->
     losses = {name: compose(training).loss for name, training in points.items()}
     assert losses["Softmax cross entropy"]._target_ == "dml.losses.softmax.SoftmaxLoss"
     triplet, lifted = losses["Triplet, semi-hard"], losses["Lifted structured"]
-    assert triplet._target_ == "dml.losses.triplet_semihard.TripletSemihardLoss"  # which doesn't normalise
+    assert triplet._target_ == "dml.losses.triplet_semihard.TripletSemihardLoss"  # which doesn't normalize
     assert (triplet.margin, lifted.loss.neg_margin) == (1, 1)  # "set to 1 for the Triplet and Lifted Structured"
     assert not lifted.normalize
     assert not lifted.loss.distance.normalize_embeddings

@@ -51,7 +51,7 @@ def small(image: Tensor) -> Tensor:
 
 
 def model() -> EmbeddingModel:
-    """With batch normalisation, whose statistics DistributedDataParallel sends round before it is called."""
+    """With batch normalization, whose statistics DistributedDataParallel sends round before it is called."""
     torch.manual_seed(0)
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *pooled)

@@ -86,14 +86,14 @@ def check_strategy(strategy: Any) -> None:
 
 
 def check_folding(config: DictConfig) -> None:
-    """Make sure that no normalisation is replaced that a convolution computes.
+    """Make sure that no normalization is replaced that a convolution computes.
 
     Raises:
         InputError: if ``trainer.sync_batchnorm`` would replace those that ``model.backbone.fold_batchnorm`` folds.
     """
     if config.trainer.sync_batchnorm and OmegaConf.select(config, "model.backbone.fold_batchnorm"):
         raise InputError(
-            "trainer.sync_batchnorm=true: replaces the batch normalisations that convolutions compute too; leave it "
+            "trainer.sync_batchnorm=true: replaces the batch normalizations that convolutions compute too; leave it "
             "out, as they are frozen and have no statistics to share"
         )
 
@@ -272,6 +272,6 @@ def check_search(config: DictConfig) -> None:
         )
     if trainer.val_check_interval is None and trainer.get("check_val_every_n_epoch") is None:
         raise InputError(
-            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimises {metric}; "
+            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimizes {metric}; "
             "give a number of steps"
         )

@@ -127,7 +127,7 @@ def _test_backbones(
     title = f"features before any training, on the {split} split"
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
     if is_of_one_class(tested):
-        verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbour is right."
+        verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbor is right."
     else:
         verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
     console.print(in_markup(verdict), soft_wrap=False)

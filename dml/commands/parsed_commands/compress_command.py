@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Measure what smaller vectors of a trained model cost: recall@1, MAP@R, bytes
-and speed of prefixes of the vectors, of PCA, and of FAISS's quantisers, each
+and speed of prefixes of the vectors, of PCA, and of FAISS's quantizers, each
 trained on the training images. The table is printed, and its values are
 written to compression.json in the model's folder. See "Smaller vectors" in
 docs/using.md."""
@@ -124,7 +124,7 @@ def _parser() -> CommandParser:
         metavar="D",
         help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
-    parser.add_number("--rescore", 100, "neighbours that are sorted again by float32 vectors")
+    parser.add_number("--rescore", 100, "neighbors that are sorted again by float32 vectors")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")
     parser.add_argument(
         "--output",

@@ -17,7 +17,7 @@ dml search finds the most similar ones. The index holds the model, so its
 folder can be moved anywhere; it holds the paths of the images, not the images.
 A finished index is extended by dml index INDEX IMAGES: images that it holds
 already, by their paths, are embedded again.
-With --to, the vectors are uploaded to a vector data base instead. Images that
+With --to, the vectors are uploaded to a vector database instead. Images that
 it holds already, by their paths and contents, are passed over, so the same
 command goes on after an interruption."""
 
@@ -56,10 +56,10 @@ def _add_store_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--to",
         metavar="KIND:PLACE",
-        help="data base to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
+        help="database to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
     )
-    parser.add_argument("--collection", metavar="NAME", help="name of the collection in the data base")
-    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the data base are relative to")
+    parser.add_argument("--collection", metavar="NAME", help="name of the collection in the database")
+    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
     parser.add_argument(
         "--replace", action="store_true", default=None, help="replace a collection of another model when all is there"
     )

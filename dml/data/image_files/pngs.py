@@ -21,7 +21,7 @@ def user_cache_folder() -> Path:
 
 
 def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
-    """Return the path of a zip file that holds grey images (N, H, W) as ``00000.png``, ``00001.png`` and so on.
+    """Return the path of a zip file that holds gray images (N, H, W) as ``00000.png``, ``00001.png`` and so on.
 
     If no folder holds the zip file, it is written to the first folder that can be written to. Its name contains a
     checksum of the pixels, so that it is never taken for the file of other images. Several processes may call this

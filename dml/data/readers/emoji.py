@@ -34,7 +34,7 @@ def read(root: str | Path | None = None) -> ImageTable:
         InputError: if ``root`` isn't such a file.
     """
     path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
-    if path.suffix != ".zip":  # `read_image` recognises an archive by this ending
+    if path.suffix != ".zip":  # `read_image` recognizes an archive by this ending
         meant = "give the .zip file that scripts/build_emoji.py writes to dataset=emoji, the default"
         raise InputError(f"dataset.root={path}: {meant}; {name_reader(path)}")
     try:

@@ -146,7 +146,7 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
     place = LAYOUT.locate(root, "FOLDER", "file or folder")
     if not os.path.isdir(place):
-        if place.suffix != ".tar":  # `read_content` recognises an archive by this ending
+        if place.suffix != ".tar":  # `read_content` recognizes an archive by this ending
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
         return {place: ""}
     archives = sorted(

@@ -30,9 +30,9 @@ class AuditedImages:
 
     Args:
         table: the images.
-        embeddings: (N, D) L2-normalised embeddings, see `spread_embeddings`.
-        pictures: (N, S, S) grey values of the pictures, scaled to small squares, float32.
-        contrasts: (N,) standard deviations of the grey values.
+        embeddings: (N, D) L2-normalized embeddings, see `spread_embeddings`.
+        pictures: (N, S, S) gray values of the pictures, scaled to small squares, float32.
+        contrasts: (N,) standard deviations of the gray values.
         sizes: (N, 2) widths and heights in pixels.
     """
 

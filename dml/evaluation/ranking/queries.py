@@ -135,7 +135,7 @@ class Ranking:
 
         Args:
             queries: range of the queries.
-            is_same_by_level: one tensor (Q, K) for each level: whether the neighbours have the query's label.
+            is_same_by_level: one tensor (Q, K) for each level: whether the neighbors have the query's label.
             neighbors: nearest items (Q, K) of each query.
             similarities: cosine similarities (Q, K) of the nearest items.
         """
@@ -219,7 +219,7 @@ LARGEST_BLOCK = 4096
 
 @dataclass(frozen=True)
 class PerQuery:
-    """The metrics and the nearest neighbours of single queries.
+    """The metrics and the nearest neighbors of single queries.
 
     Args:
         queries: (Q,) indices among all queries.
@@ -283,7 +283,7 @@ def rank_queries(
     excluded: npt.NDArray[np.int64] | None = None,
     **settings: Any,
 ) -> PerQuery:
-    """Compute the ranking metrics of `dml.evaluation.evaluate` for each query, and the nearest neighbours.
+    """Compute the ranking metrics of `dml.evaluation.evaluate` for each query, and the nearest neighbors.
 
     Args:
         query: embeddings (Q, D).

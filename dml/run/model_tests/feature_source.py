@@ -39,7 +39,7 @@ class FeatureSource:
         self.cache = FeatureCache(folder, warn)
 
     def load_raw(self, table: ImageTable, *, with_inputs: bool = False) -> Tensor:
-        """Return the L2-normalised features (N, F) of the backbone; NaN for images that can't be read.
+        """Return the L2-normalized features (N, F) of the backbone; NaN for images that can't be read.
 
         Args:
             table: images of any splits.

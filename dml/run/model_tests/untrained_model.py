@@ -1,4 +1,4 @@
-"""The tests of a model before its training: the metrics of the backbone's features, and the neighbours by the model."""
+"""The tests of a model before its training: the metrics of the backbone's features, and the neighbors by the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +95,7 @@ def _keep_readable(features: Tensor) -> tuple[Tensor, Tensor]:
 def _embed_training_sample(
     config: DictConfig, images: DataModule, model: AnyModel, source: FeatureSource | None
 ) -> Tensor:
-    """Compute the backbone's L2-normalised features (M, F) of evenly spread training images.
+    """Compute the backbone's L2-normalized features (M, F) of evenly spread training images.
 
     They are at most 5,000, so that a large data set isn't embedded once more.
     """
@@ -109,7 +109,7 @@ def _embed_training_sample(
 
 
 def store_fixed_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
-    """Write the nearest neighbours of each test image by the model as it is, unless the file holds them.
+    """Write the nearest neighbors of each test image by the model as it is, unless the file holds them.
 
     Raises:
         InputError: if the test isn't of one split that is its own gallery.

@@ -92,9 +92,9 @@ def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None
         answer = b"".join(iter(partial(upload.recv, 1000), b""))
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"the server was stopped meanwhile" in answer
-    first, cancelled, last = done.stderr.splitlines()
+    first, canceled, last = done.stderr.splitlines()
     assert first == "stopping; Ctrl-C again stops at once"
-    assert cancelled.startswith("Cancel 1 running task")  # uvicorn's own words
+    assert canceled.startswith("Cancel 1 running task")  # uvicorn's own words
     assert last == "stopped by SIGTERM"
     assert done.returncode == 143
 

@@ -51,7 +51,7 @@ def test_inner_products_are_in_the_order_of_the_distances(ball: tuple[float, flo
 
 @pytest.mark.parametrize("ball", BALLS)
 @pytest.mark.parametrize("metrics", [("recall",), ("recall", "ap")])
-def test_the_nearest_neighbours_are_those_of_all_distances(ball: tuple[float, float], metrics: tuple[str, ...]) -> None:
+def test_the_nearest_neighbors_are_those_of_all_distances(ball: tuple[float, float], metrics: tuple[str, ...]) -> None:
     query, gallery = points(30, *ball), points(80, *ball, seed=1)
     labels, gallery_labels = np.arange(30) % 5, np.arange(80) % 5
     distances = brute_force(query, gallery, ball[0])
