@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from dml.models.inception import BNInception
+from dml.models.bn_inception import BNInception
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.networks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from configurations import compose
-from dml.models.inception import BNInception
+from dml.models.bn_inception import BNInception
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hydra.utils import instantiate
 from torch import Tensor, nn

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from dml.models.inception import BNInception
+from dml.models.bn_inception import BNInception
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor, nn
 
