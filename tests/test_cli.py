@@ -79,7 +79,10 @@ def test_help_and_configuration_load_nothing_slow(arguments: list[str]) -> None:
         (["evaluation.recall_at=[0]"], "error: evaluation.recall_at=0: must be a whole number, 1 or more"),
         (["evaluation.recall_at=[1,2.5]"], "recall_at=2.5: must be a whole number, 1 or more"),
         (["evaluation.recall_at=[1,null]"], "recall_at=None: must be a whole number, 1 or more"),
-        (["evaluation.threshold.wrong_share=2"], "evaluation.threshold.wrong_share=2: must be above 0 and below 1"),
+        (
+            ["evaluation.threshold.wrong_share=2"],
+            "evaluation.threshold.wrong_share=2: must be a number, above 0 and below 1",
+        ),
         (["evaluation.threshold.wrong_share=null"], "evaluation.threshold.wrong_share=null: must be a number"),
         (["evaluation.sheet.seed=-1"], "evaluation.sheet.seed=-1: must be a whole number, 0 or more"),
         (["evaluation.sheet.queries=0"], "evaluation.sheet.queries=0: must be a whole number, 1 or more"),

@@ -103,7 +103,7 @@ def compares_contents(config: DictConfig) -> bool:
 
 def build_data(config: DictConfig, images: ImageTable) -> DataModule:
     """Build the loaders of a table; with ``training.frozen`` they load head inputs, once it is known where from."""
-    kind = FrozenDataModule if config.training.frozen else DataModule
+    kind = FrozenDataModule if config.training.get("frozen") else DataModule
     return kind(
         images,
         train_transform=build(config.transform.train),
@@ -153,7 +153,7 @@ def build_embedder(config: DictConfig, embedding_model: AnyModel) -> ModelEmbedd
 
 def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyModel) -> MetricLearner:
     """The model with its losses, optimizer and schedule; with ``training.frozen`` its backbone is frozen."""
-    if config.training.frozen:
+    if config.training.get("frozen"):
         embedding_model.backbone.requires_grad_(False).eval()
     labels, embed_dims = images.train_table.labels, embedding_model.embed_dims
     head_losses = build_losses(config, embed_dims, labels)
@@ -169,7 +169,7 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     validated = images.table.select_evaluated(images.validated_on)
     monitor, tie_breaker = config.checkpoints.monitor, config.checkpoints.tie_breaker
     monitored, metrics = [name for name in (monitor, tie_breaker) if name], build_metric_config(config, validated)
-    trained: Any = embedding_model.heads if config.training.frozen else embedding_model
+    trained: Any = embedding_model.heads if config.training.get("frozen") else embedding_model
     steps = config.trainer.val_check_interval or config.trainer.max_steps
     has_time = has_time_for_clusters(
         validated,
@@ -181,7 +181,7 @@ def build_learner(config: DictConfig, images: DataModule, embedding_model: AnyMo
     shown = config.evaluation.get("validation_metrics", AUTO)  # configurations of older versions have none
     further = make_further_config(shown, metrics, monitored, validated, with_clusters=has_time)
     pace = build_pace(config, len(images.sampler))
-    plain_kind: Any = FrozenLearner if config.training.frozen else MetricLearner
+    plain_kind: Any = FrozenLearner if config.training.get("frozen") else MetricLearner
     kind: type[MetricLearner] = RecurrentLearner if isinstance(embedding_model, RecurrentModel) else plain_kind
     learner = kind(
         embedding_model,

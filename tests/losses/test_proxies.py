@@ -108,8 +108,10 @@ def test_proxies_of_ones_own_have_a_place_for_each_class(shape: tuple[int, ...],
     assert bool(list(proxy_sets(loss, [CLASSES, 2], SIZE))) == is_found
     check_beginning("auto", {"H": loss}, [CLASSES, 2], {"H": SIZE})
     if not is_found:
-        beginning = r"^proxies=class_means: OwnProxies learns no proxies of the classes, .* of shape \(6, 5\), "
-        line = beginning + r"or of three dimensions with several of each class; use proxies=null$"
+        beginning = (
+            r"^training.proxies=class_means: OwnProxies learns no proxies of the classes, .* of shape \(6, 5\), "
+        )
+        line = beginning + r"or of three dimensions with several of each class; use training.proxies=null$"
         with pytest.raises(InputError, match=line):
             check_beginning("class_means", {"H": loss}, [CLASSES, 2], {"H": SIZE})
 

@@ -29,7 +29,7 @@ def test_a_quick_run_trains_tests_and_is_tested_again(tmp_path: Path, here: Here
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 500}, {"warmup_steps": 0, "warmup_epochs": 2}])
 def test_every_length_becomes_short(warmup: dict[str, int]):
     trainer = {"max_steps": None, "max_epochs": 30, "val_check_interval": None, "check_val_every_n_epoch": 1}
-    config = OmegaConf.create({"trainer": trainer, "scheduler": warmup, "stored": {"every_n_steps": 700}})
+    config = OmegaConf.create({"trainer": trainer, "scheduler": warmup, "training": {"bank_every_n_steps": 700}})
     shorten(config)
     assert config.trainer == {
         "max_steps": STEPS,
@@ -43,7 +43,11 @@ def test_every_length_becomes_short(warmup: dict[str, int]):
 
 def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():
     trainer = {"max_steps": 4, "max_epochs": None, "val_check_interval": 100, "check_val_every_n_epoch": None}
-    parts = {"scheduler": {"warmup_steps": 0}, "stored": {"every_n_steps": None}, "sampler": {"classes_per_batch": 450}}
+    parts = {
+        "scheduler": {"warmup_steps": 0},
+        "training": {"bank_every_n_steps": None},
+        "sampler": {"classes_per_batch": 450},
+    }
     config = OmegaConf.create({"trainer": trainer, **parts})
     shorten(config)
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == (4, 2)
@@ -55,7 +59,9 @@ def test_a_shorter_run_stays_as_short_and_large_batches_get_fewer_classes():
 
 def test_a_run_without_validation_stays_one():
     trainer = {"max_steps": 400, "max_epochs": None, "val_check_interval": None, "check_val_every_n_epoch": None}
-    config = OmegaConf.create({"trainer": trainer, "scheduler": {"warmup_steps": 0}, "stored": {"every_n_steps": None}})
+    config = OmegaConf.create(
+        {"trainer": trainer, "scheduler": {"warmup_steps": 0}, "training": {"bank_every_n_steps": None}}
+    )
     shorten(config)
     assert config.trainer.val_check_interval is None
     assert config.scheduler.warmup_steps == 0

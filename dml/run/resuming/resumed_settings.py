@@ -37,7 +37,7 @@ def check_resumed_settings(
     _check_finished_stages(config, before, progress.stage)
     _check_losses(stage, stage_before, remedy)
     for key in list_fixed(BEGINNING) if progress.total_steps else ():
-        old, new = (part.get(key) for part in (stage_before, stage))
+        old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
         _check_same(key, old, new, f"trained {progress.total_steps} steps", remedy)
     key = "trainer.accumulate_grad_batches"
     old, new = (OmegaConf.select(part, key) for part in (stage_before, stage))
