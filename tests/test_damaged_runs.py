@@ -190,18 +190,18 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("option", ["checkpoint", "init"])
+@pytest.mark.parametrize("option", ["checkpoint", "training.init"])
 def test_a_damaged_checkpoint_is_refused_and_an_intact_one_named(
     refused: Refused, run: Path, tmp_path: Path, small_emoji: Path, option: str
 ) -> None:
     best, last = run / "checkpoints" / "best.ckpt", run / "checkpoints" / "last.ckpt"
     flip(best)
     new, command = [f"{option}={best}", f"hydra.run.dir={tmp_path / 'new'}"], "evaluate"
-    if option == "init":
+    if option == "training.init":
         new, command = [*SHORT, f"dataset.root={small_emoji}", *new], "train"
     line = refused(*new, command=command)
     assert line.startswith(f"error: checkpoint={best}: damaged (")
-    assert f"{last} is whole: checkpoint={last} tests it, init={last} begins a new run" in line
+    assert f"{last} is whole: checkpoint={last} tests it, training.init={last} begins a new run" in line
     flip(last)
     assert "no other one beside it that is whole" in refused(*new, command=command)
 
@@ -212,7 +212,7 @@ def test_a_run_with_a_damaged_checkpoint_is_not_resumed(refused: Refused, here: 
     flip(last)
     line = refused(f"resume={run}", "trainer.max_steps=3")
     assert line.startswith(f"error: checkpoint={last}: damaged (")
-    assert f"{best} is whole: checkpoint={best} tests it, init={best} begins a new run" in line
+    assert f"{best} is whole: checkpoint={best} tests it, training.init={best} begins a new run" in line
     flip(last)
     flip(best)
     line = refused(f"resume={run}", "trainer.max_steps=3")
