@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from dml.ops.libraries.lean_imports import import_lean
+from dml.runtime.libraries.lean_imports import import_lean
 from dml.runtime.signals import handle_signals
 
 
@@ -93,7 +93,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     """
     name = arguments[0] if arguments else "--help"
     if "--version" in arguments[:2]:
-        from dml.ops.libraries.versions import own_version
+        from dml.runtime.libraries.versions import own_version
 
         sys.stdout.write(f"dml {own_version()}\n")
     elif name in ("-h", "--help"):
@@ -103,8 +103,8 @@ def dispatch(arguments: Sequence[str]) -> None:
         leading = [name] if command.module == JOB else []  # one function runs all jobs
         getattr(import_module(command.module), command.function)(*leading, arguments[1:])
     else:
-        from dml.ops.errors import suggest
-        from dml.ops.escaping import printable
+        from dml.runtime.errors import suggest
+        from dml.runtime.escaping import printable
 
         advice = f"; {SUCCESSORS[name]} does it now" if name in SUCCESSORS else suggest(name, COMMANDS)
         sys.stderr.write(f"error: {printable(name)}: no such command{advice}; dml --help lists all\n")

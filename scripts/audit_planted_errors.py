@@ -130,14 +130,14 @@ def measure_swaps(
         swaps whose suggested class is the true one, among all found swaps.
     """
     labels = swap_labels(images.labels, share, seed)
-    judgements = estimate_label_probabilities(with_labels(images, labels), copies, settings)
+    judgments = estimate_label_probabilities(with_labels(images, labels), copies, settings)
     planted = int((labels != images.labels).sum())
-    is_swapped = (labels != images.labels)[judgements.rows]
-    is_found = judgements.is_doubtful & is_swapped
-    first = np.argsort(judgements.quality, kind="stable")[:planted]
-    is_right = judgements.suggested == images.labels[judgements.rows]
+    is_swapped = (labels != images.labels)[judgments.rows]
+    is_found = judgments.is_doubtful & is_swapped
+    first = np.argsort(judgments.quality, kind="stable")[:planted]
+    is_right = judgments.suggested == images.labels[judgments.rows]
     return (
-        (int(is_found.sum()), planted, int(judgements.is_doubtful.sum())),
+        (int(is_found.sum()), planted, int(judgments.is_doubtful.sum())),
         (int(is_swapped[first].sum()), planted, planted),
         (int((is_found & is_right).sum()), int(is_found.sum()), int(is_found.sum())),
     )

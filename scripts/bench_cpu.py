@@ -1,7 +1,7 @@
 """Print what the options for training and evaluating on a CPU gain: python scripts/bench_cpu.py [NETWORKS]
 
 Each option runs in turns with the plain network, in one process with one thread, on the same random images. "Step" is
-a forward and a backward pass with frozen batch normalisation; "evaluation" is a forward pass. A number above 1 says
+a forward and a backward pass with frozen batch normalization; "evaluation" is a forward pass. A number above 1 says
 how much faster the option is. Weights are random, except those of the default network. Four minutes on two cores.
 
 - channels last       ``model.backbone.channels_last=true``, against false
@@ -49,7 +49,7 @@ CASES = {
     "resnet50, 112 px": Case(networks.resnet, None, 16, 112),
     "resnet50, 224 px": Case(networks.resnet, None, 8, 224),
 }
-"""The networks of conf/model that have batch normalisation."""
+"""The networks of conf/model that have batch normalization."""
 
 
 class Work(NamedTuple):

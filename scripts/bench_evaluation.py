@@ -73,11 +73,11 @@ def random_items(number: int, classes: tuple[int, ...], scale: float = 1.0) -> t
 
 
 def draw_gallery(images: int) -> tuple[Any, Any]:
-    """Draw embeddings (N, 128) around the centres of classes of ten, and their labels (N,)."""
+    """Draw embeddings (N, 128) around the centers of classes of ten, and their labels (N,)."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.arange(images) // 10)
-    noise, centres = (rng.standard_normal((images, 128), dtype=np.float32) for _ in range(2))
-    return centres[labels] + 2 * noise, labels
+    noise, centers = (rng.standard_normal((images, 128), dtype=np.float32) for _ in range(2))
+    return centers[labels] + 2 * noise, labels
 
 
 def multiply_and_sort(embeddings: Any) -> None:
@@ -173,7 +173,7 @@ def measure_sop(scale: float) -> None:
 
 
 def measure_gallery(largest: int) -> None:
-    """Measure the metrics that need the nearest neighbours alone, at a quarter, half and all of a size."""
+    """Measure the metrics that need the nearest neighbors alone, at a quarter, half and all of a size."""
     half: Cost | None = None
     for images in (largest // 4, largest // 2, largest):
         embeddings, labels = draw_gallery(images)

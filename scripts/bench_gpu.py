@@ -166,7 +166,7 @@ def print_levels() -> None:
 
 
 def print_gallery() -> None:
-    """Print what the metrics of nearest neighbours take for a million images of 128 dimensions, in classes of ten."""
+    """Print what the metrics of nearest neighbors take for a million images of 128 dimensions, in classes of ten."""
     embeddings, labels = draw_gallery(GALLERY)
     rows = torch.from_numpy(embeddings).to(DEVICE)
     settings: dict[str, Any] = {"metrics": ("recall", "map@r", "r_precision"), "clustering": False}

@@ -3,7 +3,7 @@
 python scripts/bench_index.py            # a million vectors of 128 dimensions
 python scripts/bench_index.py 100000
 
-The vectors are synthetic, of unit length, around the centres of classes of 50. Each kind of index is measured in a new
+The vectors are synthetic, of unit length, around the centers of classes of 50. Each kind of index is measured in a new
 process. MB are the peak of the process, of which the vectors themselves take 512 in float32; they are handed to the
 index in blocks, as `Index.build` does.
 """
@@ -39,16 +39,16 @@ Rows = NDArray[np.float32]
 
 def draw_blocks(count: int) -> Iterator[Rows]:
     """Draw vectors (n, 128) of unit length, a block at a time; the same ones in each process."""
-    centres = np.random.default_rng(0).standard_normal((max(1, count // CLASS), DIMENSION), dtype=np.float32)
+    centers = np.random.default_rng(0).standard_normal((max(1, count // CLASS), DIMENSION), dtype=np.float32)
     for first in range(0, count, BLOCK):
         rng = np.random.default_rng((1, first))
-        classes = rng.integers(len(centres), size=min(BLOCK, count - first))
-        rows = centres[classes] + rng.standard_normal((len(classes), DIMENSION), dtype=np.float32)
+        classes = rng.integers(len(centers), size=min(BLOCK, count - first))
+        rows = centers[classes] + rng.standard_normal((len(classes), DIMENSION), dtype=np.float32)
         yield rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def measure(count: int, factory: str) -> None:
-    """Build and search one index, and print the figures and the neighbours as JSON."""
+    """Build and search one index, and print the figures and the neighbors as JSON."""
     queries = next(draw_blocks(min(count, BLOCK)))[:QUERIES]
     started = perf_counter()
     index = VectorIndex(DIMENSION, factory)
@@ -81,7 +81,7 @@ def measure(count: int, factory: str) -> None:
 def main() -> None:
     """Measure each kind of index in its own process, and print a table."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    print(f"{count:,} vectors of {DIMENSION} numbers; {QUERIES:,} queries, {K} neighbours")
+    print(f"{count:,} vectors of {DIMENSION} numbers; {QUERIES:,} queries, {K} neighbors")
     print(f"{'index':<16}{'s to build':>12}{'MB at peak':>12}{'queries/s':>12}{'ms alone':>10}{'recall@10, %':>14}")
     exact: list[list[int]] = []
     for factory in KINDS:

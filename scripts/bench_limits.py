@@ -4,7 +4,7 @@ python scripts/bench_limits.py                            # two minutes on two c
 python scripts/bench_limits.py 10000 100000 1000000       # an hour
 
 The images are noise of 24 x 24 pixels in tar files, in classes of ten; half of the classes are tested. Embeddings are
-synthetic, with 128 dimensions, around the centres of the classes. Each part runs in a new process. MiB are what it adds
+synthetic, with 128 dimensions, around the centers of the classes. Each part runs in a new process. MiB are what it adds
 to the memory of this process at most, without that of the processes that it starts. Behind each time stands the
 exponent: n times as many images as in the column before took n to this power as long; 1 is in proportion.
 """
@@ -44,11 +44,11 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.evaluation.per_query import join_lists, read_queries, write_queries
-from dml.ops.text.text_tables import markdown_table
 from dml.report.embedding_map import embedding_map
 from dml.report.page import run_report
 from dml.report.run import ReportedRun
 from dml.retrieval.search import nearest_neighbors
+from dml.runtime.text.text_tables import markdown_table
 from dml.samplers.class_balanced import ClassBalancedSampler
 
 CLASS, SIDE, DIMENSION, SHARD = 10, 24, 128, 10_000
@@ -100,10 +100,10 @@ def cache_folder(root: Path) -> CacheFolder:
 
 
 def draw_embeddings(labels: NDArray[np.int64]) -> torch.Tensor:
-    """Draw embeddings (N, 128) around the centres of their classes."""
+    """Draw embeddings (N, 128) around the centers of their classes."""
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((labels.max() + 1, DIMENSION), dtype=np.float32)
-    return torch.from_numpy(centres[labels] + rng.standard_normal((len(labels), DIMENSION), dtype=np.float32))
+    centers = rng.standard_normal((labels.max() + 1, DIMENSION), dtype=np.float32)
+    return torch.from_numpy(centers[labels] + rng.standard_normal((len(labels), DIMENSION), dtype=np.float32))
 
 
 def verify(root: Path) -> dict[str, CheckedImage]:
@@ -157,7 +157,7 @@ def prepare_report(root: Path) -> tuple[Path, Tested]:
 
 
 def report(prepared: tuple[Path, Tested]) -> None:
-    """Write the file of all queries and the report, after the search for the neighbours that they show."""
+    """Write the file of all queries and the report, after the search for the neighbors that they show."""
     folder, (table, embeddings) = prepared
     evaluation = Evaluator(table, MetricConfig(metrics=["recall"])).evaluate(embeddings, neighbors=NEIGHBORS)
     described = {"levels": table.levels, "names": table.names, "made_with": {}}
@@ -174,10 +174,10 @@ PARTS = (
     Part("decode every image once (`dml prepare`)", Path, verify),
     Part("keep the images decoded (`--resize`)", prepare_cache, decode),
     Part("first ten batches of an epoch", read_table, draw_batches),
-    Part("16 nearest neighbours of each training image", prepare_neighbors, lambda rows: nearest_neighbors(rows, 16)),
+    Part("16 nearest neighbors of each training image", prepare_neighbors, lambda rows: nearest_neighbors(rows, 16)),
     Part("test: recall@K", prepare_test, lambda tested: evaluate(tested, "recall")),
     Part("test: recall@K and MAP@R", prepare_test, lambda tested: evaluate(tested, "recall", "map@r")),
-    Part("neighbours, map, per_query.parquet, report", prepare_report, report),
+    Part("neighbors, map, per_query.parquet, report", prepare_report, report),
 )
 
 

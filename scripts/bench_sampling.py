@@ -1,9 +1,9 @@
-"""Print the cost of local neighbourhood sampling beside that of a training step, and the cost of the other samplers.
+"""Print the cost of local neighborhood sampling beside that of a training step, and the cost of the other samplers.
 
 python scripts/bench_sampling.py              # a tenth of Stanford Online Products, half a minute on two cores
 python scripts/bench_sampling.py 59551        # its whole training split, 59,551 images; two minutes
 
-The embeddings are synthetic, with 512 dimensions, around the centres of classes of 5 or 6 images; K = 16, batches of
+The embeddings are synthetic, with 512 dimensions, around the centers of classes of 5 or 6 images; K = 16, batches of
 128. This project's search and FAISS's run in turns in one process, so that a change of the machine's speed affects
 both.
 """
@@ -51,7 +51,7 @@ def draw_items(images: int) -> tuple[Rows, NDArray[np.int64]]:
 
 
 def search_bare(embeddings: Rows) -> Any:
-    """Search with FAISS alone for the row itself and the K nearest neighbours of each row."""
+    """Search with FAISS alone for the row itself and the K nearest neighbors of each row."""
     index: Any = faiss.IndexFlatIP(SIZE)
     index.add(embeddings)
     return index.search(embeddings, K + 1)
@@ -100,12 +100,12 @@ def main() -> None:
     classes = labels[:, 0]
     means = np.stack([np.bincount(classes, weights=column) for column in embeddings.T], axis=1)
     samplers: dict[str, BatchSampler] = {
-        "local neighbourhoods": local,
+        "local neighborhoods": local,
         "class-balanced 64 x 2": ClassBalancedSampler(labels, 64, 2),
         "hierarchical 2 x 32 x 4": HierarchicalSampler(labels, 1, 64, 4),
         "hard classes 64 x 2 of 1000": HardClassSampler(labels, 64, class_embeddings=means),
     }
-    print(f"a step takes {STEP} s; local neighbourhoods may take 2 % of it")
+    print(f"a step takes {STEP} s; local neighborhoods may take 2 % of it")
     print(f"{'a batch':<30}{'ms':>8}{'% of a step':>13}{'hard negatives':>16}{'usable positives':>18}{'anchors':>9}")
     for name, sampler in samplers.items():
         shares = np.mean([hard_shares(labels, table, batch) for batch in islice(sampler, 20)], axis=0)

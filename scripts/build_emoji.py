@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import resvg_py
 from PIL import Image
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 SIDE = 64
 OVERSAMPLING = 2

@@ -3,7 +3,7 @@
 python scripts/kill_and_resume.py                 # 40 kills; a quarter of an hour on two cores
 python scripts/kill_and_resume.py --kills 3
 
-The run is experiment=lns/emoji/rnn on a part of the data, with a few small steps in each stage and new neighbours in
+The run is experiment=lns/emoji/rnn on a part of the data, with a few small steps in each stage and new neighbors in
 the middle of a stage. The points are those of `kill_points.py`, such as "after last.ckpt is replaced". A first run
 counts how often each point is reached. Then the script kills a run at each point near the beginning, the middle and
 the end of the run. Every second run accumulates the gradients of two batches. The exit code is 1 if a resumed run
@@ -34,7 +34,7 @@ from kill_points import POINTS, count_points, die_at
 from small_emoji import slice_of_emoji
 
 from dml.commands import main as dml
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.runtime.run_folders.run_folder import RunFolder
 
 STEPS = 8
 ARGUMENTS = [

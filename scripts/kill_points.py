@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import jobs
 from dml.run.model_tests import final_test
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
 from dml.training.history import History

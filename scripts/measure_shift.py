@@ -25,14 +25,14 @@ from dml.commands.data_jobs.audit_network import build_backbone_network
 from dml.data.table import ImageTable
 from dml.data.table_changes.class_splits import apply_class_splits, read_class_splits
 from dml.evaluation.evaluator import Evaluator
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.text_tables import markdown_table
 from dml.report.provenance import describe_measurement, describe_vector, describe_weights, join_facts, merge_facts
 from dml.report.statistics import PER_QUERY, ClassSums, sum_by_class, sum_runs_by_class
 from dml.run.builders import build_table
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder
 from dml.run.resuming.stored_configuration import plain_config
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.text_tables import markdown_table
 from dml.studies.runs import run_forks
 
 LEVELS = (0, 2, 5)

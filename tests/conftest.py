@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from quick_hydra import remembering
 
 from dml.commands import main
-from dml.ops.libraries.lean_imports import import_lean
+from dml.runtime.libraries.lean_imports import import_lean
 
 # many small jobs: threads would only wait for each other; set before torch is imported. Milvus leaves threads of gRPC
 # behind, which would print a line at each fork of a later test and when the server ends its connection, and Ray's print
@@ -55,6 +55,9 @@ A later ``model=...`` among the arguments takes the place of this one.
 
 PLAIN = [*SMALL, "evaluation.raw=false", "evaluation.clustering=false", "evaluation.sheet=null"]
 """Overrides of `SMALL` for tests that look at the training and at rankings alone."""
+
+ONE_HEAD = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]"]
+"""Overrides of `PLAIN` for tests that look at neither heads nor metrics: half of its time."""
 
 PIPELINE_FIXTURES = {"here", "refused", "small_emoji"}
 GPU_TESTS = ROOT / "tests" / "gpu"

@@ -58,11 +58,11 @@ def query_table(images: Path, seed: int = 0, noise: float = 0.9) -> QueryTable:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 pictures in plain colours, of several sizes."""
+    """24 pictures in plain colors, of several sizes."""
     folder = tmp_path_factory.mktemp("images")
     for i in range(24):
-        colour = (40 * (i // 4), 255 - 60 * (i % 4), 10 * i)
-        Image.new("RGB", (30 + i, 40), colour).save(folder / f"{i:02}.png")
+        color = (40 * (i // 4), 255 - 60 * (i % 4), 10 * i)
+        Image.new("RGB", (30 + i, 40), color).save(folder / f"{i:02}.png")
     return folder
 
 

@@ -8,14 +8,16 @@ import tempfile
 import time
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from kill_points import die_at
+from ports import free_port
+from pytorch_lightning.utilities import rank_zero_only
 
 from dml.commands import main
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.runtime import signals
+from dml.runtime.run_folders.run_folder import RunFolder
 
 
 def kill_at(point: str, occurrence: int, *arguments: str, within: str = "") -> None:
@@ -78,6 +80,52 @@ def stop_at(
         assert process.exitcode is not None
         errors.seek(0)
         return process.exitcode, errors.read()
+
+
+class Ended(NamedTuple):
+    """How a process ended: its exit code, and what it printed to stderr."""
+
+    code: int | None
+    errors: str
+
+
+def run_ranks(folder: Path, *arguments: str, signaled: dict[int, tuple[str, int, int]] | None = None) -> list[Ended]:
+    """Run train.py in two copies of this process, which are started as torchrun starts processes.
+
+    The launcher of dml starts a new Python for each, which takes five seconds: tests/test_wheel.py has it.
+
+    Args:
+        folder: folder for the outputs.
+        arguments: arguments of train.py.
+        signaled: for a rank, the arguments of `kill_points.die_at`: a point, its occurrence, and a signal.
+    """
+    environment = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    environment["MASTER_PORT"] = str(free_port())
+
+    def run(rank: int, errors: Path) -> None:
+        os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stderr = errors.open("w", buffering=1)  # pytest has replaced it
+        rank_zero_only.rank = rank  # Lightning has read it from the environment when it was imported
+        if signaled and rank in signaled:
+            point, occurrence, signum = signaled[rank]
+            die_at(point, occurrence, signum=signum)
+        sys.argv = ["train.py", *arguments]
+        main("train")
+
+    paths = [folder / f"errors_{rank}" for rank in range(2)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=run, args=(rank, path)) for rank, path in enumerate(paths)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [Ended(process.exitcode, path.read_text()) for process, path in zip(processes, paths, strict=True)]
+
+
+TWO = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
+"""Overrides for two processes on the CPU."""
 
 
 def metrics(folder: Path) -> dict[str, Any]:

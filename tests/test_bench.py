@@ -10,7 +10,7 @@ import machine
 import pytest
 from conftest import ROOT
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 SCRIPT = "import sys\nprint('a line  1.0')\nprint(sys.argv[1:])\nsys.exit(len(sys.argv) > 2)\n"
 

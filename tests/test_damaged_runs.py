@@ -20,14 +20,14 @@ from omegaconf import OmegaConf
 from dml.commands import main
 from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.per_query import read_queries
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import CHECKSUMS
-from dml.ops.run_folders.run_files import write_values
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.comparison import find_runs
 from dml.report.run import read_run
 from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration
 from dml.run.sweeps import read_objective
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import CHECKSUMS
+from dml.runtime.run_folders.run_files import write_values
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.checkpoints import TrainingProgress, read_checkpoint
 
 SHORT = [*SMALL, "trainer.max_steps=2", "trainer.val_check_interval=1", "evaluation.sheet=null", "model.heads=[H]"]
@@ -258,7 +258,7 @@ def test_a_sweep_ends_with_one_line_for_a_damaged_run_in_its_folder(
     assert line.startswith(f"error: {path}: damaged (")
 
 
-def test_what_a_sweep_optimises_is_the_history_of_the_test(run: Path) -> None:
+def test_what_a_sweep_optimizes_is_the_history_of_the_test(run: Path) -> None:
     config = OmegaConf.create({"evaluation": {"selection": "val"}, "checkpoints": {"monitor": "level0/recall@1"}})
     read_objective(config, RunFolder(run))
     path = run / "metrics.csv"

@@ -12,14 +12,14 @@ import torch
 from configurations import compose
 from conftest import PLAIN, ROOT, SMALL, Here, Refused, in_a_process
 from PIL import Image
-from runs import assert_same_run, kill_at, last, metrics
+from runs import TWO, assert_same_run, kill_at, last, metrics, run_ranks
 from trainers import small_trainer
 
 from dml.data.table import ImageTable
 from dml.evaluation.per_query import read_queries
-from dml.ops.run_folders.run_files import write_sealed_text
-from dml.ops.run_folders.run_folder import RunFolder, RunState
 from dml.run import builders
+from dml.runtime.run_folders.run_files import write_sealed_text
+from dml.runtime.run_folders.run_folder import RunFolder, RunState
 
 STEPS = 12
 ARGUMENTS = [
@@ -146,7 +146,7 @@ def test_what_chooses_the_checkpoint(here: Here, small_emoji: Path, tmp_path: Pa
         assert found["level0/map@r"] == pytest.approx(max(validated.values()), abs=1e-6)
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("point", "occurrence"),
     [
@@ -236,7 +236,7 @@ def test_two_processes_train_as_one(here: Here, small_emoji: Path, tmp_path: Pat
     arguments += ["loss=happier", "training.proxies=class_means"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
-    in_a_process("train.py", *arguments, f"hydra.run.dir={two}", "trainer=ddp", "trainer.devices=2")
+    assert [ended.code for ended in run_ranks(tmp_path, *arguments, f"hydra.run.dir={two}", *TWO)] == [0, 0]
     expected, found = (last(folder)["state_dict"] for folder in (one, two))
     for name, weights in expected.items():
         torch.testing.assert_close(found[name], weights, atol=1e-5, rtol=1e-4)

@@ -109,7 +109,7 @@ def test_a_users_option_loss_and_metric_take_effect(
     assert metrics["step"] <= 4
     assert (run / "stopped.txt").read_text() == "val level0/map@r 3"
 
-    # the loss: 16 classes, 3 levels, 93 images in the bank, 2 neighbours, and the squares of the embeddings
+    # the loss: 16 classes, 3 levels, 93 images in the bank, 2 neighbors, and the squares of the embeddings
     assert all(114 < float(row["loss/H"]) < 115 for row in rows)
 
     # the metric

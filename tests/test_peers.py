@@ -23,8 +23,8 @@ from peers.dml_settings import list_overrides
 from peers.protocol import LOSSES, Job, RecallClock, StepClock
 
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
 from dml.run import builders
+from dml.runtime.errors import InputError
 
 
 @pytest.fixture

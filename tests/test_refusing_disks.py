@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch.utils.data
-from conftest import PLAIN, Here, Refused
+from conftest import ONE_HEAD, Here, Refused
 from runs import assert_same_run, last
 
 from dml.commands.failures.error_lines import explain
 from dml.data.dataset import ImageDataset
-from dml.ops.filesystem.files import replacing, write_text
-from dml.ops.run_folders.run_folder import RunFolder, RunState
-from dml.ops.text.text_tables import write_csv
+from dml.runtime.filesystem.files import replacing, write_text
+from dml.runtime.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.text.text_tables import write_csv
 
-QUICK = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]", "scheduler=constant"]
+QUICK = [*ONE_HEAD, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]", "scheduler=constant"]
 
 
 @pytest.fixture

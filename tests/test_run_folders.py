@@ -7,21 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PLAIN, Here, Refused
+from conftest import ONE_HEAD, PLAIN, Here, Refused
 from forks import ForkedScript
 from pytorch_lightning.callbacks import Timer
 from runs import assert_same_run, kill_at, last, metrics
 
 from dml.commands import main
-from dml.ops.run_folders.run_folder import RunFolder, RunState
 from dml.report.comparison import find_unfinished
+from dml.runtime.run_folders.run_folder import RunFolder, RunState
 from dml.training.embedders import RawFeatures
-
-QUICK = [*PLAIN, "evaluation.heads=false", "evaluation.metrics=[recall]", "model.heads=[H]"]
 
 
 def test_runs_begun_in_the_same_second_have_a_folder_each(small_emoji: Path, tmp_path: Path) -> None:
-    same = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
+    same = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1"]
     same += [f"hydra.run.dir='${{new_folder:{tmp_path}/runs/now}}'"]
     started = [ForkedScript("train.py", *same, f"seed={seed}") for seed in range(3)]
     assert [script.finish().returncode for script in started] == [0, 0, 0]
@@ -32,7 +30,7 @@ def test_runs_begun_in_the_same_second_have_a_folder_each(small_emoji: Path, tmp
 
 
 def test_a_run_under_way_is_not_trained_twice(refused: Refused, here: Here, small_emoji: Path, tmp_path: Path) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=2"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=2"]
     here("train", *arguments, f"hydra.run.dir={tmp_path}")
     written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     with RunFolder(tmp_path).hold():
@@ -46,7 +44,7 @@ def test_a_run_under_way_is_not_trained_twice(refused: Refused, here: Here, smal
 def test_a_folder_that_holds_a_run_is_not_begun_anew(
     refused: Refused, here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
     here("train", *arguments)
     assert f"resume={tmp_path} goes on with it" in refused(*arguments)
 
@@ -54,7 +52,7 @@ def test_a_folder_that_holds_a_run_is_not_begun_anew(
 def test_a_finished_run_resumed_with_other_values_and_killed_is_not_finished(
     here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "scheduler=constant", "trainer.val_check_interval=2"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "scheduler=constant", "trainer.val_check_interval=2"]
     whole, folder = tmp_path / "whole", tmp_path / "folder"
     here("train", *arguments, "trainer.max_steps=4", f"hydra.run.dir={whole}")
     here("train", *arguments, "trainer.max_steps=2", f"hydra.run.dir={folder}")
@@ -119,7 +117,7 @@ HARMLESS = [
 def test_a_run_stays_as_it_is_if_new_values_are_impossible(
     refused: Refused, small_emoji: Path, here: Here, tmp_path: Path
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
     here("train", *arguments)
     for override, line in IMPOSSIBLE.items():
         assert line in refused(f"resume={tmp_path}", override, "trainer.max_steps=2")
@@ -141,7 +139,7 @@ def test_a_run_stays_as_it_is_if_new_values_are_impossible(
 
 def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     stages = "+stages={a:{trainer:{max_steps:1}},b:{trainer:{max_steps:2}}}"
-    here("train", f"dataset.root={small_emoji}", *QUICK, stages, f"hydra.run.dir={tmp_path}")
+    here("train", f"dataset.root={small_emoji}", *ONE_HEAD, stages, f"hydra.run.dir={tmp_path}")
     line = refused(f"resume={tmp_path}", "stages.a.trainer.max_steps=9")
     assert "stages.a: the run has finished its stages up to b, and can't change them; a new run is needed" in line
     here("train", f"resume={tmp_path}", "stages.b.trainer.max_steps=3")
@@ -151,7 +149,7 @@ def test_a_finished_stage_stays_as_it_is(here: Here, refused: Refused, small_emo
 def test_a_finished_run_without_checkpoints_is_not_begun_anew(
     refused: Refused, here: Here, small_emoji: Path, tmp_path: Path
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
     here("train", *arguments)
     shutil.rmtree(tmp_path / "checkpoints")
     assert "holds a finished run; choose another folder, or delete it" in refused(*arguments)
@@ -161,25 +159,25 @@ def test_a_finished_run_without_checkpoints_is_not_begun_anew(
 def test_a_share_of_less_than_a_batch_is_told_before_the_training(
     refused: Refused, small_emoji: Path, tmp_path: Path, key: str
 ) -> None:
-    line = refused(f"dataset.root={small_emoji}", *QUICK, f"trainer.{key}=0.0001", f"hydra.run.dir={tmp_path}")
+    line = refused(f"dataset.root={small_emoji}", *ONE_HEAD, f"trainer.{key}=0.0001", f"hydra.run.dir={tmp_path}")
     assert f"trainer.{key}=0.0001: less than one of the 1 batches; 1 or more, or a whole number of batches" in line
 
 
 def test_a_precision_whose_library_is_missing_is_one_line(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     precision = "trainer.precision=transformer-engine"
-    line = refused(f"dataset.root={small_emoji}", *QUICK, precision, f"hydra.run.dir={tmp_path}")
+    line = refused(f"dataset.root={small_emoji}", *ONE_HEAD, precision, f"hydra.run.dir={tmp_path}")
     assert "transformer_engine" in line
 
 
 def test_the_last_step_is_logged_without_a_validation_too(here: Here, small_emoji: Path, tmp_path: Path) -> None:
     intervals = ["trainer.val_check_interval=null", "trainer.log_every_n_steps=1000", "trainer.max_steps=3"]
-    here("train", f"dataset.root={small_emoji}", *QUICK, *intervals, f"hydra.run.dir={tmp_path}")
+    here("train", f"dataset.root={small_emoji}", *ONE_HEAD, *intervals, f"hydra.run.dir={tmp_path}")
     (row,) = RunFolder(tmp_path).history()
     assert row["step"] == "3"
     assert float(row["loss"]) >= 0
 
 
-REPORTED = [*QUICK, "trainer.max_steps=1", "evaluation.report={neighbors:2,map:false,seed:0}"]
+REPORTED = [*ONE_HEAD, "trainer.max_steps=1", "evaluation.report={neighbors:2,map:false,seed:0}"]
 REPORTED += ["evaluation.sheet={queries:2,neighbors:2,seed:0}"]
 
 
@@ -214,7 +212,7 @@ def test_a_run_is_finished_when_all_that_it_leaves_is_there(
 def test_a_run_that_is_killed_before_its_configuration_is_written_begins_again(
     here: Here, small_emoji: Path, tmp_path: Path, point: str
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}"]
     kill_at(point, 1, *arguments)
     folder = RunFolder(tmp_path)
     assert folder.state == RunState.NEW
@@ -228,7 +226,7 @@ def test_a_run_that_is_killed_before_its_configuration_is_written_begins_again(
 def test_resuming_finds_the_raw_metrics_that_it_had(
     here: Here, small_emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "evaluation.raw=true", "scheduler=constant"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "evaluation.raw=true", "scheduler=constant"]
     here("train", *arguments, "trainer.max_steps=1", f"hydra.run.dir={tmp_path}")
     before = metrics(tmp_path)["raw/level0/recall@1"]
     monkeypatch.delattr(RawFeatures, "embed_images")
@@ -239,14 +237,14 @@ def test_resuming_finds_the_raw_metrics_that_it_had(
 def test_without_a_validation_the_last_checkpoint_is_tested_and_named(
     here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *QUICK, "trainer.max_steps=1"]
+    arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=1"]
     here("train", *arguments, "trainer.val_check_interval=null", f"hydra.run.dir={tmp_path}")
     assert metrics(tmp_path)["selection"] == "last"
     said = " ".join(capfd.readouterr().out.split())
     assert "test of step 1, the last one; no validation chose one, though evaluation.selection=val" in said
 
 
-ACCUMULATED = [*QUICK, "trainer.accumulate_grad_batches=3", "trainer.max_steps=5", "trainer.val_check_interval=2"]
+ACCUMULATED = [*ONE_HEAD, "trainer.accumulate_grad_batches=3", "trainer.max_steps=5", "trainer.val_check_interval=2"]
 ACCUMULATED += ["checkpoints.every_n_steps=1"]
 
 
@@ -314,7 +312,7 @@ def test_validations_that_are_no_better_end_a_training(
 ) -> None:
     arguments = [f"dataset.root={small_emoji}", *PLAIN, f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
     arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "training.ema=null"]
-    here("train", *arguments)  # nothing is learnt, so the first validation stays the best
+    here("train", *arguments)  # nothing is learned, so the first validation stays the best
     assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out
     assert last(tmp_path)["global_step"] == 3
     assert metrics(tmp_path)["step"] == 1

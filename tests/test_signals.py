@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, ROOT, Here
+from conftest import ONE_HEAD, ROOT, Here
 from forks import ForkedScript
 from runs import assert_same_run, last, stop_at
 
-from dml.ops.run_folders.run_folder import RunFolder, RunState
+from dml.runtime.run_folders.run_folder import RunFolder, RunState
 
-QUICK = [*PLAIN, "evaluation.metrics=[recall]", "data.num_workers=1"]
+QUICK = [*ONE_HEAD, "evaluation.metrics=[recall]", "data.num_workers=1"]
 pytestmark = pytest.mark.pipeline
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
@@ -119,7 +119,7 @@ def test_ctrl_c_during_imports_prints_no_trace(tmp_path: Path, script: str, afte
         assert (process.returncode, errors.startswith("stopped by SIGINT")) == (130, True), errors
 
 
-def test_a_whole_group_is_signalled_and_workers_print_nothing(small_emoji: Path, tmp_path: Path) -> None:
+def test_a_whole_group_is_signaled_and_workers_print_nothing(small_emoji: Path, tmp_path: Path) -> None:
     endless = [*QUICK, "trainer.max_steps=1000000", "trainer.val_check_interval=null"]
     for signum, code in CODES.items():
         folder = tmp_path / str(code)

@@ -61,7 +61,7 @@ def test_each_stage_is_trained_and_the_last_one_tested(finished: Path) -> None:
     assert found["step"] in (2 * STEPS + 4, 3 * STEPS)
     assert last(finished)["run"]["stage"] == "rnn"
     assert any(name.startswith("model.recurrent.H.lstm") for name in last(finished)["state_dict"])
-    # only neighbourhoods have shares, and every anchor of theirs can have a positive
+    # only neighborhoods have shares, and every anchor of theirs can have a positive
     assert [row["batch/anchors"] != "" for row in history] == [False] * (STEPS + 1) + [True] * 2 * STEPS
     assert all(float(row["batch/anchors"]) > 0 for row in history[STEPS + 1 :])
 
@@ -131,7 +131,7 @@ def test_a_stage_can_begin_from_another_runs_checkpoint(
         ("+stages.lns.trainer.max_step=3", "trainer.max_step: no such key; nearest: max_steps"),
         (
             "training.bank_every_n_steps=4",
-            "training.bank_every_n_steps=4: the sampler takes new neighbours up with its next epoch, and has 3 batches "
+            "training.bank_every_n_steps=4: the sampler takes new neighbors up with its next epoch, and has 3 batches "
             "an epoch; sampler.batches_per_epoch=4 would do",
         ),
     ],

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from runs import last, metrics
 from trees.tree import write_images
 
-from dml.ops.configuration.nested import flat, is_below
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.settings import list_keys
+from dml.runtime.configuration.nested import flat, is_below
+from dml.runtime.run_folders.run_folder import RunFolder
 
 SHORT = [
     *SHORT_RUN,

@@ -8,12 +8,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RUN_KEYS, newest_runs
 from dml.run.config_folders import CONF, GROUPS, format_value, quote
 from dml.run.settings import list_keys
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import RUN_KEYS, newest_runs
 
 MERGED = ("callbacks", "evaluation", "experiment", "logger")
 """The groups of which a run may have several choices, whose values join."""

@@ -36,15 +36,6 @@ from dml.commands.failures.error_lines import is_users_mistake, one_line_errors,
 from dml.commands.start.follower_processes import follow
 from dml.commands.start.log_levels import quiet
 from dml.commands.start.working_folder import import_from_working_folder
-from dml.ops.configuration.former_keys import rename_override
-from dml.ops.configuration.nested import is_below
-from dml.ops.configuration.overrides import key_of
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup, printable
-from dml.ops.libraries.lean_imports import import_lean
-from dml.ops.run_folders.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console
 from dml.run import building, sweeps
 from dml.run.config_folders import CONF, GROUPS, list_overrides, quote
 from dml.run.resuming.stored_configuration import (
@@ -55,6 +46,15 @@ from dml.run.resuming.stored_configuration import (
 from dml.run.settings import list_keys
 from dml.run.value_types import check_types
 from dml.runtime import processes, ranks, signals
+from dml.runtime.configuration.former_keys import rename_override
+from dml.runtime.configuration.nested import is_below
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup, printable
+from dml.runtime.libraries.lean_imports import import_lean
+from dml.runtime.run_folders.new_folders import note_new_folder, remove_unused_folder, remove_unused_sweeps
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console
 
 PREPARED = (".hydra", "splits.json", "raw_metrics.json", "fixed_neighbors.npz", "train.log")
 """What a training writes before its first step."""

@@ -15,8 +15,8 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import DamagedPixelsError, ImageCache
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.transforms import Pipeline, stack
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 logger = logging.getLogger(__name__)
 

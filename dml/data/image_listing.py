@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
 
 SUFFIXES = (
     *(".apng", ".bmp", ".dib", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo"),

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dml.data.image_files.limits import read_list_bytes
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 SEPARATORS = ",;\t"
 """The characters that may stand between the cells of a .csv file."""

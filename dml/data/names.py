@@ -3,8 +3,8 @@
 import unicodedata
 from collections.abc import Sequence
 
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 CHUNK = 1 << 14
 """Number of paths that are checked together: to check them one by one takes ten times as long."""

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dml.data.names import MISSING_NAMES, compose_name
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "
 FEWEST_CLASSES = 2
 """The smallest number of classes of a drawn split, and of those that are left for training.
 
-A loss compares images of different classes, and where all images are of one class every neighbour is right.
+A loss compares images of different classes, and where all images are of one class every neighbor is right.
 """
 VALIDATION_CLASSES = 4
 """The smallest number of drawn validation classes, unless they are more than a third: two or three chose too badly."""
@@ -197,7 +197,7 @@ def complete_splits(table: ImageTable, *, test_fraction: float | None, val_fract
     class stays in its split when other classes are added or removed, in any order and on any machine.
     The number of drawn classes varies around the fraction. It is at least half of the intended number, and so is the
     number of the other classes; the classes whose hashes are nearest to the fraction then change sides. Two
-    classes are drawn at least, because the nearest neighbours in a single class are always right, and two remain for
+    classes are drawn at least, because the nearest neighbors in a single class are always right, and two remain for
     training. For validation they are at least four, or a third of the training classes. Only where no validation is
     drawn, a single class of two or three may be the test.
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from dml.data.dataset import Batch, BatchDataset, Draw
 from dml.data.worker_processes import choose_start_method, pause_before_forks
-from dml.ops.configuration.dotted_names import dotted_name
-from dml.ops.errors import InputError
+from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.errors import InputError
 from dml.runtime.processes import follow_parent
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.names import check_class_names, check_paths
-from dml.ops.configuration.dotted_names import dotted_name
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 logger = logging.getLogger(__name__)
 

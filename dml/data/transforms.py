@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml.data.image_files.images import Box, ImageFile
-from dml.ops.errors import InputError, check_number
+from dml.runtime.errors import InputError, check_number
 
 REDUCING_GAP = 2
 """Smallest factor by which a JPEG that is decoded at a reduced size must exceed the height and width of the result.
@@ -107,7 +107,7 @@ class Pad:
 
     Args:
         size: smallest height and width of the result in pixels.
-        fill: value of the border in all three channels; 128 is about the value that normalisation maps to 0.
+        fill: value of the border in all three channels; 128 is about the value that normalization maps to 0.
     """
 
     def __init__(self, size: int, fill: int = 128) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.runtime.processes import follow_parent
 
 Job = TypeVar("Job")

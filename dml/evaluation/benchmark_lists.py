@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.ranking.items import Positives, find_copies
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 Rows = npt.NDArray[np.int64]
 
@@ -89,7 +89,7 @@ def check_queries(part: ImageTable) -> None:
 
 
 def is_of_one_class(part: ImageTable) -> bool:
-    """Return whether all images are of one class at the finest level, so that every neighbour is right."""
+    """Return whether all images are of one class at the finest level, so that every neighbor is right."""
     return len(np.unique(part.labels[:, 0])) == 1
 
 
@@ -105,7 +105,7 @@ def check_validation_classes(part: ImageTable) -> None:
     if is_of_one_class(part):
         raise InputError(
             f"{printable(part.source or 'dataset')}: the images in the {part.split[0]} split are all of one "
-            f"{part.levels[0]}, so that every neighbour is right, and no checkpoint better than another; two are "
+            f"{part.levels[0]}, so that every neighbor is right, and no checkpoint better than another; two are "
             "needed, or trainer.val_check_interval=null, which validates never"
         )
 

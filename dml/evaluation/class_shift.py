@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CLASSES_PER_COMPONENT = 2
 """The fewest classes on a side for each principal component, so that the covariance of a side has full rank."""

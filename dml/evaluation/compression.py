@@ -17,9 +17,9 @@ from dml.evaluation.ranking.items import Items, Positives, find_nearest_items
 from dml.evaluation.ranking.queries import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
-from dml.ops.errors import InputError
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
+from dml.runtime.errors import InputError
 
 SMALLEST_PREFIX = 8
 """The number of dimensions of each head in the smallest prefix that is chosen without being named."""
@@ -166,14 +166,14 @@ def measure_compression(
         head_dims: size of the embedding of each head.
         evaluator: evaluator of the tested images; it computes the rows of float32.
         prefixes: number of dimensions of each head in each prefix.
-        candidates: number of neighbours that are sorted again by float32 vectors, in the rows with "+rescore".
+        candidates: number of neighbors that are sorted again by float32 vectors, in the rows with "+rescore".
         concatenation: how the model joins its heads.
 
     Raises:
         InputError: if there are fewer than two training images, or queries have no positives.
     """
     if len(train) < 2:
-        raise InputError(f"{len(train)} training images: quantisers are trained on at least 2")
+        raise InputError(f"{len(train)} training images: quantizers are trained on at least 2")
     config = replace(evaluator.config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False)
     evaluator = replace(evaluator, config=config)
     for form in make_forms(train, test.rows, head_dims, prefixes, concatenation):
@@ -199,7 +199,7 @@ class _Searches:
         ]
 
     def evaluate(self, candidates: int) -> Metrics:
-        """Compute the metrics; the first ``candidates`` neighbours are sorted again by their float32 vectors."""
+        """Compute the metrics; the first ``candidates`` neighbors are sorted again by their float32 vectors."""
         lists = zip(self.evaluator.benchmark_lists, self.galleries, strict=True)
         return {
             part.metric_name(name): value
@@ -251,7 +251,7 @@ class _Searches:
 def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: Integers, counts: Integers) -> Tensor:
     """Return the ranks of each query's positives (Q, P) float64, rising and padded with infinity.
 
-    A positive that isn't among the neighbours gets a rank behind all items, which metrics of the first ranks count as
+    A positive that isn't among the neighbors gets a rank behind all items, which metrics of the first ranks count as
     not found.
 
     >>> neighbors, gallery = np.array([[2, 0]]), np.array([7, 7, 5])

@@ -16,12 +16,12 @@ from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, Kind, MetricConfig
 from dml.evaluation.ranking.items import Items, Labels, check_query_and_gallery
 from dml.evaluation.ranking.queries import PerQuery, rank_items
-from dml.metrics.pairs import LabelledPairs
+from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import PairVerification
-from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.reranking import Reranker
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
 
 Metrics = dict[str, float]
 
@@ -54,7 +54,7 @@ def evaluate(
     - level{i}/eer, fnmr@1e-2, fnmr@1e-3, fnmr@1e-4, opis, only if `metrics` names them: how well a threshold on the
       similarity tells pairs of one class from others (`dml.metrics.verification`).
 
-    For recall a search for the nearest neighbours is enough, and for MAP@R and R-precision where no query has more than
+    For recall a search for the nearest neighbors is enough, and for MAP@R and R-precision where no query has more than
     512 positives; other metrics need the rankings. Both are computed in blocks. Embeddings on a CUDA device are ranked
     there, those on any other device on CPU.
 
@@ -100,7 +100,7 @@ class Evaluation(NamedTuple):
     """The result of an evaluation.
 
     Args:
-        lists: metrics and neighbours of the queries of each benchmark list, in rows of the table.
+        lists: metrics and neighbors of the queries of each benchmark list, in rows of the table.
         metrics: {name: fraction}, the metrics of the whole evaluation.
     """
 
@@ -150,7 +150,7 @@ class Evaluator:
         """Rank and cluster embeddings.
 
         Args:
-            embeddings: (N, D) embeddings of any real type, or embeddings that were normalised before.
+            embeddings: (N, D) embeddings of any real type, or embeddings that were normalized before.
             rows: (N,) rows of the table, to which the embeddings belong; None for all rows in their order.
             neighbors: number of nearest items to return for each query.
             reranker: steps that change the ranking, see `rerankings`; None for the plain one.
@@ -249,9 +249,9 @@ def _evaluate_pairs(
     metrics: Metrics = {}
     selected = config.select_kind(Kind.PAIRS)
     for level, labels in enumerate(queries.labels.T if selected else ()):
-        pairs = LabelledPairs(queries.embeddings, labels)
+        pairs = LabeledPairs(queries.embeddings, labels)
         if gallery is not None:
-            pairs = LabelledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)
+            pairs = LabeledPairs(queries.embeddings, labels, gallery.embeddings, gallery.labels[:, level], excluded)
         verification = PairVerification(pairs)
         metrics |= {f"level{level}/{metric.name}": metric.compute_value(verification) for metric in selected}
     return metrics

@@ -1,4 +1,4 @@
-"""Recall among a few items for each query, such as its nearest neighbours by another network."""
+"""Recall among a few items for each query, such as its nearest neighbors by another network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from torch import Tensor
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.ranking.items import Labels, Positives
 from dml.metrics.binary import positive_ranks, recall_at_k
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip
-from dml.ops.filesystem.files import replacing
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip
+from dml.runtime.filesystem.files import replacing
 
 BLOCK_SIZE = 2048
 """The number of queries that are ranked together."""
@@ -33,7 +33,7 @@ class FixedNeighbors(NamedTuple):
     neighbors: npt.NDArray[np.int64]
 
     def write(self, path: Path) -> None:
-        """Write the neighbours to a file."""
+        """Write the neighbors to a file."""
         with replacing(path) as partial, partial.open("wb") as file:
             np.savez(file, rows=self.rows, neighbors=self.neighbors)
 
@@ -61,9 +61,9 @@ def recall_among(
     neighbors: Tensor,
     recall_at: Sequence[int] = (1, 2, 4, 8),
 ) -> dict[str, float]:
-    """Compute recall@k of rankings that hold only a few items, such as the query's neighbours by another network.
+    """Compute recall@k of rankings that hold only a few items, such as the query's neighbors by another network.
 
-    In the LNS thesis (Table 3.3) this shows whether a network improves the order within a neighbourhood, or finds items
+    In the LNS thesis (Table 3.3) this shows whether a network improves the order within a neighborhood, or finds items
     outside of it.
 
     Args:
@@ -82,7 +82,7 @@ def recall_among(
     rows = UnitEmbeddings.normalize(embeddings).rows.cpu()
     columns = torch.as_tensor(np.asarray(labels)).reshape(len(labels), -1)
     if not len(rows) == len(columns) == len(neighbors):
-        raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbours of {len(neighbors)} items")
+        raise InputError(f"{len(rows)} embeddings, {len(columns)} labels and neighbors of {len(neighbors)} items")
     items = torch.cat([_nearest_first(rows, part) for part in _parts(neighbors)])
     positives = Positives(columns.numpy(), None)
     recalls: dict[str, float] = {}
@@ -100,7 +100,7 @@ def _parts(neighbors: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def _nearest_first(rows: Tensor, part: tuple[int, Tensor]) -> Tensor:
-    """Sort the neighbours (B, K) of the queries from `start` on by falling cosine similarity."""
+    """Sort the neighbors (B, K) of the queries from `start` on by falling cosine similarity."""
     start, items = part
     items = items.sort(dim=1).values
     cosines = torch.einsum("bd,bkd->bk", rows[start : start + len(items)], rows[items])

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.ops.poincare import LARGEST_NORM, Ball, check_ball, product_distances, ranking_vectors
 from dml.retrieval.rows import Embeddings, float32_rows, unit_rows
+from dml.runtime.errors import InputError
 
 
 def choose_ball(geometry: Any, loss: Any) -> Ball | None:

@@ -15,8 +15,8 @@ from dml.metrics.binary import average_precision, map_at_r, r_precision, recall_
 from dml.metrics.clustering import Average, ami, nmi, pair_f1
 from dml.metrics.graded import asi, h_ap, ndcg
 from dml.metrics.verification import REPORTED_FMRS, PairVerification, equal_error_rate, fnmr_at_fmr, opis
-from dml.ops.errors import InputError, check_number, check_whole
 from dml.ops.relevance import power_relevance, weighted_ap_relevance
+from dml.runtime.errors import InputError, check_number, check_whole
 
 QUERIES_WITHOUT_POSITIVES = "queries_without_positives"
 """The end of the names of counts in metrics.json, such as level0/queries_without_positives."""
@@ -35,14 +35,14 @@ class Kind(StrEnum):
     AT_K = "at_k"
     """One value for each level and each k of ``recall_at``: ``function(ranks, k)`` -> (Q,).
 
-    Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbours
+    Like recall@k, the metric may depend on the rank of the nearest positive alone: a search for the nearest neighbors
     finds no other rank. ``ranks`` is (Q, 1) then, and may be longer in other evaluations.
     """
     WITHIN_R = "within_r"
     """One value for each level: ``function(ranks, counts)`` -> (Q,).
 
     ``ranks`` (Q, P) are as for `LEVEL`, and ``counts`` (Q,) is the number R of each query's positives. Like MAP@R, the
-    metric may depend on the ranks up to R alone: where R is small, a search for the nearest neighbours finds no others.
+    metric may depend on the ranks up to R alone: where R is small, a search for the nearest neighbors finds no others.
     """
     LEVEL = "level"
     """One value for each level: ``function(ranks)`` -> (Q,).

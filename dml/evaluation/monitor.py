@@ -10,8 +10,8 @@ import numpy as np
 from dml.data.table import ImageTable
 from dml.evaluation.metric import Metric, MetricConfig
 from dml.evaluation.names import HEADS, MetricName, are_heads, metric_names, split_head_names
-from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import ITERATIONS
+from dml.runtime.errors import InputError
 
 AUTO = "auto"
 """The value of ``evaluation.validation_metrics`` that chooses the metrics by the labels and the time of k-means."""

@@ -10,7 +10,7 @@ import numpy as np
 from dml.data.table import EVERY_LEVEL, ImageTable
 from dml.evaluation.benchmark_lists import has_level_lists
 from dml.evaluation.metric import METRICS_BY_NAME, QUERIES_WITHOUT_POSITIVES, Kind, Metric, MetricConfig
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 HEADS = "heads"
 """The first part of a metric's name if the metric is not computed of all heads together."""

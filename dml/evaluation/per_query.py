@@ -1,4 +1,4 @@
-"""The file ``per_query.parquet``: the metrics and the nearest neighbours of each test query."""
+"""The file ``per_query.parquet``: the metrics and the nearest neighbors of each test query."""
 
 import json
 import shlex
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from dml.data.table import ImageTable
 from dml.evaluation.ranking.queries import PerQuery
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.plain_text import parse_json
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.plain_text import parse_json
 
 Floats = npt.NDArray[np.float64]
 Strings = npt.NDArray[np.object_]
@@ -29,7 +29,7 @@ METADATA = b"dml"
 
 @dataclass(frozen=True)
 class QueryTable:
-    """The queries of a test, one in each row, with their metrics and nearest neighbours.
+    """The queries of a test, one in each row, with their metrics and nearest neighbors.
 
     Args:
         paths: (Q,) paths of the queries' images.
@@ -44,7 +44,7 @@ class QueryTable:
         made_with: {library or "platform": version}, of the machine that ran the test.
 
     Raises:
-        InputError: if the columns differ in length, labels do not fit the levels, or there is no query or neighbour.
+        InputError: if the columns differ in length, labels do not fit the levels, or there is no query or neighbor.
     """
 
     paths: Strings
@@ -120,7 +120,7 @@ class QueryTable:
         """Make the table of the rankings of all queries.
 
         Args:
-            ranked: metrics and neighbours of the queries, as `rank_queries` returns them.
+            ranked: metrics and neighbors of the queries, as `rank_queries` returns them.
             paths: (Q,) paths of the queries' images.
             labels: (Q, L) labels of the queries.
             gallery_paths: (G,) paths of the gallery's images; None if the queries are their own gallery.
@@ -146,8 +146,8 @@ def join_lists(table: ImageTable, lists: Sequence[PerQuery], neighbors: int, **d
 
     Args:
         table: the tested images.
-        lists: queries and neighbours of each list, as rows of the table.
-        neighbors: number of neighbours of each query in the table; a shorter list gives fewer to all.
+        lists: queries and neighbors of each list, as rows of the table.
+        neighbors: number of neighbors of each query in the table; a shorter list gives fewer to all.
         **described: levels, names, positions and made_with, as in `QueryTable`.
     """
     names = dict.fromkeys(name for part in lists for name in part.values)
@@ -295,7 +295,7 @@ class QueryScore:
 
 
 def score_queries(table: QueryTable) -> QueryScore:
-    """Score queries by AP at the finest level, or else by 1 / rank of the nearest stored neighbour of their class."""
+    """Score queries by AP at the finest level, or else by 1 / rank of the nearest stored neighbor of their class."""
     if "level0/ap" in table.metrics:
         return QueryScore("AP", table.metrics["level0/ap"])
     is_same = compare_classes(table)
@@ -305,7 +305,7 @@ def score_queries(table: QueryTable) -> QueryScore:
 
 
 def compare_classes(table: QueryTable) -> npt.NDArray[np.bool_]:
-    """Return whether each stored neighbour has the finest class of its query. -> (Q, k)"""
+    """Return whether each stored neighbor has the finest class of its query. -> (Q, k)"""
     is_same: npt.NDArray[np.bool_] = table.find_shared_levels(levels=slice(1)) == 0
     return is_same
 
@@ -329,7 +329,7 @@ def choose_lowest(values: Floats, classes: npt.NDArray[np.int64], count: int, se
 
 
 def describe_first_match(table: QueryTable, row: int) -> str:
-    """Return the rank of a query's nearest stored neighbour of its class, in words."""
+    """Return the rank of a query's nearest stored neighbor of its class, in words."""
     is_same = compare_classes(table)[row]
     if is_same.any():
         return f"first match at rank {is_same.argmax() + 1}"

@@ -42,12 +42,12 @@ class PrincipalComponents:
         """
         rows = features.double()
         mean = rows.mean(dim=0)
-        centred = rows - mean
+        centered = rows - mean
         if len(rows) < rows.shape[1]:  # then far faster than with the large matrix of covariances
-            deviations, directions = torch.linalg.svd(centred, full_matrices=False)[1:]
+            deviations, directions = torch.linalg.svd(centered, full_matrices=False)[1:]
             variances = deviations.square() / (len(rows) - 1)
         else:
-            variances, directions = torch.linalg.eigh(centred.T @ centred / (len(rows) - 1))
+            variances, directions = torch.linalg.eigh(centered.T @ centered / (len(rows) - 1))
             variances, directions = variances.flip(0), directions.T.flip(0)
         variances, directions = variances[:size], directions[:size]
         varies = variances > SMALLEST_SHARE * variances[0]
@@ -63,9 +63,9 @@ def evaluate_projections(train: Tensor, test: Tensor, evaluator: Evaluator, size
     """Compute the metrics of features as they are, projected onto their components, and whitened -> {name: metrics}.
 
     Args:
-        train: (M, F) L2-normalised features of the training images; the PCA is fitted on them. With fewer than two
+        train: (M, F) L2-normalized features of the training images; the PCA is fitted on them. With fewer than two
             images, or images that are all alike, there is none.
-        test: (N, F) L2-normalised features of the rows of the evaluator's table.
+        test: (N, F) L2-normalized features of the rows of the evaluator's table.
         evaluator: evaluator of the test images.
         size: largest number of components.
     """
@@ -114,11 +114,11 @@ def spread_embeddings(features: Tensor, components: int) -> Tensor:
     of the labels of grocery photographs were swapped.
 
     Args:
-        features: (N, F) L2-normalised features of the images, N at least 2.
+        features: (N, F) L2-normalized features of the images, N at least 2.
         components: largest number of principal components.
 
     Returns:
-        (N, D) L2-normalised embeddings; the features themselves if these are all alike.
+        (N, D) L2-normalized embeddings; the features themselves if these are all alike.
     """
     size = max(2, min(components, len(features) // IMAGES_PER_COMPONENT))
     fitted = PrincipalComponents.fit(features, size)

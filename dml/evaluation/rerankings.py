@@ -8,9 +8,9 @@ from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import Kind
 from dml.evaluation.names import RERANKED
-from dml.ops.errors import InputError
 from dml.retrieval.k_reciprocal import KReciprocal
 from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker
+from dml.runtime.errors import InputError
 
 STEPS: Mapping[str, Callable[..., Reranker]] = {
     "alpha_qe": AlphaQueryExpansion,

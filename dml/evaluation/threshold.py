@@ -13,7 +13,7 @@ from dml.evaluation.benchmark_lists import benchmark_lists, has_level_lists
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import METRICS, Kind
 from dml.evaluation.names import CALIBRATION_PREFIX, THRESHOLD_PREFIX, format_percent
-from dml.metrics.pairs import BLOCK, LabelledPairs
+from dml.metrics.pairs import BLOCK, LabeledPairs
 from dml.metrics.verification import (
     EVEN,
     Calibration,
@@ -26,8 +26,8 @@ from dml.metrics.verification import (
     find_threshold,
     fit_calibration,
 )
-from dml.ops.errors import InputError
 from dml.ops.precision import without_tf32
+from dml.runtime.errors import InputError
 
 RELIABILITY = "reliability"
 """The name of the reliability curve of probabilities as they are, each pair counting once."""
@@ -76,7 +76,7 @@ class NearestItems(NamedTuple):
     is_right: npt.NDArray[np.bool_]
 
 
-def find_nearest(pairs: LabelledPairs) -> NearestItems:
+def find_nearest(pairs: LabeledPairs) -> NearestItems:
     """Find the nearest item of each query twice: among all items, and among those of other classes.
 
     Items that a query excludes are never found. A search that has nothing to find is left out.
@@ -161,7 +161,7 @@ class ThresholdSettings:
                 raise InputError(f"evaluation.threshold.{name}={share}: must be above 0 and below 1")
 
 
-def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabelledPairs | None:
+def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabeledPairs | None:
     """Make the pairs of an evaluated split: of two images, or of a query and an item of the gallery.
 
     Args:
@@ -176,17 +176,17 @@ def make_pairs(embeddings: UnitEmbeddings, table: ImageTable) -> LabelledPairs |
     (part,) = benchmark_lists(table)
     queries, labels = embeddings.take(part.queries).rows, table.labels[:, 0]
     if part.gallery is None:
-        return LabelledPairs(queries, labels[part.queries])
+        return LabeledPairs(queries, labels[part.queries])
     gallery = embeddings.take(part.gallery).rows
-    return LabelledPairs(queries, labels[part.queries], gallery, labels[part.gallery], part.excluded)
+    return LabeledPairs(queries, labels[part.queries], gallery, labels[part.gallery], part.excluded)
 
 
-def has_both_kinds(pairs: LabelledPairs) -> bool:
+def has_both_kinds(pairs: LabeledPairs) -> bool:
     """Tell whether there is a pair of one class, and one of different classes."""
     return bool(pairs.counts.positives[0] and pairs.counts.negatives[0])
 
 
-def choose_threshold(pairs: LabelledPairs, nearest: NearestItems, settings: ThresholdSettings) -> float | None:
+def choose_threshold(pairs: LabeledPairs, nearest: NearestItems, settings: ThresholdSettings) -> float | None:
     """Choose the smallest threshold with the wanted share of wrong "same" among the nearest, or false match rate.
 
     There is none if no similarity has such a share.
@@ -214,7 +214,7 @@ def _find_wrong_share(nearest: NearestItems, share: float) -> float | None:
     return float(fitting[-1]) if len(fitting) else None
 
 
-def compute_threshold_errors(pairs: LabelledPairs, similarity: float) -> Metrics:
+def compute_threshold_errors(pairs: LabeledPairs, similarity: float) -> Metrics:
     """Compute the errors of a threshold: over all pairs, and for the median and the worst class.
 
     Args:
@@ -241,7 +241,7 @@ POINTS = 121
 
 
 def evaluate_threshold(
-    split: str, tested: LabelledPairs | None, validated: LabelledPairs | None, settings: ThresholdSettings
+    split: str, tested: LabeledPairs | None, validated: LabeledPairs | None, settings: ThresholdSettings
 ) -> tuple[dict[str, float], dict[str, Floats]]:
     """Choose a threshold and fit probabilities on the validation classes, and judge both on those of a tested split.
 
@@ -285,7 +285,7 @@ def evaluate_threshold(
     return {f"{THRESHOLD_PREFIX}{name}": value for name, value in metrics.items()}, curves
 
 
-def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
+def thin_curve(rates: ErrorRates, pairs: LabeledPairs) -> Floats:
     """Return the smallest FNMR at false match rates from 1 down to that of a single pair. -> (2, P) FMR and FNMR"""
     lowest = max(LOWEST_FMR, 1.0 / int(pairs.counts.negatives[0]))
     fmrs = np.geomspace(1.0, LOWEST_FMR, POINTS)
@@ -294,9 +294,7 @@ def thin_curve(rates: ErrorRates, pairs: LabelledPairs) -> Floats:
     return np.stack([fmrs, rates.fnmr[places]])
 
 
-def _evaluate_calibration(
-    tested: LabelledPairs, calibration: Calibration
-) -> tuple[dict[str, float], dict[str, Floats]]:
+def _evaluate_calibration(tested: LabeledPairs, calibration: Calibration) -> tuple[dict[str, float], dict[str, Floats]]:
     """Return the errors of probabilities and their reliability curves: as they are, and with both kinds alike."""
     metrics: dict[str, float] = {}
     curves: dict[str, Floats] = {}

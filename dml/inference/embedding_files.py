@@ -20,14 +20,14 @@ from dml.data.image_files.contents import read_sizes, read_stamps
 from dml.data.prepared.prepared_files import UnfitFileError, read_parquet, write_parquet
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import check_readable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import DamageError
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.locks import holding, is_held
-from dml.ops.run_folders.run_files import read_values, write_values
-from dml.ops.text.console import progress_bar
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.checksums import DamageError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.locks import holding, is_held
+from dml.runtime.run_folders.run_files import read_values, write_values
+from dml.runtime.text.console import progress_bar
+from dml.runtime.text.counts import format_count
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.errors import InputError
-from dml.ops.libraries.extras import check_installed
-from dml.ops.libraries.versions import own_version
+from dml.runtime.errors import InputError
+from dml.runtime.libraries.extras import check_installed
+from dml.runtime.libraries.versions import own_version
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def write_graph(program: ExportedProgram, path: Path, suffix: str, facts: Mappin
 
 
 def write_quantized(exported: Path, path: Path, facts: Mapping[str, Any]) -> None:
-    """Write an ONNX file whose linear layers have weights of 8 bits, and quantise their inputs while it runs.
+    """Write an ONNX file whose linear layers have weights of 8 bits, and quantize their inputs while it runs.
 
     Convolutions stay as they are: with them, EfficientNet-Lite0 ran 13 times slower in ONNX Runtime 1.32, at a least
     cosine of 0.65.

@@ -43,12 +43,12 @@ from dml.inference.exported_graph import (
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.image_inputs import read_pixels
 from dml.inference.index_folder import Source, list_source
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import replacing, write_text
-from dml.ops.filesystem.paths import expand_home
 from dml.run import builders
 from dml.run.evaluators import choose_final_split
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import replacing, write_text
+from dml.runtime.filesystem.paths import expand_home
 
 MAX_IMAGES = 1000
 """The number of images of a run's test that are taken at most."""

@@ -28,12 +28,12 @@ from dml.inference.image_inputs import ImageInput, ImageInputs, list_inputs, rea
 from dml.inference.model_settings import ModelSettings
 from dml.metrics.verification import Calibration
 from dml.models.embedding import EmbeddingModel, embed_views
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
 from dml.ops.poincare import join_in_ball
 from dml.ops.precision import full_float32
 from dml.ops.tensor_hashes import add_tensors
-from dml.ops.text.console import progress_bar
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.text.console import progress_bar
 
 if TYPE_CHECKING:
     from dml.inference.exporting import ExportReport
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class ImageEmbedder:
     """A trained model that turns images into vectors; `dml.load` makes one.
 
-    The vectors are L2-normalised, so the inner product of two of them is their cosine similarity. A model that was
+    The vectors are L2-normalized, so the inner product of two of them is their cosine similarity. A model that was
     trained in a Poincare ball gives points of the ball, which are compared by their Poincare distance.
 
     Threads may share it: they read images at the same time, and run the network one after the other.
@@ -180,7 +180,7 @@ class ImageEmbedder:
         on_corrupt: str = "raise",
         progress: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed images. -> (N, D) float32, L2-normalised or points of the model's ball, in the order of the images
+        """Embed images. -> (N, D) float32, L2-normalized or points of the model's ball, in the order of the images
 
         Args:
             images: one image or several, as paths, PIL images, arrays (H, W, 3) uint8 or tensors (3, H, W) uint8; or
@@ -189,7 +189,7 @@ class ImageEmbedder:
                 same digits as the test.
             num_workers: number of processes that decode images; 0 decodes in this process.
             views: number of views of each image, whose embeddings are averaged: 1, 2 (the image and its mirror image),
-                5 (corners and centre) or 10 (both). None takes the number of the run's test, whose vectors gave the
+                5 (corners and center) or 10 (both). None takes the number of the run's test, whose vectors gave the
                 metrics and the threshold.
             precision: "32", or "bf16" and "16" for a faster forward pass on hardware that has it.
             on_corrupt: treatment of unreadable images: "raise" raises an error; "skip" makes the row NaN, and a
@@ -292,8 +292,8 @@ class ImageEmbedder:
 
         Args:
             folder: path of the folder.
-            license: identifier of the licence of the weights, such as "mit", for the model card. It depends on the
-                licences of the pretrained weights and of the data; None says in the card that none was stated.
+            license: identifier of the license of the weights, such as "mit", for the model card. It depends on the
+                licenses of the pretrained weights and of the data; None says in the card that none was stated.
 
         Raises:
             InputError: if the folder holds something else.
@@ -333,7 +333,7 @@ class ImageEmbedder:
 
         Args:
             repository: name of the repository, such as "somebody/birds"; it is made if it doesn't exist.
-            license: identifier of the licence of the weights, see `save_pretrained`.
+            license: identifier of the license of the weights, see `save_pretrained`.
             private: whether a repository that is made is private.
         """
         from huggingface_hub import HfApi

@@ -30,13 +30,13 @@ from dml.inference.index_folder import (
 )
 from dml.inference.loading import load
 from dml.metrics.verification import Calibration
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import file_checksum
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.paths import absolute_path, expand_home
-from dml.ops.run_folders.run_files import write_values
 from dml.retrieval.vector_index import EXACT, VectorIndex
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.checksums import file_checksum
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.paths import absolute_path, expand_home
+from dml.runtime.run_folders.run_files import write_values
 
 UNIT_TOLERANCE = 1e-5
 """Difference of a vector's length from 1 that comes from rounding."""
@@ -82,7 +82,7 @@ class Index:
             model: model that embeds images.
             source: folder of images, list of them (.csv, .tsv, .txt or .parquet), paths of images, or an `ImageTable`.
             factory: kind of the index, in the language of FAISS's ``index_factory``. "Flat" is exact; others, such as
-                "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbours.
+                "IVF1024,Flat" or "HNSW32", are faster for many images and may miss neighbors.
             parameters: search parameters of an approximate index, such as "nprobe=32".
             **options: further arguments of `ImageEmbedder.embed`, such as ``num_workers=2``. With
                 ``on_corrupt="skip"`` unreadable images are left out.
@@ -145,8 +145,8 @@ class Index:
 
         Args:
             images: queries, as `ImageEmbedder.embed` takes them; or their vectors (Q, D), an array, a tensor or lists,
-                which are L2-normalised, or points of the model's Poincare ball.
-            k: number of neighbours; None takes 10, or all of a smaller index.
+                which are L2-normalized, or points of the model's Poincare ball.
+            k: number of neighbors; None takes 10, or all of a smaller index.
 
         Raises:
             InputError: if ``k`` is not between 1 and the number of images, or vectors have another size or are outside

@@ -22,9 +22,9 @@ from dml.data.layout import name_similar, read_list_lines
 from dml.data.names import compose_name
 from dml.data.readers import csv
 from dml.data.transforms import Pipeline
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LISTS = (".csv", ".tsv", ".txt", ".parquet")
 ImageInput = str | Path | Image.Image | NDArray[Any] | Tensor
 """A path, a PIL image, or pixels: an array (H, W, C) or (H, W) uint8, or a tensor (3, H, W) uint8.
 
-The C channels of an array are grey, grey and alpha, RGB, or RGB and alpha.
+The C channels of an array are gray, gray and alpha, RGB, or RGB and alpha.
 """
 
 

@@ -25,12 +25,12 @@ from dml.data.layout import name_similar
 from dml.data.names import check_paths
 from dml.data.table import ImageTable
 from dml.inference.image_inputs import list_named_images, unpack_paths
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import CHECKSUMS, DamageError, file_checksum
-from dml.ops.filesystem.locks import holding
-from dml.ops.filesystem.paths import absolute_path, expand_home
-from dml.ops.run_folders.run_files import read_values
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.checksums import CHECKSUMS, DamageError, file_checksum
+from dml.runtime.filesystem.locks import holding
+from dml.runtime.filesystem.paths import absolute_path, expand_home
+from dml.runtime.run_folders.run_files import read_values
 
 Source = str | Path | Sequence[str | Path] | ImageTable
 """A folder of images, a list of them, paths, or a table."""
@@ -100,8 +100,8 @@ class IndexItems:
     def take_labels(self, earlier: "IndexItems") -> "IndexItems":
         """Return these items, of which those without a label have that of the same path in earlier items."""
         labels = dict(zip(earlier.absolute_paths(), earlier.labels.tolist(), strict=True))
-        labelled_paths = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
-        joined = _as_objects(label or labels.get(path, "") for path, label in labelled_paths)
+        labeled_paths = zip(self.paths.tolist(), self.labels.tolist(), strict=True)
+        joined = _as_objects(label or labels.get(path, "") for path, label in labeled_paths)
         return IndexItems(self.ids, self.paths, joined)
 
     def join(self, later: "IndexItems") -> "IndexItems":

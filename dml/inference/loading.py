@@ -15,17 +15,17 @@ from dml.inference.model_settings import ModelSettings
 from dml.inference.saved_folder import DESCRIPTION, WEIGHTS, SavedModel, is_saved_folder, read_folder
 from dml.models.adapters import merge_updates
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import rows_checksum
-from dml.ops.filesystem.files import clean_up
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder, newest_runs
 from dml.run import resolvers  # noqa: F401 (it registers the resolvers that configurations call)
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.settings import list_keys
 from dml.run.stages import find_stage, resolve_parts
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.checksums import rows_checksum
+from dml.runtime.filesystem.files import clean_up
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import RunFolder, newest_runs
 from dml.training.checkpoints import TrainingProgress, load_model, load_state, read_checkpoint
 from dml.training.frozen_weights import lacks_weights
 
@@ -156,7 +156,7 @@ def read_settings(path: Path, *, trust: bool = False) -> ModelSettings:
     config = resolve_parts(stage, unused)
     if config.pop("recurrent") is not None:
         raise InputError(
-            f"{printable(path)}: its recurrent network embeds an image by its neighbours in the data set, so it can't "
+            f"{printable(path)}: its recurrent network embeds an image by its neighbors in the data set, so it can't "
             "embed images alone; dml evaluate tests it"
         )
     training = {**progress.describe(checkpoint["run"]), "stage": progress.stage}

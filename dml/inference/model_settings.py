@@ -14,10 +14,10 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.transforms import Pipeline
 from dml.evaluation.geometry import choose_ball
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.building import build, check_targets, trusting
 from dml.run.model_builders import build_crops_transform, build_embedding_model
+from dml.runtime.errors import InputError
 
 LARGEST = 16_384
 """The largest size, such as that of an embedding or an image, which settings out of a file may give to a model."""
@@ -33,7 +33,7 @@ class ModelSettings:
         training: facts about the training, such as the step of the checkpoint; see `dml.inference.loading`.
         metrics: the metrics of the run's test, by name; empty if it wasn't tested.
         class_names: names of the classes that the model was trained on; empty if they aren't known.
-        picture: PNG file of some test queries with their nearest neighbours; None if there is none. It is in memory
+        picture: PNG file of some test queries with their nearest neighbors; None if there is none. It is in memory
             because the file may be gone when the model is saved: saving an index replaces that of its old version.
         is_trusted: whether the configuration may build objects that dml doesn't know.
     """

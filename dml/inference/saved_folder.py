@@ -21,13 +21,14 @@ from dml.evaluation.names import HEADS, RERANKED, THRESHOLD_PREFIX, format_perce
 from dml.evaluation.threshold import describe_choice, find_calibration
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.model_settings import ModelSettings
-from dml.ops.configuration.former_keys import rename_keys
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.checksums import DamageError, file_checksum
-from dml.ops.filesystem.files import replacing_folder
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_files import (
+from dml.report.provenance import name_dataset
+from dml.runtime.configuration.former_keys import rename_keys
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.checksums import DamageError, file_checksum
+from dml.runtime.filesystem.files import replacing_folder
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_files import (
     check_metrics,
     read_configuration,
     read_values,
@@ -36,8 +37,7 @@ from dml.ops.run_folders.run_files import (
     write_sealed_text,
     write_values,
 )
-from dml.ops.text.text_tables import markdown_table
-from dml.report.provenance import name_dataset
+from dml.runtime.text.text_tables import markdown_table
 
 FORMAT = 1
 """The version of the files, which changes when older versions of dml can't read them."""
@@ -189,7 +189,7 @@ def write_card(embedder: ImageEmbedder, license_id: str | None) -> str:
         f"---\n{facts.to_yaml()}\n---\n",
         f"# {settings.name}, trained on {dataset}\n",
         "A network that turns an image into a vector; similar images have similar vectors.\n",
-        "![Queries of the test and their nearest neighbours](retrieval.png)\n" if has_picture else "",
+        "![Queries of the test and their nearest neighbors](retrieval.png)\n" if has_picture else "",
         "## Use\n",
         USE.format(dimension=embedder.dimension),
         "## Facts\n",
@@ -236,7 +236,7 @@ def _list_facts(embedder: ImageEmbedder, license_id: str | None) -> Iterable[tup
     yield "checkpoint chosen on", _describe_selection(settings)
     yield "seed", str(config.get("seed", "unknown"))
     yield "fingerprint", f"`{embedder.fingerprint}`"
-    yield "licence of the weights", license_id or "none was stated; pretrained weights and data have their own"
+    yield "license of the weights", license_id or "none was stated; pretrained weights and data have their own"
 
 
 def _describe_input(embedder: ImageEmbedder) -> str:
@@ -292,7 +292,7 @@ def _describe_threshold(errors: Mapping[str, float]) -> Iterable[str]:
     if "unknown_accepted" in errors:
         yield (
             f"Of queries whose class is not in the gallery, {1 - errors['unknown_accepted']:.1%} are rejected: "
-            "their nearest neighbour is below the threshold. "
+            "their nearest neighbor is below the threshold. "
             f"Of the others {errors['known_accepted']:.1%} are accepted.\n"
         )
 

@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.errors import InputError
 from dml.run.builders import build_table
 from dml.run.evaluators import build_metric_config
+from dml.runtime.errors import InputError
 
 METRICS = ["recall", "map@r"]
 """The metrics of the evaluators that `build_evaluator` makes."""

@@ -26,10 +26,10 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp
+from dml.runtime.errors import InputError
 
 Equation = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 """A function of a loss of the library, embeddings (B, D), and masks (B, B) of positive and negative pairs -> scalar."""
@@ -81,8 +81,8 @@ class PairLoss(Loss):
     Args:
         loss: a pair or triplet loss of pytorch-metric-learning.
         miner: a miner of pytorch-metric-learning, which chooses the pairs or triplets; None takes all of them.
-        normalize: whether to L2-normalise the embeddings before the miner and the loss see them. The library's
-            distances normalise embeddings in any case, but some of its losses also use them directly.
+        normalize: whether to L2-normalize the embeddings before the miner and the loss see them. The library's
+            distances normalize embeddings in any case, but some of its losses also use them directly.
         form: a paper's equation in place of the library's form, see `dml.losses.baselines`; None for the library's.
 
     Raises:
@@ -177,7 +177,7 @@ class ProxyLoss(Loss):
 
     Args:
         loss: function that makes the library's loss from ``num_classes`` and ``embedding_size``. The library's loss
-            L2-normalises embeddings and proxies.
+            L2-normalizes embeddings and proxies.
         num_classes: number of classes, C.
         embedding_dim: size of an embedding, D.
     """
@@ -217,7 +217,7 @@ class OpenCosineSimilarity(CosineSimilarity):  # type: ignore[misc]
         super().__init__()
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Compute cosines of L2-normalised embeddings (B, D) and proxies (C, D) -> (B, C)."""
+        """Compute cosines of L2-normalized embeddings (B, D) and proxies (C, D) -> (B, C)."""
         cosines: Tensor = super().compute_mat(query_emb, ref_emb)
         largest = 1.0 - 4 * torch.finfo(cosines.dtype).eps
         return cosines.clamp(-largest, largest)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss, check_module, check_value
-from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
+from dml.runtime.errors import InputError, check_number
 
 
 class AtLevel(Loss):
@@ -54,7 +54,7 @@ class AtLevel(Loss):
 
 
 class WeightedSum(Loss):
-    """Adds up weighted losses, such as one loss at several levels, or a loss and its regularisers.
+    """Adds up weighted losses, such as one loss at several levels, or a loss and its regularizers.
 
     >>> from dml.losses.regularizers import EmbeddingNorm
     >>> loss = WeightedSum({"once": EmbeddingNorm(), "twice": EmbeddingNorm()}, {"once": 1.0, "twice": 2.0})

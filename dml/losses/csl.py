@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError, check_number
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp, softplus
+from dml.runtime.errors import InputError, check_number
 
 
 class CSLLoss(Loss):
@@ -18,7 +18,7 @@ class CSLLoss(Loss):
 
         L = sum_l mean_i softplus(log sum_{c differs from y_i at level l} exp(scale (s_ic - s_iy + margin_l)))
 
-    Every level pulls an embedding towards the proxy of its finest class and pushes it away from the proxies that
+    Every level pulls an embedding toward the proxy of its finest class and pushes it away from the proxies that
     differ from it at that level. The coarser the level, the larger the margin.
 
     The coarser labels of each proxy are kept in `hierarchy` (C, L). They are read from the labels of the batches: a

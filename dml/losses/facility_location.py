@@ -20,9 +20,9 @@ class FacilityLocationLoss(Loss):
         D(S) = 1 - NMI(clusters of S, classes)                   NMI = I / sqrt(H H)
         L = max(0, max_S (F(S) + gamma D(S)) - sum_classes max_{j in class} F_class({j}))
 
-    The S that maximises F + gamma D is approximated in two steps: medoids are added greedily, one by one; then each
+    The S that maximizes F + gamma D is approximated in two steps: medoids are added greedily, one by one; then each
     medoid in turn moves to the member of its cluster that makes F + gamma D largest (PAM). This takes at least
-    (classes x B)^2 steps, so use small batches. The embeddings are L2-normalised here. The loss is a sum over the
+    (classes x B)^2 steps, so use small batches. The embeddings are L2-normalized here. The loss is a sum over the
     batch, as published.
 
     Departures: among equally good medoids the embeddings decide, not their order in the batch. A medoid always
@@ -80,7 +80,7 @@ def _score_true_classes(distances: Tensor, classes: Tensor) -> Tensor:
 
 
 class _MedoidSearch:
-    """Searches for the medoids that maximise F + gamma D (loss-augmented inference).
+    """Searches for the medoids that maximize F + gamma D (loss-augmented inference).
 
     Medoids (S,) are row indices of the batch; each row of trials (T, S) is a set of medoids to compare.
 
@@ -138,10 +138,10 @@ class _MedoidSearch:
         table = self.distances.new_zeros(len(trials), trials.shape[1] * self.num_classes)
         table = table.scatter_add(1, cells, torch.ones_like(cells, dtype=table.dtype))
         table = table.view(len(trials), -1, self.num_classes)
-        return 1.0 - _normalised_mutual_information(table)
+        return 1.0 - _normalized_mutual_information(table)
 
 
-def _normalised_mutual_information(table: Tensor) -> Tensor:
+def _normalized_mutual_information(table: Tensor) -> Tensor:
     """Compute I / sqrt(H H) of contingency tables of counts (T, S, C) -> (T,); 1 if the partitions are the same."""
     rows, columns, cells = table.sum(dim=2), table.sum(dim=1), table.flatten(1)
     row_entropy, column_entropy = _entropy(rows), _entropy(columns)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from dml.losses.loss_contract import Loss
 from dml.ops.block_size import block_size
 from dml.ops.derivatives import refuse_second_derivative
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest, own_entries
 from dml.ops.precision import full_precision
 from dml.ops.relevance import level_counts, power_relevance, shared_levels
+from dml.runtime.errors import InputError
 
 
 class SmoothHierarchicalAPLoss(Loss):
@@ -38,7 +38,7 @@ class SmoothHierarchicalAPLoss(Loss):
                                    leak t                        t <= 0
                                    min(beta t + gamma, 1)        0 < t
 
-    The embeddings are L2-normalised here. With offset = start + sigmoid(delta / tau) and a start of at least 0.5 the
+    The embeddings are L2-normalized here. With offset = start + sigmoid(delta / tau) and a start of at least 0.5 the
     loss is never below 1 - H-AP, except for ties: a tied item of a lower level counts 1/2.
 
     Departures: a t as small as rounding errors counts as a tie. The release clamps t / tau to +-50, which changes g
@@ -141,7 +141,7 @@ class ClusterLoss(Loss):
     r"""Cluster loss of HAPPIER (Ramzi et al., 2022), Eq. 6, with one proxy for each class of the finest level.
 
     L = -log(exp(v . p_y / sigma) / sum_z exp(v . p_z / sigma)), averaged over the batch. The embeddings v and the
-    proxies p are L2-normalised here.
+    proxies p are L2-normalized here.
 
     >>> loss = ClusterLoss(num_classes=3, embedding_dim=2)
     >>> loss(torch.eye(2), torch.tensor([0, 2])).shape, loss.proxies.shape

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest
 from dml.ops.poincare import check_ball, poincare_distances, to_ball
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 __all__ = ["HyperbolicContrastiveLoss", "poincare_distances", "to_ball"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dml.ops.configuration.dotted_names import dotted_name
-from dml.ops.errors import InputError
+from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.errors import InputError
 
 
 class Loss(nn.Module):

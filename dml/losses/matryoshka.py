@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from dml.losses.compose import has_trait, loss_value, takes_queries
 from dml.losses.loss_contract import Loss, check_module
-from dml.ops.errors import InputError, check_number
 from dml.ops.pairs import ALL
 from dml.ops.training_protocols import UsesEmbeddingBank
+from dml.runtime.errors import InputError, check_number
 
 SMALLEST = 8
 """The size of the smallest prefix that is chosen without being named, as in the paper."""
@@ -19,7 +19,7 @@ class MatryoshkaLoss(Loss):
 
     L = sum_m c_m L_m(z_1:m), where z_1:m are the first m dimensions of each embedding: Eq. 1 of "Matryoshka
     Representation Learning" (Kusupati et al., NeurIPS 2022), whose weights c_m are 1. Each prefix has a loss of its
-    own, with proxies of its own if the loss has proxies. A loss that L2-normalises embeddings normalises each prefix.
+    own, with proxies of its own if the loss has proxies. A loss that L2-normalizes embeddings normalizes each prefix.
 
     Departures: the paper's L_m is the softmax loss of a linear classifier; here it may be any loss of embeddings and
     labels. The paper's variant with shared classifiers (MRL-E) isn't here.

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest
+from dml.runtime.errors import InputError
 
 
 class CrossBatchMemory(Loss):

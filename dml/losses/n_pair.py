@@ -5,16 +5,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp, softplus
+from dml.runtime.errors import InputError
 
 Form = Literal["symmetric", "published"]
 
 
 class NPairLoss(Loss):
-    r"""Multi-class N-pair loss (Sohn, 2016), Eq. 5 and its L2 regularisation.
+    r"""Multi-class N-pair loss (Sohn, 2016), Eq. 5 and its L2 regularization.
 
     s_ij = f_i . f_j is a dot product, and N_i are the negatives that anchor i is compared with. Each of the P positive
     pairs (i, j) gives a cross entropy, in which j has to be told from N_i::
@@ -26,7 +26,7 @@ class NPairLoss(Loss):
       and N_i are the second images of the other classes. This is ``npairs_loss`` of TensorFlow contrib; it depends on
       the order of the batch.
 
-    The embeddings are not L2-normalised here. A batch without positive pairs gives 0.
+    The embeddings are not L2-normalized here. A batch without positive pairs gives 0.
 
     Departure: Sohn's loss is the "published" form; the default form, "symmetric", treats all images alike.
 

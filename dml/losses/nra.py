@@ -5,9 +5,9 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.derivatives import refuse_second_derivative
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 
 class NonlinearRankApproximationLoss(Loss):
@@ -21,12 +21,12 @@ class NonlinearRankApproximationLoss(Loss):
         w(r) = (2r)^alpha / 2 below 1/2, 1 - (2(1 - r))^alpha / 2 from there,  s = 1 - w(r)
         J = -1/m sum_i log(s+_i + epsilon) + log(1 - s-_i + epsilon)
 
-    The embeddings are not L2-normalised; r doesn't depend on their scale and origin. The gradient reaches both
+    The embeddings are not L2-normalized; r doesn't depend on their scale and origin. The gradient reaches both
     embeddings of each distance, also of D_i,max and D_i,min. Of several embeddings at the same largest or smallest
     distance, one gets the gradient.
 
-    Departures: Eq. 8-9 as printed normalise r by the two distances themselves, which makes the loss a constant; here
-    r is normalised by Eq. 6, as in the paper's text and Fig. 2. An anchor without positives or without negatives adds
+    Departures: Eq. 8-9 as printed normalize r by the two distances themselves, which makes the loss a constant; here
+    r is normalized by Eq. 6, as in the paper's text and Fig. 2. An anchor without positives or without negatives adds
     0; the paper has none. For an anchor with the same distance to all embeddings, r is 0 and has no gradient.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
@@ -52,7 +52,7 @@ class NonlinearRankApproximationLoss(Loss):
     @full_precision
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings (B, D) with labels (B,) or (B, L) -> scalar."""
-        ranks, has_both = _extreme_ranks(_standardise(embeddings), *pair_masks(finest(labels)))
+        ranks, has_both = _extreme_ranks(_standardize(embeddings), *pair_masks(finest(labels)))
         positive_weight, negative_weight = self._transfer(ranks)
         terms = torch.stack([1.0 - positive_weight, negative_weight]).add(self.epsilon).log().sum(dim=0)
         return -(terms * has_both).mean()
@@ -66,7 +66,7 @@ class NonlinearRankApproximationLoss(Loss):
         return torch.where(low, tail, 1.0 - tail)
 
 
-def _standardise(embeddings: Tensor) -> Tensor:
+def _standardize(embeddings: Tensor) -> Tensor:
     """Shift and scale the embeddings (B, D) to mean 0 and largest entry 1, so that their squares are accurate.
 
     The ranks of the distances don't change.

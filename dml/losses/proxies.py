@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ProxySet = tuple[int, Tensor]
 """The level of some classes, and a proxy (C, D) or K proxies (C, K, D) of each of them."""
@@ -82,7 +82,7 @@ def check_beginning(
 
 @torch.no_grad()
 def begin_at_class_means(sets: Iterable[ProxySet], embeddings: Tensor, labels: Tensor) -> None:
-    """Turn each proxy in the direction of the mean L2-normalised embedding of the class.
+    """Turn each proxy in the direction of the mean L2-normalized embedding of the class.
 
     Several proxies of a class begin close to the mean, apart by `SPREAD`. A proxy keeps its length, because its length
     determines how fast its direction changes at a given learning rate.

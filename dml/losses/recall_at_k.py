@@ -10,9 +10,9 @@ from torch import Tensor
 from dml.losses.loss_contract import Loss
 from dml.ops.block_size import block_size
 from dml.ops.derivatives import refuse_second_derivative
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 BLOCK = 2**22
 """Number of gaps that a CPU computes at a time, 16 MiB in float32; in smaller blocks threads wait for each other."""
@@ -28,11 +28,11 @@ class RecallAtKLoss(Loss):
         recall@k = min(k, sum_{p in P} sigmoid((k - rank(p)) / recall_temperature)) / min(k, |P|)
         L = mean over queries and over k of 1 - recall@k
 
-    The embeddings are L2-normalised here. With SiMix, each pair of a class adds one virtual item, see
+    The embeddings are L2-normalized here. With SiMix, each pair of a class adds one virtual item, see
     `similarity_mixup`. All items, real and virtual, are queries and are ranked.
 
     As in the release, the query counts as one of the j in the ranks of its own positives, a k above N is N, and a
-    virtual item isn't normalised again.
+    virtual item isn't normalized again.
 
     Departures: classes may have different numbers of images. A query without positives adds 0; the paper has none.
 
@@ -111,7 +111,7 @@ def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -
     """Add one virtual item for each pair of a class: SiMix (Patel et al., 2022), Section 3.4.
 
     The pairs p are those i < j with the same label, in ascending order of i, then of j. The virtual item is
-    weights[p] x_i + (1 - weights[p]) x_j; it isn't normalised. So its inner product with an item is the same mixture
+    weights[p] x_i + (1 - weights[p]) x_j; it isn't normalized. So its inner product with an item is the same mixture
     of the two cosines.
 
     >>> similarity_mixup(torch.eye(2), torch.tensor([3, 3]), torch.tensor([0.25]))
@@ -120,7 +120,7 @@ def similarity_mixup(unit_embeddings: Tensor, labels: Tensor, weights: Tensor) -
             [0.2500, 0.7500]]), tensor([3, 3, 3]))
 
     Args:
-        unit_embeddings: (B, D) L2-normalised embeddings.
+        unit_embeddings: (B, D) L2-normalized embeddings.
         labels: (B,) class of each embedding.
         weights: (P,) weight of the first item of each pair, from 0 to 1.
 

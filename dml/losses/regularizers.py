@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError
 
 
 def embedding_norm(embeddings: Tensor) -> Tensor:

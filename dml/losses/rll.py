@@ -6,10 +6,10 @@ from torch import Tensor
 
 from dml.losses.loss_contract import Loss
 from dml.ops.distances import unit_distances
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_softmax
+from dml.runtime.errors import InputError
 
 
 class RankedListLoss(Loss):
@@ -22,10 +22,10 @@ class RankedListLoss(Loss):
         L_N(i) = sum_N* w_ij (alpha - d_ij) / sum_N* w_ij,        w_ij = exp(T_n (alpha - d_ij))
         L = 1/N sum_i (1 - lambda) L_P(i) + lambda L_N(i)
 
-    The embeddings are L2-normalised here, and d_ij are their Euclidean distances, from 0 to 2. The weights carry no
+    The embeddings are L2-normalized here, and d_ij are their Euclidean distances, from 0 to 2. The weights carry no
     gradient, and neither does the gallery: "only f(x_i) is updated" (3.2.4).
 
-    Departures: the weights are normalised by a softmax, so that large temperatures don't overflow. A query without
+    Departures: the weights are normalized by a softmax, so that large temperatures don't overflow. A query without
     positives adds 0; the paper has none.
 
     >>> import torch

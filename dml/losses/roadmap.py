@@ -14,7 +14,7 @@ class CalibrationLoss(Loss):
     L = mean over violating positive pairs of (b+ - s_ij) + mean over violating negative pairs of (s_ij - b-)
 
     s_ij is the cosine of a pair. A positive pair violates its bound if s_ij < b+, a negative pair if s_ij > b-. The
-    embeddings are L2-normalised here.
+    embeddings are L2-normalized here.
 
     ROADMAP is the sum of this loss and of ``SmoothHierarchicalAPLoss`` at the finest level, both with weight 1
     (conf/loss/roadmap.yaml). The sources of this project state the bounds and the weights alone. Two choices are

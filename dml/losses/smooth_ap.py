@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import ALL, finest
 from dml.ops.precision import full_precision
+from dml.runtime.errors import InputError
 
 
 class SmoothAPLoss(Loss):
@@ -19,7 +19,7 @@ class SmoothAPLoss(Loss):
         rank(i, S) = 1 + sum_{j in S, j != i} sigmoid((s_j - s_i) / temperature)
         L = mean over queries of 1 - 1/|P| sum_{i in P} rank(i, P) / rank(i, all)
 
-    The embeddings are L2-normalised here.
+    The embeddings are L2-normalized here.
 
     Departures: classes may have different numbers of images. A query whose only positive is itself adds 0; the paper
     has no such query. The SmoothAPLoss of pytorch-metric-learning 2.9 isn't used, because it is right only if there

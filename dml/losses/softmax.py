@@ -12,7 +12,7 @@ class SoftmaxLoss(Loss):
     r"""Softmax cross entropy of a linear classifier of the embeddings, the simplest baseline.
 
     L = -log(exp(w_y . v + b_y) / sum_z exp(w_z . v + b_z)), averaged over the batch. Neither the embeddings v nor the
-    weights w are L2-normalised; ``conf/loss/normalized_softmax.yaml`` normalises both. The classifier has PyTorch's
+    weights w are L2-normalized; ``conf/loss/normalized_softmax.yaml`` normalizes both. The classifier has PyTorch's
     initial weights of a linear layer.
 
     >>> import torch

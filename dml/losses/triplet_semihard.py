@@ -19,7 +19,7 @@ class TripletSemihardLoss(Loss):
         D_in = min {D_ik : k negative of i, D_ik > D_ij}, or max {D_ik : k negative of i} if that set is empty
         L = 1/P sum_{(i, j)} max(0, margin + D_ij - D_in)          P: the number of positive pairs
 
-    P includes pairs whose term is 0. The embeddings are not L2-normalised here.
+    P includes pairs whose term is 0. The embeddings are not L2-normalized here.
 
     Departures: a batch without positive pairs gives 0, where TensorFlow divides 0 by 0. An anchor without negatives
     adds 0; TensorFlow takes the anchor itself as the farthest negative.

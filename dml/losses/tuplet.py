@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
 from dml.ops.pairs import finest, pair_masks
 from dml.ops.precision import full_precision
 from dml.ops.reductions import masked_logsumexp, softplus
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError
 
 Form = Literal["centralized", "pairwise", "cross_entropy", "k_nearest"]
 
@@ -24,7 +24,7 @@ class TupletLoss(Loss):
         cross_entropy (3.3)  -1/|P_i| sum_P log(exp(D_ij) / sum_{k != i} exp(D_ik))
         k_nearest (3.4, 4.1) that of 3.5 for the drawn centers alone, each among its own K neighbors
 
-    The loss is the mean over the centers that have a positive. The embeddings are not L2-normalised here.
+    The loss is the mean over the centers that have a positive. The embeddings are not L2-normalized here.
 
     For "k_nearest" the batch has to be one of the local neighborhood sampler: each center is followed by the neighbors
     that were drawn with it. They are those of the embedding bank, which tells where the next center begins.

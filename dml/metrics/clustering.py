@@ -5,14 +5,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Partition = Tensor | npt.NDArray[Any]
 Average = Literal["arithmetic", "geometric"]
 
 
 def nmi(assignment: Partition, labels: Partition, average: Average = "arithmetic") -> float:
-    """Compute normalised mutual information I(A; Y) / mean(H(A), H(Y)), between 0 and 1.
+    """Compute normalized mutual information I(A; Y) / mean(H(A), H(Y)), between 0 and 1.
 
     The thesis on local neighborhood sampling has the arithmetic mean in Eq. 3.9 and the geometric mean in Eq. 2.31.
 

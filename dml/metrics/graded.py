@@ -108,7 +108,7 @@ def _sum_beyond(least: Tensor, ranks: GradedRanks, relevance: Tensor) -> Tensor:
 
 
 def ndcg(ranks: Sequence[Tensor]) -> Tensor:
-    """Compute normalised discounted cumulative gain over the whole ranking. L of (Q, P) -> (Q,) float64
+    """Compute normalized discounted cumulative gain over the whole ranking. L of (Q, P) -> (Q,) float64
 
     The gain of an item is 2^level - 1, and its discount is log2(1 + rank). In the ideal ranking the levels descend.
 

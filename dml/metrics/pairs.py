@@ -78,10 +78,10 @@ class _Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelledPairs:
+class LabeledPairs:
     """All pairs of two images, or of a query and an item of a gallery, and whether they are of one class.
 
-    >>> pairs = LabelledPairs(torch.eye(2)[[0, 0, 1]], np.array([7, 7, 8]))
+    >>> pairs = LabeledPairs(torch.eye(2)[[0, 0, 1]], np.array([7, 7, 8]))
     >>> counts = pairs.count_by_class(np.array([-1.0, 0.5]))
     >>> counts.positives.tolist(), counts.negatives.tolist()
     ([[1, 1], [0, 0]], [[2, 0], [2, 0]])

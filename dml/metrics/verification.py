@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dml.metrics.pairs import EDGES, HALF, ClassCounts, LabelledPairs, PairCounts
+from dml.metrics.pairs import EDGES, HALF, ClassCounts, LabeledPairs, PairCounts
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class ErrorRates(NamedTuple):
             return cls(counts.similarities, fmr, 1.0 - counts.positives / counts.positives[0])
 
 
-def error_rates(pairs: LabelledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates:
+def error_rates(pairs: LabeledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRates:
     """Compute the ROC curve of all pairs, exactly.
 
     The thresholds are the similarities in `dml.metrics.pairs.EDGES`. Where a threshold of one of some FMRs is
@@ -58,7 +58,7 @@ def error_rates(pairs: LabelledPairs, fmrs: tuple[float, ...] = ()) -> ErrorRate
     those that a curve with the similarities of all pairs has.
 
     >>> import torch
-    >>> rates = error_rates(LabelledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1])))
+    >>> rates = error_rates(LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1])))
     >>> fnmr_at_fmr(rates, 0.01), equal_error_rate(rates)
     (0.0, 0.0)
 
@@ -82,7 +82,7 @@ class PairVerification:
         pairs: pairs of images.
     """
 
-    pairs: LabelledPairs
+    pairs: LabeledPairs
 
     @cached_property
     def rates(self) -> ErrorRates:
@@ -137,7 +137,7 @@ def class_rates(counts: ClassCounts) -> tuple[Floats, Floats]:
         return fmr, 1.0 - counts.positives / counts.all_positives[:, None]
 
 
-def opis(pairs: LabelledPairs, rates: ErrorRates) -> float:
+def opis(pairs: LabeledPairs, rates: ErrorRates) -> float:
     """Compute the Operating-Point-Inconsistency Score: how much the classes differ in what a threshold does to them.
 
     OPIS = 1 / C sum_i 1 / (d_max - d_min) integral_{d_min}^{d_max} (U_i(d) - mean_j U_j(d))^2 dd,
@@ -153,7 +153,7 @@ def opis(pairs: LabelledPairs, rates: ErrorRates) -> float:
     trapezoidal rule over `OPIS_STEPS` distances, are ours.
 
     >>> import torch
-    >>> pairs = LabelledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
+    >>> pairs = LabeledPairs(torch.eye(3)[[0, 0, 1, 1]], np.array([0, 0, 1, 1]))
     >>> opis(pairs, error_rates(pairs, CALIBRATION_RANGE))
     0.0
 

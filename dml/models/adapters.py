@@ -1,7 +1,7 @@
 """Adapters: trainings in which most of a pretrained backbone stays as it is, and a small part learns.
 
 An adapter is called with an `EmbeddingModel`, which it changes in place. Heads always learn. Parameters that were
-frozen before stay frozen, such as those that no head uses. Batch normalisation whose scale doesn't learn uses its
+frozen before stay frozen, such as those that no head uses. Batch normalization whose scale doesn't learn uses its
 running statistics, which then stay as they are too.
 """
 
@@ -16,7 +16,7 @@ from torch import nn
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.folding import unfold_batchnorms
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ATTENTION_PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj")
 """Names of the linear layers of timm's transformers that compute queries, keys and values."""
@@ -73,13 +73,13 @@ class BitFit(PartialTraining):
 
 
 class NormOnly(PartialTraining):
-    """Let only the scales and shifts of the backbone's normalisation layers learn.
+    """Let only the scales and shifts of the backbone's normalization layers learn.
 
-    Batch normalisation uses the statistics of the batch, and updates its running statistics, unless
+    Batch normalization uses the statistics of the batch, and updates its running statistics, unless
     ``freeze_batchnorm`` of the backbone freezes them (Frankle et al., "Training BatchNorm and Only BatchNorm", 2021).
     """
 
-    part = "normalisation layer"
+    part = "normalization layer"
 
     def choose(self, backbone: Backbone, names: Sequence[str]) -> Iterable[str]:
         """Return the names of the parameters of layers whose class, or a base class of it, is named a norm."""

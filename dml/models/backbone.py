@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dml.models.folding import fold_batchnorms
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 FREEZE_BATCHNORM: dict[str | bool | None, str | None] = {
     "statistics": "statistics",
@@ -45,7 +45,7 @@ class LayeredParameters(list[nn.Parameter]):
 class Backbone(nn.Module):
     """A network without its classifier, which can also return the outputs (maps) of chosen submodules.
 
-    A backbone takes pixel values from 0 to 255 and normalises them as its pretrained weights expect. Preprocessing is
+    A backbone takes pixel values from 0 to 255 and normalizes them as its pretrained weights expect. Preprocessing is
     thereby part of the network and always fits its weights.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 4, kernel_size=3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -61,11 +61,11 @@ class Backbone(nn.Module):
         std: standard deviation of each channel's pixel values after division by ``scale``.
         scale: number that pixel values are divided by first: 255 for PyTorch's weights, 1 for Caffe's.
         channels: order of the channels that the weights expect, "rgb" or "bgr".
-        freeze_batchnorm: part of batch normalisation that isn't trained: "statistics" (running mean and variance),
+        freeze_batchnorm: part of batch normalization that isn't trained: "statistics" (running mean and variance),
             "all" (scale and shift as well), or None. True means "all" and False means None; runs of earlier versions
             stored these.
         channels_last: whether images are stored channels last in memory, which halves the time of a step on CPU.
-        fold_batchnorm: whether convolutions compute the batch normalisations behind them, where these use their running
+        fold_batchnorm: whether convolutions compute the batch normalizations behind them, where these use their running
             statistics: in evaluations, and in training with ``freeze_batchnorm``. Results differ by rounding. None, as
             runs of earlier versions have it, means False.
         stages: names of the submodules that end the network's stages, shallowest first.
@@ -167,7 +167,7 @@ class Backbone(nn.Module):
         self.train(self.training)
 
     def keep_frozen_norms(self) -> None:
-        """Let each batch normalisation whose scale isn't trained use its running statistics from now on."""
+        """Let each batch normalization whose scale isn't trained use its running statistics from now on."""
         self._keeps_frozen_norms = True
         self.train(self.training)
 
@@ -232,7 +232,7 @@ class Backbone(nn.Module):
         return features, maps
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Set the training mode, but let frozen batch normalisation use its running statistics."""
+        """Set the training mode, but let frozen batch normalization use its running statistics."""
         super().train(mode)
         for module in _batchnorms(self.network):
             is_frozen = module.weight is None or not module.weight.requires_grad

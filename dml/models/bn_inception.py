@@ -207,7 +207,7 @@ def _stem() -> Layers:
 
 
 def _convolution(name: str, channels: int, width: int, *, kernel: int, stride: int = 1) -> Layers:
-    """Build convolution, batch normalisation and ReLU; the needless bias is there because the weights file has it."""
+    """Build convolution, batch normalization and ReLU; the needless bias is there because the weights file has it."""
     return {
         name: nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2),
         f"{name}_bn": nn.BatchNorm2d(width),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.heads import TwoStepHead
-from dml.ops.configuration.dotted_names import dotted_name
-from dml.ops.errors import InputError
+from dml.runtime.configuration.dotted_names import dotted_name
+from dml.runtime.errors import InputError
 
 Head = Callable[[tuple[int, int, int], int], nn.Module]
 """Builds a head from the shape (C, h, w) of a tapped map, or (C, T, 1) of T tokens, and the size of the embedding."""
@@ -41,10 +41,10 @@ class EmbeddingModel(nn.Module):
         heads: names of the heads to use, from those in ``taps`` and ``head``.
         embed_dim: size of the embeddings: one number for all heads, or one for each head by name.
         image_size: side of the images in pixels, which determines the shapes of the maps.
-        normalize: whether to L2-normalise the embeddings in training too; in evaluation they always are.
-        concatenation: how evaluation concatenates the heads' embeddings. "normalized" L2-normalises each of them
-            first, so that all heads weigh the same; "raw" normalises the concatenation alone, as RLL's release does.
-        pretraining: facts about the weights of the backbone, such as the licence and the data that they were trained
+        normalize: whether to L2-normalize the embeddings in training too; in evaluation they always are.
+        concatenation: how evaluation concatenates the heads' embeddings. "normalized" L2-normalizes each of them
+            first, so that all heads weigh the same; "raw" normalizes the concatenation alone, as RLL's release does.
+        pretraining: facts about the weights of the backbone, such as the license and the data that they were trained
             on. The configurations of optimizer and trainer read ``lr`` and ``gradient_clip_val`` in it.
 
     Attributes:
@@ -201,7 +201,7 @@ class EmbeddingModel(nn.Module):
         return {"backbone": self.backbone.layered_parameters, "heads": list(self.heads.parameters())}
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the embeddings (B, D) of some heads to L2-normalised embeddings (B, sum of D) for evaluation."""
+        """Concatenate the embeddings (B, D) of some heads to L2-normalized embeddings (B, sum of D) for evaluation."""
         parts = list(embeddings.values())
         if self.concatenation == "normalized" and len(parts) > 1:
             parts = [F.normalize(part, dim=1) for part in parts]
@@ -282,8 +282,8 @@ def _check_tokens(taps: Mapping[str, str], heads: nn.ModuleDict) -> None:
 def embed_views(embed: Callable[[Tensor], dict[str, Tensor]], images: Tensor) -> dict[str, Tensor]:
     """Embed the V views of each image, and average the embeddings of each image -> embeddings (B, D) by name.
 
-    The average has the direction of the mean of the L2-normalised embeddings of the views, and the mean of their
-    lengths. So it is that mean once it is normalised, and where raw embeddings are concatenated, a head with longer
+    The average has the direction of the mean of the L2-normalized embeddings of the views, and the mean of their
+    lengths. So it is that mean once it is normalized, and where raw embeddings are concatenated, a head with longer
     embeddings keeps its larger weight. According to Song et al. ("Deep metric learning via facility location", 2017),
     the figures of N-pair rest on the averaged embeddings of ten crops, which were random.
 

@@ -1,8 +1,8 @@
-"""Convolutions that compute the batch normalisation behind them too, while it uses its running statistics.
+"""Convolutions that compute the batch normalization behind them too, while it uses its running statistics.
 
-Such a normalisation is a scale and a shift of each channel, so the two are one convolution with other weights. It saves
+Such a normalization is a scale and a shift of each channel, so the two are one convolution with other weights. It saves
 a pass over the map. The weights are computed anew in each forward pass: parameters, gradients and checkpoints are
-those of the network without folding, and a normalisation that learns its statistics is computed as ever.
+those of the network without folding, and a normalization that learns its statistics is computed as ever.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,32 +13,32 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ACTIVE_NORM = "BatchNormAct2d"
-"""timm's batch normalisation with an activation behind it."""
+"""timm's batch normalization with an activation behind it."""
 
 SAME_CONVOLUTION = "Conv2dSame"
 """timm's convolution that pads as TensorFlow does."""
 
 
 class _Pair(NamedTuple):
-    """The names of a convolution and of the batch normalisation behind it."""
+    """The names of a convolution and of the batch normalization behind it."""
 
     convolution: str
     norm: str
 
 
 class FoldedConvolution(nn.Conv2d):
-    """A convolution that computes the normalisation behind it, while that doesn't learn its statistics."""
+    """A convolution that computes the normalization behind it, while that doesn't learn its statistics."""
 
     unfolded: type[nn.Conv2d]
     norm: tuple[nn.BatchNorm2d]
-    """The normalisation, in a tuple: as a submodule, a checkpoint would hold it twice."""
+    """The normalization, in a tuple: as a submodule, a checkpoint would hold it twice."""
     convolve: Callable[[nn.Conv2d, Tensor, Tensor, Tensor], Tensor]
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
-        """Convolve, and normalise if `FoldedNorm` doesn't. (B, C, h, w) -> (B, C', h', w')"""
+        """Convolve, and normalize if `FoldedNorm` doesn't. (B, C, h, w) -> (B, C', h', w')"""
         (norm,) = self.norm
         if norm.training:
             plain: Tensor = self.unfolded.forward(self, input)
@@ -53,12 +53,12 @@ class FoldedConvolution(nn.Conv2d):
 
 
 class FoldedNorm(nn.BatchNorm2d):
-    """A batch normalisation that the convolution before it computes, while it doesn't learn its statistics."""
+    """A batch normalization that the convolution before it computes, while it doesn't learn its statistics."""
 
     unfolded: type[nn.BatchNorm2d]
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
-        """Normalise if `FoldedConvolution` doesn't, and apply the activation if there is one. (B, C, h, w) -> same"""
+        """Normalize if `FoldedConvolution` doesn't, and apply the activation if there is one. (B, C, h, w) -> same"""
         if self.training:
             plain: Tensor = self.unfolded.forward(self, input)
             return plain
@@ -69,9 +69,9 @@ class FoldedNorm(nn.BatchNorm2d):
 
 
 def fold_batchnorms(network: nn.Module, tapped: Iterable[str] = ()) -> int:
-    """Let convolutions compute the batch normalisations behind them, in place; earlier foldings are undone first.
+    """Let convolutions compute the batch normalizations behind them, in place; earlier foldings are undone first.
 
-    A convolution is folded if nothing but one normalisation uses its output, and each of both is called once.
+    A convolution is folded if nothing but one normalization uses its output, and each of both is called once.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
     >>> fold_batchnorms(network)
@@ -149,7 +149,7 @@ def _convolve_same(convolution: nn.Conv2d, images: Tensor, weight: Tensor, bias:
 
 
 class _Tracer(fx.Tracer):
-    """Traces the calls of modules without parts, of normalisations, and of layers that have updates of peft."""
+    """Traces the calls of modules without parts, of normalizations, and of layers that have updates of peft."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 (torch's names)
         is_updated = type(m).__module__.startswith("peft.")
@@ -157,7 +157,7 @@ class _Tracer(fx.Tracer):
 
 
 def _find_pairs(network: nn.Module) -> Iterator[_Pair]:
-    """Yield each convolution with the only batch normalisation that uses it, if each of both is called once."""
+    """Yield each convolution with the only batch normalization that uses it, if each of both is called once."""
     copied = deepcopy(network)
     for module in copied.modules():  # hooks would store what the tracer passes
         module._forward_hooks.clear()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 GEM_FLOOR = 1e-6
 """Value that `GeMHead` takes instead of smaller ones, whose powers aren't real or have no finite gradient."""
@@ -184,7 +184,7 @@ class PooledHead(TwoStepHead):
     """A linear layer of the network's own pooled features, which ``taps: {H: pooled}`` gives.
 
     These are what the network's authors take for an image's embedding: the pooled attention of SigLIP 2 and Perception
-    Encoder, or the normalised mean of ConvNeXt. The layer begins as an orthogonal matrix.
+    Encoder, or the normalized mean of ConvNeXt. The layer begins as an orthogonal matrix.
 
     >>> import torch
     >>> PooledHead((16, 1, 1), embed_dim=8)(torch.zeros(2, 16, 1, 1)).shape

@@ -22,7 +22,7 @@ from torchvision.models import GoogLeNet
 from dml.models.backbone import Backbone
 from dml.models.bn_inception import BNInception
 from dml.models.weights import load_file, load_packaged, load_state_dict, read_state_dict
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class BranchedGoogLeNet(GoogLeNet):  # type: ignore[misc]  # torchvision has no 
 
     @property
     def has_trained_branches(self) -> bool:
-        """Tell whether the branches were trained; otherwise the running means of batch normalisation are 0."""
+        """Tell whether the branches were trained; otherwise the running means of batch normalization are 0."""
         norms = [module for branch in (self.aux1, self.aux2) for module in branch.modules()]
         means = [norm.running_mean for norm in norms if isinstance(norm, nn.BatchNorm2d)]
         return all(mean is not None and bool(mean.any()) for mean in means)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Order = Literal["nearest_first", "farthest_first", "random"]
 State = Literal["both_ends", "last_step"]
@@ -49,17 +49,17 @@ class StackedLSTM(nn.Module):
 
 
 class RecurrentEmbedding(nn.Module):
-    r"""Refines an embedding by its neighbours' embeddings with a bidirectional LSTM.
+    r"""Refines an embedding by its neighbors' embeddings with a bidirectional LSTM.
 
-    The source is the thesis on local neighborhood sampling, chapter 4. f(x) is the embedding of an image, the centre,
-    by the network in training. x^1, ..., x^K are the embeddings of its nearest neighbours by a frozen network. Two
+    The source is the thesis on local neighborhood sampling, chapter 4. f(x) is the embedding of an image, the center,
+    by the network in training. x^1, ..., x^K are the embeddings of its nearest neighbors by a frozen network. Two
     bidirectional LSTM layers read the sequence of Eq. 4.2. Eq. 4.3
     computes the refined embedding g from a state h of the LSTM and f(x)::
 
-        [f(x), x^1, ..., x^K]            the centre first, then its neighbours
+        [f(x), x^1, ..., x^K]            the center first, then its neighbors
         g = W [h; f(x)] + b
 
-    The thesis describes h in two ways. Section 4.2 calls it "the final hidden layer" of the encoder, which summarises
+    The thesis describes h in two ways. Section 4.2 calls it "the final hidden layer" of the encoder, which summarizes
     the sequence: "both_ends" takes the last state of each direction, so that both directions have read the whole
     sequence. Eq. 4.3 writes h_{K+1}^(2), the state of the second layer at the last element: "last_step" takes both
     directions there, although the backward direction has then read only that element.
@@ -69,11 +69,11 @@ class RecurrentEmbedding(nn.Module):
     torch.Size([2, 4])
 
     Args:
-        input_dim: size D of the embeddings of the centre and of its neighbours.
+        input_dim: size D of the embeddings of the center and of its neighbors.
         output_dim: size of the refined embedding g.
         hidden_size: number of units of each direction; the thesis has 256.
         dropout: probability that an input of the second layer is set to 0 in training.
-        order: order of the neighbours after the centre; "random" is the ablation of Table 4.2.
+        order: order of the neighbors after the center; "random" is the ablation of Table 4.2.
         state: state h of the LSTM, "both_ends" or "last_step".
 
     Raises:
@@ -99,21 +99,21 @@ class RecurrentEmbedding(nn.Module):
         self.lstm = StackedLSTM(input_dim, hidden_size, layers=2, dropout=dropout)
         self.embedding = nn.Linear(2 * hidden_size + input_dim, output_dim)
 
-    def forward(self, centre: Tensor, neighbor_embeddings: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, center: Tensor, neighbor_embeddings: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Compute the refined embeddings g (B, output_dim).
 
         Args:
-            centre: (B, D) embeddings of the images.
-            neighbor_embeddings: (B, K, D) embeddings of each image's neighbours, nearest first.
+            center: (B, D) embeddings of the images.
+            neighbor_embeddings: (B, K, D) embeddings of each image's neighbors, nearest first.
             generator: source of the random order, which is drawn for each image; only needed with order="random".
 
         Raises:
             ValueError: if the order is random and there is no generator.
         """
-        sequence = torch.cat([centre[:, None], self._sort_neighbors(neighbor_embeddings, generator)], dim=1)
+        sequence = torch.cat([center[:, None], self._sort_neighbors(neighbor_embeddings, generator)], dim=1)
         states, last = self.lstm(sequence)
         context = states[:, -1] if self.state == "last_step" else torch.cat([last[0], last[1]], dim=1)
-        embeddings: Tensor = self.embedding(torch.cat([context, centre], dim=1))
+        embeddings: Tensor = self.embedding(torch.cat([context, center], dim=1))
         return embeddings
 
     def _sort_neighbors(self, neighbor_embeddings: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -128,10 +128,10 @@ class RecurrentEmbedding(nn.Module):
 
 
 class RecurrentModel(nn.Module):
-    """An embedding model with a `RecurrentEmbedding` for each head, which refines embeddings by their neighbours.
+    """An embedding model with a `RecurrentEmbedding` for each head, which refines embeddings by their neighbors.
 
-    The neighbours and their embeddings are computed by a frozen copy of the network as it was before this training,
-    f_pre-trained of section 4.2. The copy is part of the model, so that neighbours can be found for new images too.
+    The neighbors and their embeddings are computed by a frozen copy of the network as it was before this training,
+    f_pre-trained of section 4.2. The copy is part of the model, so that neighbors can be found for new images too.
 
     >>> from dml.models.heads import PoolHead
     >>> from dml.models.small_cnn import small_cnn
@@ -146,7 +146,7 @@ class RecurrentModel(nn.Module):
         pretrained: embedding model of the same structure; it gets the weights of ``cnn`` and is frozen.
             `dml.training.checkpoints.load_initial_weights` loads pre-trained weights into both.
         recurrent: function that builds a head's `RecurrentEmbedding` from the sizes of its input and output.
-        neighbors: number of neighbours of each image, K; 16 in the thesis.
+        neighbors: number of neighbors of each image, K; 16 in the thesis.
 
     Raises:
         InputError: if ``neighbors`` is below 1.
@@ -197,27 +197,27 @@ class RecurrentModel(nn.Module):
 
         Args:
             images: (B, 3, H, W) RGB images, 0-255.
-            neighbor_embeddings: (B, K, D) embeddings of the images' neighbours, nearest first, by head.
-            generator: source of the random order of the neighbours, if the order is random.
+            neighbor_embeddings: (B, K, D) embeddings of the images' neighbors, nearest first, by head.
+            generator: source of the random order of the neighbors, if the order is random.
         """
         return self.read(self.cnn(images), neighbor_embeddings, generator)
 
     def read(
         self,
-        centres: Mapping[str, Tensor],
+        centers: Mapping[str, Tensor],
         neighbor_embeddings: Mapping[str, Tensor],
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
         """Compute each head's refined embeddings g (B, D) from embeddings f that have been computed before.
 
         Args:
-            centres: embeddings f (B, D) of the images, by head.
-            neighbor_embeddings: (B, K, D) embeddings of the images' neighbours, nearest first, by head.
-            generator: source of the random order of the neighbours, if the order is random.
+            centers: embeddings f (B, D) of the images, by head.
+            neighbor_embeddings: (B, K, D) embeddings of the images' neighbors, nearest first, by head.
+            generator: source of the random order of the neighbors, if the order is random.
         """
         dtype = next(self.recurrent.parameters()).dtype  # those of an embedding bank are float32 in any precision
         return {
-            name: recurrent(centres[name].to(dtype), neighbor_embeddings[name].to(dtype), generator)
+            name: recurrent(centers[name].to(dtype), neighbor_embeddings[name].to(dtype), generator)
             for name, recurrent in self.recurrent.items()
         }
 
@@ -231,7 +231,7 @@ class RecurrentModel(nn.Module):
         self.cnn.chosen_heads = heads
 
     def concatenate(self, embeddings: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the embeddings (B, D) of some heads to L2-normalised embeddings (B, sum of D) for evaluation."""
+        """Concatenate the embeddings (B, D) of some heads to L2-normalized embeddings (B, sum of D) for evaluation."""
         return self.cnn.concatenate(embeddings)
 
     def raw_features(self, images: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.runtime.filesystem.paths import expand_home
 
 StateDict = Mapping[str, Tensor]
 
@@ -81,7 +81,7 @@ def load_state_dict(network: nn.Module, state: StateDict, *, source: str, ignore
 
 
 def _drop_leading_axis(value: Tensor, parameter: Tensor | None) -> Tensor:
-    """Reshape a value (1, C) for a parameter (C,): files converted from Caffe store batch normalisation that way."""
+    """Reshape a value (1, C) for a parameter (C,): files converted from Caffe store batch normalization that way."""
     return value[0] if parameter is not None and value.shape == (1, *parameter.shape) else value
 
 
@@ -150,7 +150,7 @@ VARINT = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]")
 def read_caffemodel(path: Path) -> dict[str, Tensor]:
     """Read the weights of BN-Inception, with the keys of `BNInception`.
 
-    Caffe's convolutions may lack a bias, which is then 0. Batch normalisation is two of its layers: ``NAME/bn`` has the
+    Caffe's convolutions may lack a bias, which is then 0. Batch normalization is two of its layers: ``NAME/bn`` has the
     running mean, the running variance and a divisor of both, and ``NAME/bn/sc`` the scale and the shift.
     """
     state: dict[str, Tensor] = {}

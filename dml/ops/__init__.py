@@ -1,1 +1,1 @@
-"""Tensor functions and errors, which every room uses; packages for files, processes, text and configurations."""
+"""Tensor functions that every room uses."""

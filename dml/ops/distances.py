@@ -3,7 +3,7 @@ from torch import Tensor
 
 
 def unit_distances(rows: Tensor, columns: Tensor) -> Tensor:
-    """Compute Euclidean distances of L2-normalised rows (B, D) and columns (C, D) by one matrix product -> (B, C).
+    """Compute Euclidean distances of L2-normalized rows (B, D) and columns (C, D) by one matrix product -> (B, C).
 
     Distances below the resolution of the product (6e-8 in float64, 1.4e-3 in float32) become 0 with a zero gradient,
     because the direction of the gradient would be rounding errors. NaN stays NaN.

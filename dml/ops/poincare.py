@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dml.ops.block_size import block_size
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 MARGIN = 1e-5
 """What the release adds to a norm before it compares it with the clip radius."""
@@ -50,7 +50,7 @@ def to_ball(embeddings: Tensor, curvature: float, clip: float) -> Tensor:
     """Map embeddings into the Poincare ball: clipping, and the exponential map at 0 (Ermolov et al., 2022, Eq. 3, 7).
 
     x is first multiplied by min(1, clip / (|x| + 1e-5)), as in the release, and then becomes
-    tanh(sqrt(c) |x|) x / (sqrt(c) |x|). Points stay within 0.999 of the radius of the ball. Curvature 0 L2-normalises.
+    tanh(sqrt(c) |x|) x / (sqrt(c) |x|). Points stay within 0.999 of the radius of the ball. Curvature 0 L2-normalizes.
 
     >>> to_ball(torch.tensor([[0.5, 0.0], [30.0, 40.0]]), curvature=1.0, clip=1.0)
     tensor([[0.4621, 0.0000],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.runtime.shared_settings import SharedSetting
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def shared_levels(query_labels: Tensor, item_labels: Tensor) -> Tensor:

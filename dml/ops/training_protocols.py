@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EmbeddingBank:
-    """Embeddings of all N training images and the nearest neighbours of each image, on the CPU.
+    """Embeddings of all N training images and the nearest neighbors of each image, on the CPU.
 
     >>> bank = EmbeddingBank(torch.eye(3))
     >>> bank.embeddings.shape, bank.neighbors.shape
@@ -18,7 +18,7 @@ class EmbeddingBank:
 
     Args:
         embeddings: (N, D) embeddings; a loss gets those of its head, as the network makes them; samplers and models get
-            the L2-normalised embeddings of all heads together, as a test compares them.
+            the L2-normalized embeddings of all heads together, as a test compares them.
         neighbors: (N, K) indices of each image's nearest other images, nearest first; K is the largest
             `num_bank_neighbors` of all users.
         by_head: embeddings (N, D) of each head by its name, as the network makes them.
@@ -42,7 +42,7 @@ class UsesEmbeddingBank(Protocol):
     """
 
     num_bank_neighbors: int
-    """Number of nearest neighbours of each image that the user needs; 0 if it needs none."""
+    """Number of nearest neighbors of each image that the user needs; 0 if it needs none."""
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
         """Take the newest embeddings; a sampler uses them from its next `iter()` on."""

@@ -25,17 +25,17 @@ TITLES = {
     NEAR_DUPLICATE: ("Near duplicates", "Pairs of copies of one picture. drop leaves out the first, on the left."),
     DOUBTFUL_LABEL: (
         "Doubtful labels",
-        "Images whose neighbours are of another class. relabel gives the suggested class, or the one in new_label. The "
-        "neighbours of the image's own class have a tick.",
+        "Images whose neighbors are of another class. relabel gives the suggested class, or the one in new_label. The "
+        "neighbors of the image's own class have a tick.",
     ),
     MIXED_CLASSES: (
         "Classes to merge",
-        "Pairs of classes whose images have each other for neighbours. same_class makes one of them.",
+        "Pairs of classes whose images have each other for neighbors. same_class makes one of them.",
     ),
     DIVIDED_CLASS: ("Classes to split", "Classes that fall into two groups, one in each line."),
     SMALL_CLASS: ("Classes that are too small", "drop leaves out the class."),
     BROKEN_IMAGE: ("Broken images", "Files that are missing or can't be decoded."),
-    ODD_IMAGE: ("Odd images", "Images of one colour, of unusual sizes, or unlike all others."),
+    ODD_IMAGE: ("Odd images", "Images of one color, of unusual sizes, or unlike all others."),
 }
 
 

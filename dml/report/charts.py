@@ -165,7 +165,7 @@ def _make_chart(
 
 
 def _thin(points: Floats) -> Floats:
-    """Average neighbouring points, so that at most `MOST_POINTS` are left. (n, 2) -> (m, 2)"""
+    """Average neighboring points, so that at most `MOST_POINTS` are left. (n, 2) -> (m, 2)"""
     if len(points) <= MOST_POINTS:
         return points
     return np.array([part.mean(axis=0) for part in np.array_split(points, MOST_POINTS)])

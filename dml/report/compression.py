@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dml.evaluation.compression import METRICS, CompressionRow
-from dml.ops.text.text_tables import markdown_table
 from dml.report.run import ReportedRun
+from dml.runtime.text.text_tables import markdown_table
 
 HEADER = ("vectors", "dimensions", "stored as", "bytes", "recall@1", "MAP@R", "queries/s")
 """The columns of the table; the metrics are in percent."""

@@ -29,9 +29,9 @@ from dml.evaluation.names import (
     format_value,
 )
 from dml.evaluation.threshold import describe_choice
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup, printable
-from dml.ops.text.console import console
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup, printable
+from dml.runtime.text.console import console
 
 NUMBER_WIDTH = 4
 """Characters of a percentage with a decimal, such as 61.8."""

@@ -8,17 +8,17 @@ import numpy.typing as npt
 
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import QueryTable, compare_classes
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
 from dml.report.pictures import choose_queries
 from dml.report.sheets import COLUMNS, Tiles
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 POINTS = 4000
 """The largest number of points on a map, which takes 15 seconds on one core."""
 
 FEWEST = 5
-"""The smallest number of points that have neighbourhoods to keep."""
+"""The smallest number of points that have neighborhoods to keep."""
 
 
 def embedding_map(
@@ -66,7 +66,7 @@ def embedding_map(
 WIDTH = 4096
 """The width of the map: places are whole numbers from 0 to this."""
 FEW = 12
-"""The largest number of classes that colours can tell apart."""
+"""The largest number of classes that colors can tell apart."""
 SHADES = (0.52, 0.72, 0.62, 0.82)
 """Values of OKLCH's lightness."""
 GOLDEN_ANGLE = 360 * (2 - (1 + math.sqrt(5)) / 2)
@@ -76,9 +76,9 @@ GOLDEN_ANGLE = 360 * (2 - (1 + math.sqrt(5)) / 2)
 def make_map(table: QueryTable, tiles: Tiles) -> dict[str, Any] | None:
     """Return the data that the page's script draws the map from; None if the table has no places.
 
-    "x", "y" and "tile" hold a number for each point: its place, and the number of its picture. Each of "colourings"
-    has a "name", the "class_names" and "colours" of its classes, and "point_classes": the class of each point. The last
-    colouring tells whether the nearest neighbour has the class of the query.
+    "x", "y" and "tile" hold a number for each point: its place, and the number of its picture. Each of "colorings"
+    has a "name", the "class_names" and "colors" of its classes, and "point_classes": the class of each point. The last
+    coloring tells whether the nearest neighbor has the class of the query.
     """
     if table.positions is None:
         return None
@@ -96,41 +96,41 @@ def make_map(table: QueryTable, tiles: Tiles) -> dict[str, Any] | None:
         "y": y,
         "columns": COLUMNS,
         "tile": [tiles.number(path) for path in table.paths[rows]],
-        "colourings": [*_colour_levels(table, rows), _colour_hits(table, rows)],
+        "colorings": [*_color_levels(table, rows), _color_hits(table, rows)],
     }
 
 
-def _colour_levels(table: QueryTable, rows: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Return a colouring for each level, the coarsest first.
+def _color_levels(table: QueryTable, rows: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return a coloring for each level, the coarsest first.
 
-    The classes of a level with many classes have shades of the colours of the next coarser level with few classes.
+    The classes of a level with many classes have shades of the colors of the next coarser level with few classes.
     """
-    colourings: list[dict[str, Any]] = []
+    colorings: list[dict[str, Any]] = []
     families: npt.NDArray[np.int64] | None = None
     for level in reversed(range(len(table.levels))):
         labels, classes = np.unique(table.labels[rows, level], return_inverse=True)
         if len(labels) <= FEW:
-            families, colours = classes, choose_few_colours(len(labels))
+            families, colors = classes, choose_few_colors(len(labels))
         else:
             class_families = _find_families(classes, families) if families is not None else None
-            colours = choose_many_colours(class_families, len(labels))
+            colors = choose_many_colors(class_families, len(labels))
         names = [table.class_name(label, level) for label in labels.tolist()]
-        colourings.append(_make_colouring(table.levels[level], names, colours, classes))
-    return colourings
+        colorings.append(_make_coloring(table.levels[level], names, colors, classes))
+    return colorings
 
 
-def _colour_hits(table: QueryTable, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _color_hits(table: QueryTable, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
     finest = table.levels[0]
     names = [f"of another {finest}", f"of the same {finest}"]
     is_hit = compare_classes(table)[rows, 0]
-    return _make_colouring("nearest neighbour", names, ["var(--other)", "var(--same)"], is_hit)
+    return _make_coloring("nearest neighbor", names, ["var(--other)", "var(--same)"], is_hit)
 
 
-def _make_colouring(name: str, names: list[str], colours: list[str], classes: npt.NDArray[Any]) -> dict[str, Any]:
+def _make_coloring(name: str, names: list[str], colors: list[str], classes: npt.NDArray[Any]) -> dict[str, Any]:
     return {
         "name": printable(name),
         "class_names": [printable(class_name) for class_name in names],
-        "colours": colours,
+        "colors": colors,
         "point_classes": classes.astype(int).tolist(),
     }
 
@@ -151,29 +151,29 @@ def _find_families(classes: npt.NDArray[np.int64], families: npt.NDArray[np.int6
     return family_by_class
 
 
-def choose_few_colours(count: int) -> list[str]:
-    """Return colours with evenly spaced hues; light and dark alternate, so that neighbouring hues differ more."""
-    return [_format_colour(360 * i / count, (0.56, 0.76)[i % 2]) for i in range(count)]
+def choose_few_colors(count: int) -> list[str]:
+    """Return colors with evenly spaced hues; light and dark alternate, so that neighboring hues differ more."""
+    return [_format_color(360 * i / count, (0.56, 0.76)[i % 2]) for i in range(count)]
 
 
-def choose_many_colours(families: npt.NDArray[np.int64] | None, count: int) -> list[str]:
-    """Return a colour for each class: shades of the hue of its family, or all hues if there are no families.
+def choose_many_colors(families: npt.NDArray[np.int64] | None, count: int) -> list[str]:
+    """Return a color for each class: shades of the hue of its family, or all hues if there are no families.
 
     Args:
         families: (C,) family of each class; None if the classes have no families.
         count: number of classes C.
     """
     if families is None:
-        return [_format_colour(GOLDEN_ANGLE * i, SHADES[i % len(SHADES)]) for i in range(count)]
+        return [_format_color(GOLDEN_ANGLE * i, SHADES[i % len(SHADES)]) for i in range(count)]
     hues = int(families.max()) + 1
     numbers_in_family = [int((families[:i] == family).sum()) for i, family in enumerate(families)]
     turn = 360 / hues / 4  # a family takes this to either side: half of the way to the next family stays free
     return [
-        _format_colour(360 * family / hues + turn * (i // len(SHADES) % 3 - 1), SHADES[i % len(SHADES)])
+        _format_color(360 * family / hues + turn * (i // len(SHADES) % 3 - 1), SHADES[i % len(SHADES)])
         for family, i in zip(families.tolist(), numbers_in_family, strict=True)
     ]
 
 
-def _format_colour(hue: float, lightness: float) -> str:
-    """Return a colour in CSS, from its hue in degrees and its lightness from 0 to 1."""
+def _format_color(hue: float, lightness: float) -> str:
+    """Return a color in CSS, from its hue in degrees and its lightness from 0 to 1."""
     return f"oklch({lightness} 0.14 {(hue + 25) % 360:.0f})"

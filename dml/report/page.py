@@ -15,9 +15,6 @@ from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import join_lists, score_queries, write_queries
 from dml.evaluation.ranking.queries import PerQuery
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import replacing
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.audit import AuditReport, make_finding_sections
 from dml.report.charts import make_charts, make_threshold_section
 from dml.report.compression import make_compression_section
@@ -35,6 +32,9 @@ from dml.report.side_by_side import (
     compare_settings,
     count_outcomes,
 )
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.run_folders.run_folder import RunFolder
 
 ASSETS = "assets"
 
@@ -179,7 +179,7 @@ def write_pictures(
         metrics: contents of metrics.json.
         table: the tested images.
         embeddings: embeddings (N, D) of the tested images.
-        lists: the queries of each benchmark list with their metrics and neighbours.
+        lists: the queries of each benchmark list with their metrics and neighbors.
         limits: how large the images' files may be.
         sheet: numbers of queries and neighbors of retrieval.png, and the seed of the choice of queries; None writes no
             retrieval.png.

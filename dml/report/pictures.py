@@ -16,9 +16,9 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.prepared_files import replacing_file
 from dml.data.table import SPLITS, ImageTable
 from dml.evaluation.per_query import QueryTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import replacing
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import replacing
 
 ReadPicture = Callable[[str], Tensor]
 """A function that reads the picture of a path -> (3, H, W) uint8, like `dml.data.image_files.images.read_image`."""
@@ -26,7 +26,7 @@ ReadPicture = Callable[[str], Tensor]
 Row = tuple[str, Sequence[tuple[str, str]]]
 """The title of a row, and the paths of its pictures with their relations, which are keys of `COLORS`."""
 
-# Okabe and Ito's green and Tol's red differ for every colour vision: their CIELAB distance is at least 33 in simulated
+# Okabe and Ito's green and Tol's red differ for every color vision: their CIELAB distance is at least 33 in simulated
 # protanopia and deuteranopia, where it is 20 for common greens and reds. Every such frame has a mark as well.
 QUERY, SAME, COARSER, OTHER = "query", "same", "coarser", "other"
 COLORS = {"": "#C4C4C4", QUERY: "#4A4A4A", SAME: "#009E73", COARSER: "#E69F00", OTHER: "#CC3311"}

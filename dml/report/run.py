@@ -16,13 +16,13 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.readability import find_missing
 from dml.evaluation.names import MetricDescription, describe_stored_metrics, find_head_sets, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
-from dml.ops.errors import InputError
-from dml.ops.filesystem.plain_text import parse_yaml
-from dml.ops.libraries.versions import own_version
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.console import list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset
 from dml.retrieval.search import FAISS_VERSION
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.plain_text import parse_yaml
+from dml.runtime.libraries.versions import own_version
+from dml.runtime.run_folders.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class ReportedRun:
 
 
 def _describe_pretraining(model: Mapping[str, Any]) -> str | None:
-    """Return the data that downloaded weights were trained on, and their licence, if the configuration states them."""
+    """Return the data that downloaded weights were trained on, and their license, if the configuration states them."""
     pretraining = model.get("pretraining") or {}
     if model.get("backbone", {}).get("weights") != "download" or not {"data", "license"} <= set(pretraining):
         return None
-    return f"{pretraining['data']} (licence: {pretraining['license']})"
+    return f"{pretraining['data']} (license: {pretraining['license']})"
 
 
 def _last_part(dotted_name: str | None) -> str | None:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dml.ops.errors import InputError
 from dml.report.pictures import SAME
 from dml.report.sheets import COLUMNS, MOST_ROWS, CaptionedPicture, QueryResult, Tiles
+from dml.runtime.errors import InputError
 
 
 @dataclass(frozen=True)

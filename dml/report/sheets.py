@@ -14,7 +14,7 @@ from dml.evaluation.per_query import QueryTable, choose_lowest, describe_first_m
 from dml.report.pictures import COARSER, OTHER, SAME, ReadPicture
 
 INNER, EDGE = 64, 1
-"""Pixels of a picture's side and of the margin around it: browsers blend the edges of neighbouring scaled tiles."""
+"""Pixels of a picture's side and of the margin around it: browsers blend the edges of neighboring scaled tiles."""
 CELL = INNER + 2 * EDGE
 COLUMNS = 64
 """Pictures in a row."""
@@ -78,8 +78,8 @@ class CaptionedPicture:
     Args:
         tile: position of the picture on the page's sheet of pictures.
         name: name of the picture's finest class.
-        relation: relation of a neighbour to its query: `SAME`, `COARSER` or `OTHER`; "" for a query.
-        remark: words on a neighbour: which level it shares with the query, and its similarity (cosine, or of the ball).
+        relation: relation of a neighbor to its query: `SAME`, `COARSER` or `OTHER`; "" for a query.
+        remark: words on a neighbor: which level it shares with the query, and its similarity (cosine, or of the ball).
     """
 
     tile: Tile
@@ -90,13 +90,13 @@ class CaptionedPicture:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """A query and its nearest neighbours, in one run or in several.
+    """A query and its nearest neighbors, in one run or in several.
 
     Args:
         query: picture of the query.
         superclasses: names of the query's coarser classes, the coarsest first.
         remarks: lines of text below the name of the query's class.
-        neighbors: one list of pictures for each run: the nearest neighbours, nearest first.
+        neighbors: one list of pictures for each run: the nearest neighbors, nearest first.
     """
 
     query: CaptionedPicture
@@ -124,14 +124,14 @@ def make_sheets(table: QueryTable, tiles: Tiles, count: int = 6) -> dict[str, li
 def show_query(
     table: QueryTable, row: int, tiles: Tiles, remarks: Sequence[str], other_runs: Iterable[QueryTable] = ()
 ) -> QueryResult:
-    """Return a query with its neighbours.
+    """Return a query with its neighbors.
 
     Args:
         table: queries of a run.
         row: row of the query.
         tiles: sheet of pictures, to which the shown pictures are added.
         remarks: lines of text below the name of the query's class.
-        other_runs: queries of other runs in the same order, whose neighbours are shown below.
+        other_runs: queries of other runs in the same order, whose neighbors are shown below.
     """
     labels = table.labels[row].tolist()
     superclasses = [table.class_name(label, level) for level, label in enumerate(labels) if level]
@@ -162,18 +162,18 @@ def _show_neighbors(table: QueryTable, row: int, tiles: Tiles) -> list[Captioned
 
 
 Example = tuple[CaptionedPicture, CaptionedPicture]
-"""A query and its nearest neighbour."""
+"""A query and its nearest neighbor."""
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """Two classes, with the queries of either class whose nearest neighbour is in the other.
+    """Two classes, with the queries of either class whose nearest neighbor is in the other.
 
     Args:
         names: names of the two classes.
-        mixed_up: number of queries whose nearest neighbour is in the other class.
+        mixed_up: number of queries whose nearest neighbor is in the other class.
         queries: number of queries of both classes that have a positive.
-        examples: some of the queries that are mixed up, each with its nearest neighbour.
+        examples: some of the queries that are mixed up, each with its nearest neighbor.
     """
 
     names: tuple[str, str]

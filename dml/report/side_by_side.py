@@ -19,8 +19,6 @@ from dml.evaluation.per_query import (
     describe_first_match,
     score_queries,
 )
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
 from dml.report.metrics import (
     ALL_LEVELS,
     MEAN_OF_LEVELS,
@@ -33,6 +31,8 @@ from dml.report.metrics import (
 from dml.report.run import ReportedRun
 from dml.report.sheets import QueryResult, Tiles, show_query
 from dml.report.statistics import Difference, mean_difference
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
 
 RESAMPLES = 2000
 
@@ -64,7 +64,7 @@ class ComparedMetric:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The numbers of queries whose nearest neighbour has their class in both runs, in one run alone, or in neither."""
+    """The numbers of queries whose nearest neighbor has their class in both runs, in one run alone, or in neither."""
 
     both: int
     only_a: int
@@ -244,12 +244,12 @@ def _format_difference(difference: float, metric: MetricDescription) -> str:
 
 
 def find_hits(table: QueryTable) -> Bools:
-    """Return whether the nearest neighbour of each query has the class of the query. -> (Q,)"""
+    """Return whether the nearest neighbor of each query has the class of the query. -> (Q,)"""
     return compare_classes(table)[:, 0]
 
 
 def count_outcomes(a: ReportedRun, b: ReportedRun) -> Outcomes:
-    """Count the queries that have a positive by the runs in which their nearest neighbour has their class."""
+    """Count the queries that have a positive by the runs in which their nearest neighbor has their class."""
     has_positive = ~np.isnan(score_queries(a.queries).values)
     hits_a, hits_b = (find_hits(run.queries)[has_positive] for run in (a, b))
     selections = (hits_a & hits_b, hits_a & ~hits_b, hits_b & ~hits_a, ~hits_a & ~hits_b)
@@ -264,7 +264,7 @@ def choose_changed_queries(
     Args:
         a: first of the two runs, "A" in the report.
         b: second run, "B" in the report, with the queries in the order of the first.
-        tiles: sheet of pictures, to which those of the queries and their neighbours are added.
+        tiles: sheet of pictures, to which those of the queries and their neighbors are added.
         count: largest number of queries in each direction; those whose score changes most come first.
     """
     scores = score_queries(a.queries), score_queries(b.queries)
@@ -284,7 +284,7 @@ def choose_changed_queries(
 
 
 def _remark(row: int, runs: Iterable[ReportedRun], scores: Iterable[QueryScore]) -> list[str]:
-    """Return a line for each run: the score of a query, and the rank of its nearest neighbour of its class."""
+    """Return a line for each run: the score of a query, and the rank of its nearest neighbor of its class."""
     return [
         f"{letter}: {score.describe(row)}, {describe_first_match(run.queries, row)}"
         for letter, run, score in zip("AB", runs, scores, strict=True)

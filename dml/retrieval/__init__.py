@@ -1,4 +1,4 @@
-"""Exact nearest neighbours, by FAISS or by torch on a CUDA device, and FAISS's k-means and indexes."""
+"""Exact nearest neighbors, by FAISS or by torch on a CUDA device, and FAISS's k-means and indexes."""
 
 import lazy_loader
 

@@ -17,10 +17,10 @@ QUERIES_PER_BLOCK = 1024
 """Number of queries that are searched at a time."""
 
 NUMBERS_PER_CODE = 4
-"""The largest number of numbers for which a product quantiser stores one code."""
+"""The largest number of numbers for which a product quantizer stores one code."""
 
 LARGEST_CODE = 8
-"""Bits of a code of a product quantiser; fewer if there are fewer training vectors than 2^8 codes."""
+"""Bits of a code of a product quantizer; fewer if there are fewer training vectors than 2^8 codes."""
 
 
 class Storage(StrEnum):
@@ -33,7 +33,7 @@ class Storage(StrEnum):
     BINARY = "binary"
     """The sign of each number; vectors are compared by the number of signs that differ."""
     PRODUCT = "pq"
-    """A byte for every four numbers: the nearest of 256 centroids of the training vectors (product quantiser)."""
+    """A byte for every four numbers: the nearest of 256 centroids of the training vectors (product quantizer)."""
 
 
 class CompressedVectors:
@@ -47,7 +47,7 @@ class CompressedVectors:
 
     Args:
         storage: form of the vectors.
-        train: vectors (M, D), M >= 1, which a quantiser is trained on.
+        train: vectors (M, D), M >= 1, which a quantizer is trained on.
         vectors: vectors (N, D) to search among, of unit length.
     """
 
@@ -70,7 +70,7 @@ class CompressedVectors:
 
         Args:
             queries: vectors (Q, D).
-            k: number of neighbours, at most N - M.
+            k: number of neighbors, at most N - M.
             excluded: (Q, M) vectors that each query excludes, padded with -1; None excludes nothing.
         """
         neighbors = np.empty((len(queries), k), np.int64)
@@ -90,17 +90,17 @@ class CompressedVectors:
         return indices
 
     def rescore(self, queries: Floats, neighbors: Integers, candidates: int) -> Integers:
-        """Sort the first neighbours of each query again by the inner products of the float32 vectors.
+        """Sort the first neighbors of each query again by the inner products of the float32 vectors.
 
-        This is what ``faiss.IndexRefineFlat`` does, for binary vectors too, and for each number of neighbours the same.
+        This is what ``faiss.IndexRefineFlat`` does, for binary vectors too, and for each number of neighbors the same.
 
         Args:
             queries: vectors (Q, D).
             neighbors: (Q, K) nearest vectors, nearest first.
-            candidates: number of neighbours of each query that are sorted again; the others stay where they are.
+            candidates: number of neighbors of each query that are sorted again; the others stay where they are.
 
         Returns:
-            The neighbours (Q, K); ties are in the vectors' order.
+            The neighbors (Q, K); ties are in the vectors' order.
         """
         result = neighbors.copy()
         for start in range(0, len(queries), QUERIES_PER_BLOCK):
@@ -139,7 +139,7 @@ def count_threads() -> int:
 
 
 def _make_index(storage: Storage, train: Floats) -> Any:
-    """Make an index without vectors, and train its quantiser; FAISS draws by a fixed seed."""
+    """Make an index without vectors, and train its quantizer; FAISS draws by a fixed seed."""
     size = train.shape[1]
     if storage is Storage.BINARY:
         binary: Any = faiss.IndexBinaryFlat(8 * -(-size // 8))

@@ -75,7 +75,7 @@ MOST_TIES = 1000
 
 
 def sort_ties(scores: Floats, ids: Integers) -> tuple[Floats, Integers]:
-    """Sort neighbours (Q, k) with equal scores by their ids, in place; FAISS has sorted them by descending score.
+    """Sort neighbors (Q, k) with equal scores by their ids, in place; FAISS has sorted them by descending score.
 
     >>> sort_ties(np.float32([[0.9, 0.5, 0.5]]), np.array([[4, 7, 2]]))[1].tolist()
     [[4, 2, 7]]
@@ -90,15 +90,15 @@ def sort_ties(scores: Floats, ids: Integers) -> tuple[Floats, Integers]:
 def search_with_ties(
     search: Search, queries: npt.NDArray[Any], k: int, count: int, most_ties: int | None = None
 ) -> tuple[Floats, Integers]:
-    """Find the k best neighbours, of which those with equal scores have the smallest ids and are sorted by them.
+    """Find the k best neighbors, of which those with equal scores have the smallest ids and are sorted by them.
 
     The search keeps any of the vectors that share the k-th score, so it is repeated with a larger k for the queries
-    whose next neighbour has that score too.
+    whose next neighbor has that score too.
 
     Args:
         search: function that searches all vectors exactly.
         queries: (Q, D) queries, as ``search`` takes them.
-        k: number of neighbours, 1 to ``count``.
+        k: number of neighbors, 1 to ``count``.
         count: number of vectors that are searched.
         most_ties: largest number of vectors beyond the k-th that are searched for equal scores; None for `MOST_TIES`.
 

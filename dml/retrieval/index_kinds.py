@@ -46,7 +46,7 @@ def find_lists(index: Any) -> Any:
 def keeps_products(index: Any) -> bool:
     """Return whether the transforms that an index applies to its vectors keep the inner products: rotations alone do.
 
-    A PCA subtracts the mean of the vectors, and a matrix to fewer numbers, or a normalisation, changes them.
+    A PCA subtracts the mean of the vectors, and a matrix to fewer numbers, or a normalization, changes them.
     """
     index = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
     if not isinstance(index, faiss.IndexPreTransform):

@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: items are near each other if they have the same mutual neighbours."""
+"""k-reciprocal re-ranking: items are near each other if they have the same mutual neighbors."""
 
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.retrieval.reranking import Comparison, compare_among, join_ranges
+from dml.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -21,7 +21,7 @@ NONE = -1
 """The index in place of an item that is not in a list."""
 
 ROWS = 256
-"""Number of items whose neighbours' neighbours are in memory at a time."""
+"""Number of items whose neighbors' neighbors are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class KReciprocal:
     - Each V is replaced by the mean of those of the k2 nearest items, itself among them (Eq. 11).
 
     If the gallery is the queries, this is the release with all items as gallery. With a gallery of its own, it differs
-    in one thing: the release lets queries be neighbours of other queries. Here the lists and encodings of the gallery
+    in one thing: the release lets queries be neighbors of other queries. Here the lists and encodings of the gallery
     are those of the gallery alone, a query is among the k nearest items of g if it is at most as far from g as the k-th
     of them, and no query changes the ranking of another one.
 
     The encodings take O(N k1^2) memory at most, and far less in practice: no matrix of all pairs is held.
 
     Args:
-        k1: number of neighbours that may be reciprocal; a smaller gallery gives as many as all queries have.
+        k1: number of neighbors that may be reciprocal; a smaller gallery gives as many as all queries have.
         k2: number of items in the mean of encodings, at most k1 + 1; 1 takes each as it is.
         distance_weight: the weight w of the original distance, lambda in the paper.
 
@@ -137,7 +137,7 @@ def find_neighborhoods(comparison: Comparison, k: int, own_index: int | None = N
 
     Args:
         comparison: queries and gallery.
-        k: number of neighbours.
+        k: number of neighbors.
         own_index: index that stands for a query itself; None if the queries are the gallery.
     """
     lists = np.empty((len(comparison.queries), k + 1), dtype=np.int64)
@@ -159,7 +159,7 @@ def _encode(
     """Return the encodings V of some items, before the mean of Eq. 11, see `KReciprocal`.
 
     Args:
-        neighborhoods: neighbours of the N items.
+        neighborhoods: neighbors of the N items.
         reciprocal: (N, k1 + 1) R(i, k1) of each item, padded with -1; the index G is of an item outside the gallery.
         halves: (G, k1 / 2 + 1) R(i, k1 / 2) of each gallery item, padded with -1.
         items: (N, D) embeddings of the items.
@@ -191,7 +191,7 @@ def _encode(
 
 
 def _expand(reciprocal: Integers, halves: Integers, width: int) -> Integers:
-    """Return R*(i) of some items as keys: position of the item times ``width``, plus the neighbour (Eq. 3)."""
+    """Return R*(i) of some items as keys: position of the item times ``width``, plus the neighbor (Eq. 3)."""
     candidates = reciprocal[:, 1:]
     members = halves[np.maximum(candidates, 0)]
     is_member = (members >= 0) & (candidates >= 0)[:, :, None]

@@ -4,8 +4,8 @@ import faiss
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.retrieval.rows import Embeddings, float32_rows
+from dml.runtime.errors import InputError
 
 ITERATIONS = 20
 """The default of the rounds of k-means."""

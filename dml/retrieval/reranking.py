@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import unit_rows
 from dml.retrieval.top import SORT_FACTOR, k_nearest
+from dml.runtime.errors import InputError
 
 MEMORY = 2**27
 """Bytes of distances that a step holds at a time."""
@@ -109,7 +109,7 @@ def join_ranges(firsts: Integers, lengths: Integers) -> Integers:
 
 
 VECTORS_AT_ONCE = 2**16
-"""Number of neighbours whose vectors are in memory at a time."""
+"""Number of neighbors whose vectors are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class AlphaQueryExpansion:
     negative similarity; here it counts 0.
 
     Args:
-        n: number of neighbours, without the query itself; a smaller gallery gives all its items.
-        alpha: exponent of the similarity, which is the weight of a neighbour; 0 is the plain mean.
+        n: number of neighbors, without the query itself; a smaller gallery gives all its items.
+        alpha: exponent of the similarity, which is the weight of a neighbor; 0 is the plain mean.
 
     Raises:
         InputError: if ``n`` is below 1, or ``alpha`` below 0 or no finite number.
@@ -155,14 +155,14 @@ class AlphaQueryExpansion:
 
 
 def expand_query(query: Tensor, neighbors: Tensor, similarities: Tensor, alpha: float) -> Tensor:
-    """Add neighbours to queries, weighted by their similarities, see `AlphaQueryExpansion`.
+    """Add neighbors to queries, weighted by their similarities, see `AlphaQueryExpansion`.
 
     >>> expand_query(torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]), alpha=2.0).tolist()
     [1.0, 0.25]
 
     Args:
         query: (..., D) embeddings.
-        neighbors: (..., n, D) embeddings of the neighbours.
+        neighbors: (..., n, D) embeddings of the neighbors.
         similarities: (..., n) their cosine similarities with the query.
         alpha: exponent of the similarity.
 
@@ -173,7 +173,7 @@ def expand_query(query: Tensor, neighbors: Tensor, similarities: Tensor, alpha: 
 
 
 ITEMS_AT_ONCE = 4096
-"""Number of gallery items whose neighbours' vectors are in memory at a time."""
+"""Number of gallery items whose neighbors' vectors are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -182,11 +182,11 @@ class DatabaseAugmentation:
 
     .. math:: x' = \frac{v}{\|v\|}, \qquad v = \sum_{r=0}^{n-1} \frac{n - r}{n} \, x_r
 
-    where x_0 is the gallery item itself and x_1, x_2, ... are its nearest gallery items, so that n - 1 neighbours have
+    where x_0 is the gallery item itself and x_1, x_2, ... are its nearest gallery items, so that n - 1 neighbors have
     a weight above 0.
 
     For each query, the items that it excludes are in no mean: the augmented items are those of the gallery without
-    them, in which the next neighbours have moved up. In a gallery of the queries, no item holds a part of the query
+    them, in which the next neighbors have moved up. In a gallery of the queries, no item holds a part of the query
     that it is compared with. So each query finds exactly what it would find in a gallery that it had never been in.
 
     Args:
@@ -200,7 +200,7 @@ class DatabaseAugmentation:
 
     def __post_init__(self) -> None:
         if self.n < 2:
-            raise InputError(f"dba: n={self.n} must be at least 2, the item itself and a neighbour")
+            raise InputError(f"dba: n={self.n} must be at least 2, the item itself and a neighbor")
 
     def __call__(self, comparison: Comparison) -> Comparison:
         """Augment the gallery."""
@@ -255,10 +255,10 @@ class AugmentedComparison(Comparison):
     """Queries and an augmented gallery, in which no mean holds an item that the query excludes.
 
     ``gallery`` is the augmented gallery of a query that excludes nothing. Few items differ from it for a query: those
-    that have an excluded item among their neighbours.
+    that have an excluded item among their neighbors.
 
     Args:
-        neighbors: gallery before the augmentation, with its neighbours.
+        neighbors: gallery before the augmentation, with its neighbors.
     """
 
     neighbors: NeighborLists = field(kw_only=True)

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Embeddings = Tensor | npt.NDArray[Any]
 
@@ -43,7 +43,7 @@ def float32_rows(embeddings: Embeddings, name: str) -> Tensor:
 
 
 def unit_rows(embeddings: Embeddings, name: str) -> Tensor:
-    """Check embeddings and L2-normalise them to float32; rows of zeros stay zero. (N, D) -> (N, D)
+    """Check embeddings and L2-normalize them to float32; rows of zeros stay zero. (N, D) -> (N, D)
 
     >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]]), "embeddings")
     tensor([[0.6000, 0.8000],

@@ -8,18 +8,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.ops.errors import InputError, check_whole
 from dml.retrieval.faiss_search import LARGEST_K, copy_to_gpus, multiplying_few_queries, sort_ties
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings, float32_rows
 from dml.retrieval.top import SORT_FACTOR, k_nearest, nearest
+from dml.runtime.errors import InputError, check_whole
 
 MEMORY = 2**28
 """Bytes of distances that are held at a time."""
 
 
 class BlockSearch:
-    """Finds nearest neighbours with torch, on any device.
+    """Finds nearest neighbors with torch, on any device.
 
     >>> scores, indices = BlockSearch(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
     >>> scores.tolist(), indices.tolist()
@@ -27,7 +27,7 @@ class BlockSearch:
 
     Args:
         rows: (G, D) float32 embeddings of the gallery.
-        k: number of neighbours of each query; it is reduced if a query has fewer items.
+        k: number of neighbors of each query; it is reduced if a query has fewer items.
         excluded: (Q, M) items that each query excludes, such as the query itself; rows of queries that exclude fewer
             are filled with -1. None excludes nothing.
     """
@@ -38,7 +38,7 @@ class BlockSearch:
         self._block_size = max(1, MEMORY // (4 * len(rows)))
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Search the neighbours of some of the queries.
+        """Search the neighbors of some of the queries.
 
         Args:
             queries: (B, D) float32 embeddings on the gallery's device.
@@ -77,10 +77,10 @@ BLOCK_SIZE = 256
 def nearest_neighbors(
     query: Embeddings, k: int, gallery: Embeddings | None = None, *, batch: int = 16_384
 ) -> tuple[Tensor, Tensor]:
-    """Find each query's k nearest neighbours by dot product, exactly, in float32.
+    """Find each query's k nearest neighbors by dot product, exactly, in float32.
 
-    For cosines, give L2-normalised embeddings. FAISS searches, on GPUs if the installed FAISS has some; embeddings on a
-    CUDA device are searched there by torch. Neighbours with equal scores are in the order of the gallery, and equal
+    For cosines, give L2-normalized embeddings. FAISS searches, on GPUs if the installed FAISS has some; embeddings on a
+    CUDA device are searched there by torch. Neighbors with equal scores are in the order of the gallery, and equal
     embeddings always have equal scores. Scores that differ by less than the rounding of float32 may be swapped.
 
     >>> scores, indices = nearest_neighbors(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), k=1)
@@ -89,8 +89,8 @@ def nearest_neighbors(
 
     Args:
         query: (Q, D) embeddings.
-        k: number of neighbours of each query.
-        gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbours.
+        k: number of neighbors of each query.
+        gallery: (G, D) embeddings; None searches among the queries, where each query is excluded from its neighbors.
         batch: number of queries that are searched at a time; besides inputs and result the memory is O(batch k).
 
     Returns:
@@ -121,7 +121,7 @@ def nearest_neighbors(
 
 
 class Search:
-    """Finds nearest neighbours of embeddings on CPU with FAISS.
+    """Finds nearest neighbors of embeddings on CPU with FAISS.
 
     FAISS chooses arbitrarily among items with equal scores. Queries for which that could change the result are ranked
     without FAISS, so that items with equal scores are in the order of the gallery.
@@ -132,7 +132,7 @@ class Search:
 
     Args:
         rows: (G, D) float32 embeddings of the gallery, on CPU.
-        k: number of neighbours of each query; it is reduced if a query has fewer items.
+        k: number of neighbors of each query; it is reduced if a query has fewer items.
         excluded: (Q, M) items that each query excludes, such as the query itself; rows of queries that exclude fewer
             are filled with -1. None excludes nothing.
     """
@@ -143,7 +143,7 @@ class Search:
         max_excluded = 0 if excluded is None else excluded.shape[1]
         self.k = min(k, len(rows) - max_excluded)
         self._repeated = self.gallery.repeated
-        # One neighbour more tells whether the last one of the result is tied with the next.
+        # One neighbor more tells whether the last one of the result is tied with the next.
         self._faiss_k = min(self.k + max_excluded + 1, len(rows))
         self._gpu_copy: Any = None
         if faiss.get_num_gpus() and self._faiss_k <= LARGEST_K:
@@ -152,7 +152,7 @@ class Search:
             self._gpu_copy = copy_to_gpus(index)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
-        """Search the neighbours of some of the queries.
+        """Search the neighbors of some of the queries.
 
         Args:
             queries: (B, D) float32 embeddings on CPU.
@@ -186,7 +186,7 @@ class Search:
         return scores, indices
 
     def _rank_all(self, queries: Tensor, query_indices: Integers) -> tuple[Floats, Integers]:
-        """Find neighbours from the distances to all items, without FAISS. (B, D), (B,) -> (B, k), (B, k)"""
+        """Find neighbors from the distances to all items, without FAISS. (B, D), (B,) -> (B, k), (B, k)"""
         excluded = None if self.excluded is None else torch.from_numpy(self.excluded[query_indices])
         distances = self.gallery.distances(queries, excluded).numpy()
         indices = np.stack([nearest(row, self.k) for row in distances])
@@ -195,7 +195,7 @@ class Search:
 
 
 def check_products(scores: Floats, indices: Integers) -> None:
-    """Make sure that the neighbours (Q, k) of a search have scores that are numbers.
+    """Make sure that the neighbors (Q, k) of a search have scores that are numbers.
 
     Raises:
         InputError: if a dot product overflows float32.
@@ -205,13 +205,13 @@ def check_products(scores: Floats, indices: Integers) -> None:
 
 
 def drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
-    """Drop M neighbours of each query: the excluded ones, and then the last ones. (Q, k + M) -> (Q, k)
+    """Drop M neighbors of each query: the excluded ones, and then the last ones. (Q, k + M) -> (Q, k)
 
-    An excluded item isn't always among the neighbours, because other items can have the same score.
+    An excluded item isn't always among the neighbors, because other items can have the same score.
 
     Args:
-        scores: (Q, k + M) scores of the neighbours, best first.
-        indices: (Q, k + M) indices of the neighbours.
+        scores: (Q, k + M) scores of the neighbors, best first.
+        indices: (Q, k + M) indices of the neighbors.
         excluded: (Q, M) indices to drop, filled with -1.
     """
     is_excluded = np.zeros(indices.shape, dtype=bool)

@@ -10,7 +10,6 @@ from typing import Any
 import faiss
 import numpy as np
 
-from dml.ops.errors import InputError
 from dml.retrieval.faiss_search import (
     LARGEST_K,
     Floats,
@@ -21,6 +20,7 @@ from dml.retrieval.faiss_search import (
     sort_ties,
 )
 from dml.retrieval.index_kinds import find_core, find_lists, keeps_numbers, keeps_products, train_index
+from dml.runtime.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class VectorIndex:
     Args:
         dimension: size D of the vectors.
         factory: description of the index in the language of FAISS's ``index_factory``: "Flat" is exact; others, such
-            as "IVF1024,Flat" or "HNSW32", are faster and may miss neighbours.
+            as "IVF1024,Flat" or "HNSW32", are faster and may miss neighbors.
 
     Raises:
         InputError: if FAISS can't make an index of this description, or one that doesn't search by inner product.
@@ -128,9 +128,9 @@ class VectorIndex:
         return keeps_products(self._index) and keeps_numbers(self._index)
 
     def encode_whole_vectors(self) -> None:
-        """Make codes stand for whole vectors, not for their differences from the centre of a cell; it precedes `train`.
+        """Make codes stand for whole vectors, not for their differences from the center of a cell; it precedes `train`.
 
-        Centres have length 1, so the differences of much shorter vectors say nothing but which cell it is.
+        Centers have length 1, so the differences of much shorter vectors say nothing but which cell it is.
         """
         lists: Any = faiss.try_extract_index_ivf(self._index)
         if hasattr(lists, "by_residual"):
@@ -161,7 +161,7 @@ class VectorIndex:
         """
         if recommended := self._train(vectors):
             logger.warning(
-                "factory=%s: it is trained with %s vectors, and FAISS asks for %s; it may miss more neighbours",
+                "factory=%s: it is trained with %s vectors, and FAISS asks for %s; it may miss more neighbors",
                 self.factory,
                 f"{len(vectors):,}",
                 f"{recommended:,}",
@@ -229,7 +229,7 @@ class VectorIndex:
 
         Args:
             queries: vectors (Q, D).
-            k: number of neighbours, at most the number of vectors.
+            k: number of neighbors, at most the number of vectors.
 
         Raises:
             InputError: if FAISS can't search an index of this kind, or with these parameters.

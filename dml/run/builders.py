@@ -18,7 +18,6 @@ from dml.evaluation.names import MetricName, list_evaluated_heads, select_joint
 from dml.losses.compose import check_pairs
 from dml.losses.proxies import check_beginning, count_classes
 from dml.models.recurrent import AnyModel, RecurrentModel
-from dml.ops.errors import InputError
 from dml.run import quick_run
 from dml.run.building import build
 from dml.run.evaluators import build_metric_config, choose_selection, find_ball
@@ -26,6 +25,7 @@ from dml.run.loss_builders import build_losses as build_losses
 from dml.run.model_builders import build_crops_transform as build_crops_transform
 from dml.run.model_builders import build_model as build_model
 from dml.run.table_reading import read_table
+from dml.runtime.errors import InputError
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import HeadChoice, ModelEmbedder

@@ -8,9 +8,9 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from dml.ops.configuration.targets import Unknown, unknown_targets
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.configuration.targets import Unknown, unknown_targets
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 _trusted: ContextVar[Collection[Unknown] | None] = ContextVar("trusted", default=())
 

@@ -9,11 +9,11 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.splits import describe_shared_classes, describe_splits
 from dml.losses.memory import CrossBatchMemory
-from dml.ops.escaping import in_markup
-from dml.ops.text.console import console
 from dml.report.console import QUICK
 from dml.report.provenance import name_dataset
 from dml.run import builders
+from dml.runtime.escaping import in_markup
+from dml.runtime.text.console import console
 from dml.training.data import DataModule
 from dml.training.hardware import parse_compile
 from dml.training.module import MetricLearner

@@ -12,12 +12,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.data.overview.split_changes import summarize_data
 from dml.data.splits import describe_splits
 from dml.data.table import ImageTable
-from dml.ops.configuration.overrides import key_of
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console
 from dml.run import builders, loop
 from dml.run.evaluators import check_tested_settings, choose_tested_split
 from dml.run.model_tests.final_test import run_test
@@ -29,6 +23,12 @@ from dml.run.resuming.stored_configuration import (
     write_configuration,
 )
 from dml.run.stages import find_stage, make_evaluation_config
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console
 from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
 from dml.training.frozen_weights import lacks_weights
 

@@ -14,9 +14,9 @@ from dml.evaluation.monitor import AUTO, check_monitor, check_tie_breaker, make_
 from dml.evaluation.names import full_metric_name, list_evaluated_heads
 from dml.evaluation.rerankings import Reranking, make_rerankings
 from dml.evaluation.threshold import ThresholdSettings
-from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.building import build
+from dml.runtime.errors import InputError
 
 
 def build_metric_config(config: DictConfig, part: ImageTable) -> MetricConfig:

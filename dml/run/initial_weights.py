@@ -9,11 +9,11 @@ from torch import nn
 
 from dml.models.adapters import merge_updates
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
 from dml.run import builders, building
 from dml.run.resuming.resolved_values import open_stored
 from dml.run.resuming.stored_configuration import extract_configuration
 from dml.run.stages import find_stage
+from dml.runtime.errors import InputError
 from dml.training.checkpoints import (
     TrainingProgress,
     load_initial_state,

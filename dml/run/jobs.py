@@ -15,9 +15,6 @@ from dml.data.overview.split_changes import SplitSummary, summarize_data
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.run import builders, console_output, loop, quick_run
 from dml.run.evaluators import check_evaluation, check_share, choose_selection, choose_tested_split
 from dml.run.initial_weights import load_beginning
@@ -36,6 +33,9 @@ from dml.run.resuming.stored_configuration import (
 from dml.run.stages import Stage, find_stage, list_stages
 from dml.run.sweeps import build_pruning
 from dml.runtime import signals
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import CONFIGURATION, RunFolder, configuration_id
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, RunEnder
 from dml.training.checkpoints import TrainingProgress, load_model
 from dml.training.data import DataModule

@@ -10,11 +10,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 
-from dml.ops.errors import InputError
 from dml.ops.freed_memory import keep_freed_memory
-from dml.ops.run_folders.run_folder import without_run_keys
 from dml.run.building import build
 from dml.run.config_folders import CONF
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import without_run_keys
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.progress import make_progress
 from dml.training.hardware import Float32Precision, check_accelerator, choose_deterministic

@@ -13,10 +13,10 @@ from dml.losses.compose import AtLevel
 from dml.losses.loss_contract import check_forward, check_module
 from dml.losses.matryoshka import MatryoshkaLoss, choose_sizes
 from dml.losses.proxies import count_classes
-from dml.ops.configuration.targets import import_object
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesHierarchy
 from dml.run.building import build
+from dml.runtime.configuration.targets import import_object
+from dml.runtime.errors import InputError
 
 
 def build_losses(config: DictConfig, embed_dims: Mapping[str, int], labels: NDArray[np.int64]) -> dict[str, nn.Module]:

@@ -7,15 +7,15 @@ from omegaconf import DictConfig
 from dml.data.transforms import Crops, Pipeline, and_mirrored
 from dml.models.embedding import EmbeddingModel
 from dml.models.recurrent import AnyModel
-from dml.ops.configuration.targets import import_object
-from dml.ops.errors import InputError
 from dml.run.building import build
+from dml.runtime.configuration.targets import import_object
+from dml.runtime.errors import InputError
 
 CROPS = {5: "torchvision.transforms.v2.FiveCrop", 10: "torchvision.transforms.v2.TenCrop"}
 
 
 def build_model(config: DictConfig) -> AnyModel:
-    """Build the backbone with its heads and its ``adapter``, and with ``recurrent`` the network of neighbourhoods."""
+    """Build the backbone with its heads and its ``adapter``, and with ``recurrent`` the network of neighborhoods."""
     built: AnyModel = build_embedding_model(config)
     if config.recurrent is not None:
         built = build(config.recurrent)(built, build_embedding_model(config))

@@ -17,14 +17,14 @@ from dml.data.prepared.verification import CheckedImage, check_images, list_faul
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.worker_processes import choose_processes
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup, printable
-from dml.ops.filesystem.files import remove_partial_files
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console, progress_bar, warn
-from dml.ops.text.counts import format_count
 from dml.report.pictures import write_contact_sheets
 from dml.run.building import build
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup, printable
+from dml.runtime.filesystem.files import remove_partial_files
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console, progress_bar, warn
+from dml.runtime.text.counts import format_count
 
 PRINTED_FAULTS = 5
 """The number of faults of a kind that are printed."""

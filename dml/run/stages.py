@@ -6,10 +6,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from dml.ops.configuration.former_keys import rename_keys
-from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
+from dml.runtime.configuration.former_keys import rename_keys
+from dml.runtime.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def check_stages(config: DictConfig, first: Stage) -> None:
                 )
     if first.config.recurrent and not (first.config.training.init or config.resume):
         raise InputError(
-            "recurrent: it finds neighbours by a trained network, and the run has none; training.init=CHECKPOINT names "
+            "recurrent: it finds neighbors by a trained network, and the run has none; training.init=CHECKPOINT names "
             "one, or an earlier stage trains it, as in experiment=lns/emoji/rnn"
         )
 

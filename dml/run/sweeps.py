@@ -8,15 +8,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup
-from dml.ops.run_folders.run_folder import HELD_FOLDER, RunFolder
-from dml.ops.text.console import console
 from dml.run.building import build
 from dml.run.config_folders import quote
 from dml.run.resuming.stored_configuration import plain_config, read_stored_configuration, write_configuration
 from dml.runtime import ranks, signals
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup
 from dml.runtime.processes import python_command
+from dml.runtime.run_folders.run_folder import HELD_FOLDER, RunFolder
+from dml.runtime.text.console import console
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback
@@ -32,7 +32,7 @@ def finish_run(config: DictConfig, folder: RunFolder, overrides: list[str], trai
         train: function that trains and tests the run in this process.
 
     Returns:
-        The value that a sweeper optimises, see `read_objective`; None for a sweep over a grid.
+        The value that a sweeper optimizes, see `read_objective`; None for a sweep over a grid.
 
     Raises:
         InputError: if the folder holds a run of another configuration.
@@ -77,7 +77,7 @@ def _train_in_processes(count: int, folder: RunFolder, overrides: list[str]) -> 
 
 
 def read_objective(config: DictConfig, folder: RunFolder) -> float:
-    """Return the value that a sweeper optimises: the metric ``checkpoints.monitor`` of the tested checkpoint.
+    """Return the value that a sweeper optimizes: the metric ``checkpoints.monitor`` of the tested checkpoint.
 
     The value is that of the validation at which the checkpoint was written.
 
@@ -90,7 +90,7 @@ def read_objective(config: DictConfig, folder: RunFolder) -> float:
     steps = [step for step in values if step <= tested_step]
     if not steps:
         raise InputError(
-            f"no {metric} to optimise in {folder.path}: it takes a validation split and trainer.val_check_interval"
+            f"no {metric} to optimize in {folder.path}: it takes a validation split and trainer.val_check_interval"
         )
     return values[max(steps)]
 

@@ -8,9 +8,9 @@ from dml.data.table import ImageTable, hold_out_classes, list_training_classes, 
 from dml.data.table_changes.class_splits import apply_class_splits, read_class_splits
 from dml.data.table_changes.corrections import apply_corrections, read_corrections
 from dml.data.table_changes.planted_faults import plant_faults, read_planted_faults
-from dml.ops.escaping import in_markup
-from dml.ops.text.console import console
 from dml.run.building import build
+from dml.runtime.escaping import in_markup
+from dml.runtime.text.console import console
 
 
 def read_table(dataset: DictConfig, max_list_bytes: int, *, needs_fold: bool = True) -> ImageTable:
@@ -70,10 +70,10 @@ def _correct(dataset: DictConfig, images: ImageTable) -> ImageTable:
 
 def _plant(dataset: DictConfig, images: ImageTable) -> ImageTable:
     """Plant faults in the training images, and print one line of them."""
-    faulty, relabelled = plant_faults(images, read_planted_faults(dataset.planted))
+    faulty, relabeled = plant_faults(images, read_planted_faults(dataset.planted))
     remaining, before = ((table.split == "train").sum() for table in (faulty, images))
     rank_zero_only(console.print)(
         f"[bold]planted[/]  {remaining:,} of {before:,} training images stay, "
-        f"and {relabelled:,} of them have the label of another class"
+        f"and {relabeled:,} of them have the label of another class"
     )
     return faulty

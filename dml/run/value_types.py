@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.configuration.former_keys import MOVED
-from dml.ops.configuration.nested import is_below
-from dml.ops.errors import InputError, suggest
 from dml.run.settings import SETTINGS, find_group
+from dml.runtime.configuration.former_keys import MOVED
+from dml.runtime.configuration.nested import is_below
+from dml.runtime.errors import InputError, suggest
 from dml.training.run_length import AUTO, COUNTED
 
 WORDS = {

@@ -1,1 +1,1 @@
-"""Signals, and the processes that work together."""
+"""Errors, configurations, files, run folders, text, libraries, signals and processes, which every room uses."""

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Ints = NDArray[np.int64]
 

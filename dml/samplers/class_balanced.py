@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import InputError, check_whole
+from dml.runtime.errors import InputError, check_whole
 from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, take_finest_labels
 
 SHORT_CLASSES = ("repeat", "fill", "drop")

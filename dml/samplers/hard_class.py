@@ -3,8 +3,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError, check_whole
 from dml.samplers.base import EpochSampler, choose_classes_per_batch, take_finest_labels
 
 Floats = NDArray[np.float32]

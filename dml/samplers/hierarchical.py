@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import InputError, check_whole
+from dml.runtime.errors import InputError, check_whole
 from dml.samplers.base import AUTO, AUTO_CLASSES, EpochSampler, Ints, take_finest_labels
 from dml.samplers.class_balanced import ClassBalancedSampler, images_per_draw
 

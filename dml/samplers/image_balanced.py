@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dml.ops.errors import check_whole
+from dml.runtime.errors import check_whole
 from dml.samplers.base import EpochSampler, Ints, choose_classes_per_batch, take_finest_labels
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dml.ops.errors import InputError, check_whole
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError, check_whole
 from dml.samplers.base import EpochSampler, Ints, take_finest_labels
 
 logger = logging.getLogger(__name__)
@@ -17,34 +17,34 @@ logger = logging.getLogger(__name__)
 Bools = NDArray[np.bool_]
 
 SMALLEST = 3
-"""Size of the smallest group: a centre, a similar row and a dissimilar row."""
+"""Size of the smallest group: a center, a similar row and a dissimilar row."""
 
 CHUNK = 512
-"""Number of centres that are tested together."""
+"""Number of centers that are tested together."""
 
 
 class Group(NamedTuple):
-    """A centre and the rows that were added to the batch together with it.
+    """A center and the rows that were added to the batch together with it.
 
     Args:
-        centre: row index of the centre.
-        members: row indices of the neighbours, nearest first, and then of rows drawn at random.
+        center: row index of the center.
+        members: row indices of the neighbors, nearest first, and then of rows drawn at random.
     """
 
-    centre: int
+    center: int
     members: list[int]
 
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """The neighbourhoods of all rows.
+    """The neighborhoods of all rows.
 
     Args:
         classes: (N,) class of each row, from 0 to C - 1.
         sizes: (C,) number of rows of each class.
-        groups: (N, K + 1) each row and its neighbours, nearest first.
-        similar: (N, K) whether each neighbour has the class of the row.
-        mixed: (N,) whether a row has both similar and dissimilar neighbours.
+        groups: (N, K + 1) each row and its neighbors, nearest first.
+        similar: (N, K) whether each neighbor has the class of the row.
+        mixed: (N,) whether a row has both similar and dissimilar neighbors.
     """
 
     classes: Ints
@@ -55,11 +55,11 @@ class Neighborhoods:
 
     @classmethod
     def from_table(cls, classes: Ints, neighbors: ArrayLike, num_neighbors: int | None) -> "Neighborhoods":
-        """Build the neighbourhoods from a table of neighbours.
+        """Build the neighborhoods from a table of neighbors.
 
         Args:
             classes: (N,) class of each row, from 0 to C - 1.
-            neighbors: (N, K) row indices of each row's neighbours, nearest first.
+            neighbors: (N, K) row indices of each row's neighbors, nearest first.
             num_neighbors: number of columns of the table to use; None uses all.
 
         Raises:
@@ -72,16 +72,16 @@ class Neighborhoods:
 
 
 def _check_table(table: NDArray[Any], count: int) -> NDArray[Any]:
-    """Return the table of neighbours, or raise InputError if it isn't one of ``count`` rows."""
+    """Return the table of neighbors, or raise InputError if it isn't one of ``count`` rows."""
     if table.ndim != 2 or len(table) != count or not table.size or not np.issubdtype(table.dtype, np.integer):
         raise InputError(f"neighbors of shape {table.shape}, {table.dtype}: must be ({count}, K) integers, K >= 1")
     if table.min() < 0 or table.max() >= count:
         raise InputError(f"neighbors: rows {table.min()} to {table.max()}, the training split has 0 to {count - 1}")
     if (contains_itself := (table == np.arange(count)[:, None]).any(axis=1)).any():
-        raise InputError(f"neighbors: row {contains_itself.argmax()} is among its own neighbours")
+        raise InputError(f"neighbors: row {contains_itself.argmax()} is among its own neighbors")
     ascending = np.sort(table, axis=1)
     if (has_repeats := (ascending[:, 1:] == ascending[:, :-1]).any(axis=1)).any():
-        raise InputError(f"neighbors: row {has_repeats.argmax()} has a neighbour twice")
+        raise InputError(f"neighbors: row {has_repeats.argmax()} has a neighbor twice")
     return table
 
 
@@ -89,7 +89,7 @@ class NeighborhoodBatch:
     """A batch that is filled with groups.
 
     Args:
-        table: neighbourhoods of all rows.
+        table: neighborhoods of all rows.
         size: number of rows of the full batch.
         rng: source of all random draws.
     """
@@ -102,25 +102,25 @@ class NeighborhoodBatch:
         self.groups: list[Group] = []
         self.counts: Counter[str] = Counter()  # number of groups of each kind, and of random rows
 
-    def add_groups(self, kind: str, centres: Ints, start: int, accepts: Callable[[Ints], Bools]) -> None:
-        """Add the groups of all centres that are accepted, in turn, while the batch has room.
+    def add_groups(self, kind: str, centers: Ints, start: int, accepts: Callable[[Ints], Bools]) -> None:
+        """Add the groups of all centers that are accepted, in turn, while the batch has room.
 
-        A centre that isn't accepted isn't tried again: the fuller the batch, the fewer centres are accepted.
+        A center that isn't accepted isn't tried again: the fuller the batch, the fewer centers are accepted.
 
         Args:
             kind: name under which the groups are counted.
-            centres: row indices of the centres to try.
-            start: index of the first centre to try; after the last centre comes the first one.
-            accepts: function that tells for each of several centres whether the batch accepts its group now.
+            centers: row indices of the centers to try.
+            start: index of the first center to try; after the last center comes the first one.
+            accepts: function that tells for each of several centers whether the batch accepts its group now.
         """
-        position, end = start, start + len(centres)
+        position, end = start, start + len(centers)
         while position < end and self.room >= SMALLEST:
-            chunk = centres.take(np.arange(position, min(position + CHUNK, end)), mode="wrap")
+            chunk = centers.take(np.arange(position, min(position + CHUNK, end)), mode="wrap")
             accepted = accepts(chunk)
             first = int(accepted.argmax())
             if accepted[first]:
-                centre = int(chunk[first])
-                self._add(Group(centre, self._choose_members(centre, self._next_size() - 1)))
+                center = int(chunk[first])
+                self._add(Group(center, self._choose_members(center, self._next_size() - 1)))
                 self.counts[kind] += 1
                 position += first + 1
             else:
@@ -130,26 +130,26 @@ class NeighborhoodBatch:
         """Fill the batch with random rows that aren't in it yet."""
         if self.room:
             self.counts["random"] += self.room
-            centre, *members = self.rng.choice(np.flatnonzero(self.free), self.room, replace=False).tolist()
-            self._add(Group(centre, members))
+            center, *members = self.rng.choice(np.flatnonzero(self.free), self.room, replace=False).tolist()
+            self._add(Group(center, members))
 
-    def is_whole(self, centres: Ints) -> Bools:
-        """Tell which centres pass steps 3 and 4, if all of them pass step 3. (n,) -> (n,)"""
-        accepted: Bools = np.all(self.free[self.table.groups[centres]], axis=1)
+    def is_whole(self, centers: Ints) -> Bools:
+        """Tell which centers pass steps 3 and 4, if all of them pass step 3. (n,) -> (n,)"""
+        accepted: Bools = np.all(self.free[self.table.groups[centers]], axis=1)
         return accepted
 
-    def is_mixed(self, centres: Ints) -> Bools:
-        """Tell which centres pass step 3 with their free neighbours alone and are free themselves. (n,) -> (n,)"""
-        free, similar = self.free[self.table.groups[centres]], self.table.similar[centres]
+    def is_mixed(self, centers: Ints) -> Bools:
+        """Tell which centers pass step 3 with their free neighbors alone and are free themselves. (n,) -> (n,)"""
+        free, similar = self.free[self.table.groups[centers]], self.table.similar[centers]
         mixed: Bools = np.any(free[:, 1:] & similar, axis=1) & np.any(free[:, 1:] & ~similar, axis=1)
         return mixed & free[:, 0]
 
-    def can_be_completed(self, centres: Ints) -> Bools:
-        """Tell for which free centres there are free similar and dissimilar rows in the whole split. (n,) -> (n,)"""
+    def can_be_completed(self, centers: Ints) -> Bools:
+        """Tell for which free centers there are free similar and dissimilar rows in the whole split. (n,) -> (n,)"""
         taken_classes = self.table.classes[~self.free]
         free_counts = self.table.sizes - np.bincount(taken_classes, minlength=len(self.table.sizes))
-        class_counts = free_counts[self.table.classes[centres]]
-        accepted: Bools = self.free[centres] & (class_counts >= 2) & (class_counts < free_counts.sum())
+        class_counts = free_counts[self.table.classes[centers]]
+        accepted: Bools = self.free[centers] & (class_counts >= 2) & (class_counts < free_counts.sum())
         return accepted
 
     def _next_size(self) -> int:
@@ -160,26 +160,26 @@ class NeighborhoodBatch:
         size: int = full_size - max(0, surplus - (count - 1) * (full_size - SMALLEST))
         return size
 
-    def _choose_members(self, centre: int, count: int) -> list[int]:
-        """Choose a centre's nearest free neighbours; draw a similar or a dissimilar row if no neighbour is."""
-        near = self.table.groups[centre, 1:]
+    def _choose_members(self, center: int, count: int) -> list[int]:
+        """Choose a center's nearest free neighbors; draw a similar or a dissimilar row if no neighbor is."""
+        near = self.table.groups[center, 1:]
         free = self.free[near]
-        near, similar = near[free], self.table.similar[centre][free]
+        near, similar = near[free], self.table.similar[center][free]
         drawn = []
         if not similar.any():
-            drawn.append(self._draw(self.table.classes == self.table.classes[centre], centre))
+            drawn.append(self._draw(self.table.classes == self.table.classes[center], center))
         if similar.all():
-            drawn.append(self._draw(self.table.classes != self.table.classes[centre], centre))
+            drawn.append(self._draw(self.table.classes != self.table.classes[center], center))
         members: list[int] = near[_choose_mixed(similar, count - len(drawn))].tolist()
         return members + drawn
 
-    def _draw(self, candidates: Bools, centre: int) -> int:
-        """Draw a free row from the candidates (N,) other than the centre."""
+    def _draw(self, candidates: Bools, center: int) -> int:
+        """Draw a free row from the candidates (N,) other than the center."""
         rows = np.flatnonzero(candidates & self.free)
-        return int(self.rng.choice(rows[rows != centre]))
+        return int(self.rng.choice(rows[rows != center]))
 
     def _add(self, group: Group) -> None:
-        rows = [group.centre, *group.members]
+        rows = [group.center, *group.members]
         self.free[rows] = False
         self.room -= len(rows)
         self.groups.append(group)
@@ -200,8 +200,8 @@ class HardShares(NamedTuple):
 
     Args:
         hard_negatives: share of the ordered pairs (i, j) of different classes in which j is one of the K stored
-            neighbours of i. These are the hard negatives of the thesis, section 3.4.
-        usable_positives: share of the ordered pairs (i, j) of one class in which j is one of the K stored neighbours
+            neighbors of i. These are the hard negatives of the thesis, section 3.4.
+        usable_positives: share of the ordered pairs (i, j) of one class in which j is one of the K stored neighbors
             of i. The other pairs are outliers, which section 3.4 excludes from P_k.
         anchors: share of the rows with another row of the same class in the batch, N_p / N of Eq. 3.5. The other rows
             get no gradient.
@@ -213,30 +213,30 @@ class HardShares(NamedTuple):
 
 
 class LocalNeighborhoodSampler(EpochSampler):
-    """Draws batches of random images (centres) together with their nearest neighbours.
+    """Draws batches of random images (centers) together with their nearest neighbors.
 
-    This is local neighbourhood sampling (LNS) of the thesis on it, section 3.4. A batch is a list of `batch_size`
-    different row indices. It consists of groups, each a centre with K neighbours. A neighbour is similar if its class
-    is that of the centre. The numbers are the steps of the thesis: draw a random centre (2). Its neighbours must
-    include a similar and a dissimilar row (3). Neither the centre nor a neighbour may be in the batch yet (4). Add all
+    This is local neighborhood sampling (LNS) of the thesis on it, section 3.4. A batch is a list of `batch_size`
+    different row indices. It consists of groups, each a center with K neighbors. A neighbor is similar if its class
+    is that of the center. The numbers are the steps of the thesis: draw a random center (2). Its neighbors must
+    include a similar and a dissimilar row (3). Neither the center nor a neighbor may be in the batch yet (4). Add all
     K + 1 rows to the batch (5). Repeat until the batch is full. The last group is cut to the rows that are missing. If
-    it would have fewer than three rows, groups before it are cut too. A cut group consists of the centre, the nearest
+    it would have fewer than three rows, groups before it are cut too. A cut group consists of the center, the nearest
     similar row, the nearest dissimilar row and the nearest other rows.
 
-    If no centre meets the rules, they are relaxed in this order. First, neighbours that are in the batch already are
-    skipped, if a similar and a dissimilar row remain. Then, if a centre has no similar or no dissimilar neighbour, one
+    If no center meets the rules, they are relaxed in this order. First, neighbors that are in the batch already are
+    skipped, if a similar and a dissimilar row remain. Then, if a center has no similar or no dissimilar neighbor, one
     is drawn from the whole training split. At last, and for one or two missing rows, which make no group, any rows are
     drawn. After each epoch with relaxed rules, a warning tells how often that happened.
 
-    Epoch: by default an epoch has ceil(N / batch_size) batches. Centres are tried in the order of
+    Epoch: by default an epoch has ceil(N / batch_size) batches. Centers are tried in the order of
     `default_rng((seed, epoch)).permutation(N)` without those that fail step 3, beginning in batch t with number
     t·ceil(batch_size / (K + 1)) of that order. All other random draws of batch t come from
-    `default_rng((seed, epoch, t))`. A row is therefore rarely a centre twice in an epoch, but how often it is drawn as
-    a neighbour depends on the table. Batch t depends on labels, table, settings, seed, epoch and t only.
+    `default_rng((seed, epoch, t))`. A row is therefore rarely a center twice in an epoch, but how often it is drawn as
+    a neighbor depends on the table. Batch t depends on labels, table, settings, seed, epoch and t only.
 
     In distributed training every process makes the same batches, and the loader takes a share of each.
 
-    >>> table = [[1, 2], [0, 3], [3, 0], [2, 1]]  # the two nearest neighbours of each row
+    >>> table = [[1, 2], [0, 3], [3, 0], [2, 1]]  # the two nearest neighbors of each row
     >>> sampler = LocalNeighborhoodSampler([0, 0, 1, 1], table, batch_size=3)
     >>> len(sampler), [len(batch) for batch in sampler]
     (2, [3, 3])
@@ -283,11 +283,11 @@ class LocalNeighborhoodSampler(EpochSampler):
             self.set_neighbors(neighbors)
 
     def set_neighbors(self, neighbors: ArrayLike) -> None:
-        """Set the table of neighbours (N, K) for the next `iter()` or `groups()`; a running epoch doesn't change."""
+        """Set the table of neighbors (N, K) for the next `iter()` or `groups()`; a running epoch doesn't change."""
         self._table = Neighborhoods.from_table(self._classes, neighbors, self.num_neighbors)
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
-        """Set the table of neighbours; see `UsesEmbeddingBank`."""
+        """Set the table of neighbors; see `UsesEmbeddingBank`."""
         self.set_neighbors(bank.neighbors.numpy())
 
     def groups(self, batch: int) -> list[Group]:
@@ -300,7 +300,7 @@ class LocalNeighborhoodSampler(EpochSampler):
     def _plan_epoch(self) -> "_Epoch":
         if self._table is None:
             raise InputError(
-                "sampler: local neighbourhoods need a table of neighbours, and none was set yet; call set_neighbors"
+                "sampler: local neighborhoods need a table of neighbors, and none was set yet; call set_neighbors"
             )
         order = np.random.default_rng((self._seed, self._epoch)).permutation(len(self._classes))
         return _Epoch(self._table, order, self._batch_size, (self._seed, self._epoch))
@@ -311,13 +311,13 @@ class LocalNeighborhoodSampler(EpochSampler):
             for number in range(len(self)):
                 batch = plan.fill_batch(number)
                 counts += batch.counts
-                yield [row for group in batch.groups for row in (group.centre, *group.members)]
+                yield [row for group in batch.groups for row in (group.center, *group.members)]
         finally:  # a run that ends within the epoch warns too
             if counts.keys() - {"whole"}:
                 logger.warning(
-                    "local neighbourhood sampling, epoch %d: the rules could not be met for every batch: of %d groups "
-                    "%d skip neighbours that were in the batch already and %d contain a row from outside the "
-                    "neighbourhood; %d rows were drawn at random",
+                    "local neighborhood sampling, epoch %d: the rules could not be met for every batch: of %d groups "
+                    "%d skip neighbors that were in the batch already and %d contain a row from outside the "
+                    "neighborhood; %d rows were drawn at random",
                     plan.key[1],
                     counts["whole"] + counts["thinned"] + counts["completed"],
                     counts["thinned"],
@@ -334,7 +334,7 @@ def hard_shares(labels: ArrayLike, neighbors: ArrayLike, batch: ArrayLike) -> Ha
 
     Args:
         labels: (N,) or (N, L) labels of the training images.
-        neighbors: (N, K) stored table of neighbours.
+        neighbors: (N, K) stored table of neighbors.
         batch: (B,) row indices of the batch.
     """
     rows = np.asarray(batch)
@@ -359,8 +359,8 @@ class _Epoch:
     """Fills the batches of an epoch.
 
     Args:
-        table: neighbourhoods of all rows.
-        order: (N,) shuffled rows, the order in which centres are tried.
+        table: neighborhoods of all rows.
+        order: (N,) shuffled rows, the order in which centers are tried.
         batch_size: number of rows in a batch.
         key: seed and epoch.
     """
@@ -372,7 +372,7 @@ class _Epoch:
 
     @cached_property
     def mixed_order(self) -> Ints:
-        """Return the rows that pass step 3, in the order in which they are tried as centres."""
+        """Return the rows that pass step 3, in the order in which they are tried as centers."""
         return self.order[self.table.mixed[self.order]]
 
     def fill_batch(self, number: int) -> NeighborhoodBatch:

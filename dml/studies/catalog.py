@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dml.ops.errors import InputError, suggest
-from dml.ops.filesystem.plain_text import parse_yaml
 from dml.run.config_folders import quote
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.filesystem.plain_text import parse_yaml
 from dml.studies.paper_tables import PAPERS, read_tables
 from dml.studies.study import REFERENCE, Cell, Study, Training, apply_settings, read_study
 

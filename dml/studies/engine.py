@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dml.ops.configuration.overrides import check_set_elsewhere, key_of
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.provenance import UNKNOWN, describe_configuration, describe_measurement
 from dml.report.statistics import ClassSums, sum_runs_by_class
 from dml.run.evaluators import find_ball
+from dml.runtime.configuration.overrides import check_set_elsewhere, key_of
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.studies.ensembles import rank_ensemble
 from dml.studies.experiments import compose, read_described_keys
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result

@@ -18,11 +18,11 @@ from torch import Tensor
 from dml.inference.loading import load
 from dml.losses.nra import NonlinearRankApproximationLoss
 from dml.metrics.binary import average_precision, positive_ranks
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.text_tables import markdown_table
 from dml.report.pictures import choose_queries
 from dml.run import builders
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.text_tables import markdown_table
 from dml.studies.charts import new_chart
 from dml.studies.experiments import compose
 from dml.studies.results import Results

@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.plain_text import parse_yaml
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.plain_text import parse_yaml
 from dml.studies.study import REFERENCE, Cell, Study, Training, as_list
 
 PAPERS = {"rll": "RLL", "nra": "NRA", "lns": "LNS", "happier": "HAPPIER", "rsk": "RS@k", "hyp": "Hyp-ViT"}

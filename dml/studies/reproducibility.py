@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from dml.ops.configuration.nested import flat
-from dml.ops.configuration.overrides import key_of
-from dml.ops.filesystem.plain_text import parse_yaml
 from dml.run.config_folders import CONF
+from dml.runtime.configuration.nested import flat
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.filesystem.plain_text import parse_yaml
 from dml.studies.pages import render
 from dml.studies.paper_tables import PAPERS, PrintedNumber, Table, read_numbers, read_tables
 from dml.studies.study import Training

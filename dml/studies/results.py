@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.locks import replacing_alone
 from dml.report.provenance import merge_facts
 from dml.report.statistics import ClassSums
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.locks import replacing_alone
 from dml.studies.study import Cell, Key
 
 SEARCH, TEST, ENSEMBLE = "search", "test", "ensemble"

@@ -10,11 +10,11 @@ import numpy as np
 from dml.commands.failures.error_lines import print_line
 from dml.evaluation.per_query import choose_lowest
 from dml.inference.loading import load
-from dml.ops.errors import InputError
 from dml.report.embedding_map import FEWEST, embedding_map
 from dml.report.pictures import choose_queries, draw_queries
 from dml.report.run import ReportedRun, read_run
 from dml.report.side_by_side import align_queries
+from dml.runtime.errors import InputError
 from dml.studies.figures import PlaneEmbeddings, draw_planes
 
 QUERIES_PER_SHEET = 8

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dml.commands.failures.error_lines import print_line
-from dml.ops.errors import InputError, suggest
-from dml.ops.filesystem.files import write_text
-from dml.ops.libraries.extras import check_installed
-from dml.ops.text.text_tables import write_csv
 from dml.run.config_folders import CONF
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.libraries.extras import check_installed
+from dml.runtime.text.text_tables import write_csv
 from dml.studies import claims, figures, table_pages
 from dml.studies.engine import Engine
 from dml.studies.pages import draw_conditions, render_page, write_summary

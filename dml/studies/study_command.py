@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, positive_number
-from dml.ops.errors import InputError, suggest
-from dml.ops.filesystem.files import write_text
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.libraries.extras import check_installed
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.libraries.extras import check_installed
 from dml.studies.catalog import find_studies, format_list
 from dml.studies.study import Study
 

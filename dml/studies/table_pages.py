@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dml.ops.errors import InputError
 from dml.report.provenance import join_facts
 from dml.report.statistics import Interval, mean_interval
+from dml.runtime.errors import InputError
 from dml.studies.experiments import describe_training
 from dml.studies.pages import render
 from dml.studies.paper_tables import PrintedNumber, Table

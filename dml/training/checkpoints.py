@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from dml.losses.csl import CSLLoss
 from dml.models.adapters import plain_name
 from dml.models.recurrent import AnyModel, RecurrentModel
-from dml.ops.configuration.nested import check_parts
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip, is_zip
-from dml.ops.filesystem.plain_text import check_plain
+from dml.runtime.configuration.nested import check_parts
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip, is_zip
+from dml.runtime.filesystem.plain_text import check_plain
 from dml.training.frozen_weights import PREFIX, fill_in
 
 

@@ -16,7 +16,7 @@ from dml.data.stream import BatchSampler, BatchStream, check_sampler
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline
 from dml.data.worker_processes import choose_start_method, pause_before_forks
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.runtime.processes import follow_parent
 
 Transform = Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 class CpuCopy:

@@ -15,8 +15,8 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import HEADS, MetricName, join_head_names, split_head_names
 from dml.models.embedding import embed_views
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
 from dml.ops.poincare import Ball, join_in_ball
+from dml.runtime.errors import InputError
 from dml.training.distributed import gather_rows
 
 Metrics = dict[str, float]
@@ -63,7 +63,7 @@ class Embedder(LightningModule):
         raise NotImplementedError
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Compute the embeddings of a split, L2-normalised, from what `embed_images` returned for all its images."""
+        """Compute the embeddings of a split, L2-normalized, from what `embed_images` returned for all its images."""
         raise NotImplementedError
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
@@ -126,7 +126,7 @@ class RawFeatures(Embedder):
         return {"raw": self.model.raw_features(images)}
 
     def finalize(self, split: Embedded) -> Embedded:
-        """L2-normalise the features."""
+        """L2-normalize the features."""
         return Embedded({"raw": F.normalize(split.embeddings["raw"], dim=1)}, split.rows)
 
 
@@ -139,7 +139,7 @@ class ModelEmbedder(Embedder):
     """
 
     ball: Ball | None = None
-    """The Poincare ball that embeddings are mapped into for an evaluation; None L2-normalises them."""
+    """The Poincare ball that embeddings are mapped into for an evaluation; None L2-normalizes them."""
 
     def __init__(self, model: AnyModel, head_sets: Sequence[str] = ()) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ModelEmbedder(Embedder):
         return embeddings
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Compute L2-normalised embeddings by name: "chosen" heads concatenated, each of `head_sets`, and each head.
+        """Compute L2-normalized embeddings by name: "chosen" heads concatenated, each of `head_sets`, and each head.
 
         With a `ball` they are points of it.
         """

@@ -21,9 +21,9 @@ from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import UnfitFileError, open_file, replacing_file
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, check_zip
 from dml.ops.tensor_hashes import add_tensors
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, check_zip
 from dml.training.data import DataModule, Transform
 from dml.training.embedders import Embedded, EmbeddedBatch, Embedder
 from dml.training.module import MetricLearner
@@ -181,7 +181,7 @@ class FeatureEmbedder(Embedder):
     Args:
         model: network with its heads.
         names: the features to compute: heads, for their inputs, and `RAW`, for the backbone's own features, which are
-            L2-normalised. With several views of each image, `RAW` alone can be computed.
+            L2-normalized. With several views of each image, `RAW` alone can be computed.
         count: number of images of the split.
     """
 
@@ -207,7 +207,7 @@ class FeatureEmbedder(Embedder):
         return {name: part.cpu() for name, part in embeddings.items()}, rows.cpu()
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Give the features (N, ...) their shapes, and L2-normalise `RAW`."""
+        """Give the features (N, ...) their shapes, and L2-normalize `RAW`."""
         features = {name: part.reshape(-1, *self._shapes[name]) for name, part in split.embeddings.items()}
         if RAW in features:
             features[RAW] = F.normalize(features[RAW], dim=1)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
-from dml.ops.errors import InputError
 from dml.ops.tensor_hashes import hash_tensors
+from dml.runtime.errors import InputError
 
 ENTRY = "frozen"
 """The entry of a checkpoint about the weights that it lacks."""

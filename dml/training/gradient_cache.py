@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -123,8 +123,8 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
     """Check that a model gives the same embeddings for a batch and for its chunks.
 
     Raises:
-        InputError: if the size is no number of images, or if the model normalises over the batch. Each chunk would
-            then be normalised by itself, and the running statistics would be updated twice.
+        InputError: if the size is no number of images, or if the model normalizes over the batch. Each chunk would
+            then be normalized by itself, and the running statistics would be updated twice.
     """
     if size is None:
         return
@@ -136,14 +136,14 @@ def check_chunk_size(model: nn.Module, size: int | None) -> None:
                 remedy = "model.backbone.freeze_batchnorm=all freezes it"
             else:
                 remedy = "a PoolHead in model.head has none"
-            kind = getattr(module, "unfolded", type(module)).__name__  # what a folded normalisation was made from
+            kind = getattr(module, "unfolded", type(module)).__name__  # what a folded normalization was made from
             raise InputError(
-                f"training.gradient_cache={size}: {name} ({kind}) normalises over the images that it gets at "
+                f"training.gradient_cache={size}: {name} ({kind}) normalizes over the images that it gets at "
                 f"once, so chunks would change the embeddings; {remedy}"
             )
 
 
 def _normalizes_over_batch(module: nn.Module) -> bool:
-    """Return whether a layer is a batch normalisation, or another layer with running statistics."""
+    """Return whether a layer is a batch normalization, or another layer with running statistics."""
     buffers = [name for name, _ in module.named_buffers(recurse=False)]
     return isinstance(module, nn.modules.batchnorm._BatchNorm) or any(name.startswith("running_") for name in buffers)

@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from dml.data.image_files.limits import ImageLimits
-from dml.ops.errors import InputError, suggest
+from dml.runtime.errors import InputError, suggest
 from dml.runtime.ranks import count_processes
 from dml.training.data import LoaderSettings
 
@@ -93,14 +93,14 @@ def _count_cores(processes: int) -> int:
 def check_synchronized(model: nn.Module) -> None:
     """Check that ``trainer.sync_batchnorm`` leaves a model the function that it is.
 
-    PyTorch replaces each batch normalisation by a plain one, and leaves out what a class of another library does beside
+    PyTorch replaces each batch normalization by a plain one, and leaves out what a class of another library does beside
     it, such as the activation of timm's.
     """
     plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in plain:
             raise InputError(
-                f"trainer.sync_batchnorm=true: would replace {name} by a normalisation without what "
+                f"trainer.sync_batchnorm=true: would replace {name} by a normalization without what "
                 f"{type(module).__name__} does beside it, such as its activation; leave it out"
             )
 
@@ -118,7 +118,7 @@ class Float32Precision(Callback):
     """Sets the precision of float32 products and convolutions on a GPU for training steps; elsewhere it is full.
 
     TF32 keeps 10 of the 23 bits of a mantissa. So embeddings have an error of one part in a thousand, which can change
-    the nearest neighbour. This doesn't harm training. But validations, tests and the embeddings of the training set
+    the nearest neighbor. This doesn't harm training. But validations, tests and the embeddings of the training set
     are computed in full precision. On a CPU this callback does nothing.
 
     Args:

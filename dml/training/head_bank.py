@@ -12,9 +12,9 @@ from dml.retrieval.search import nearest_neighbors
 
 @dataclass(frozen=True)
 class HeadBank:
-    """The embedding bank of all heads: embeddings of all images of a split, and their neighbours, on the CPU.
+    """The embedding bank of all heads: embeddings of all images of a split, and their neighbors, on the CPU.
 
-    It is Z of section 3.4, step 1, of the thesis on local neighbourhood sampling.
+    It is Z of section 3.4, step 1, of the thesis on local neighborhood sampling.
 
     Args:
         embeddings: embeddings (N, D) of each head by its name, as the losses see them.
@@ -38,18 +38,18 @@ class HeadBank:
         return EmbeddingBank(model.concatenate(self.embeddings), self.neighbors, self.embeddings)
 
     def neighbor_embeddings(self, rows: Tensor, device: torch.device) -> dict[str, Tensor]:
-        """Look up the neighbours' embeddings (B, K, D) by each head for rows (B,) of the split, on the device."""
+        """Look up the neighbors' embeddings (B, K, D) by each head for rows (B,) of the split, on the device."""
         neighbors = self.neighbors[rows.cpu()]
         return {head: embeddings[neighbors].to(device) for head, embeddings in self.embeddings.items()}
 
 
 def find_neighbors(model: AnyModel, embeddings: Mapping[str, Tensor], k: int) -> HeadBank:
-    """Find the k nearest neighbours of each image of a split, or all other images if there are fewer.
+    """Find the k nearest neighbors of each image of a split, or all other images if there are fewer.
 
     Args:
         model: model that made the embeddings; it concatenates them for the search.
         embeddings: embeddings (N, D) of each head by its name.
-        k: number of neighbours; 0 searches none.
+        k: number of neighbors; 0 searches none.
     """
     if not k:
         return HeadBank(dict(embeddings), torch.empty(len(next(iter(embeddings.values()))), 0).long())

@@ -9,11 +9,11 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import rows_checksum
-from dml.ops.run_folders.run_files import remedy_for
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.text_tables import write_csv
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import rows_checksum
+from dml.runtime.run_folders.run_files import remedy_for
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.text_tables import write_csv
 
 
 class History(Logger):

@@ -23,7 +23,7 @@ class MetricLearner(ModelEmbedder):
 
     Args:
         model: network with an embedding for each head.
-        losses: losses by head; their sum is minimised.
+        losses: losses by head; their sum is minimized.
         optimizer: function that makes the optimizer from the parameter groups.
         schedule: function that makes the schedule of the learning rates from the optimizer; None for constant rates.
         evaluate: function that computes the metrics of a validation from the embeddings and their rows of the table.

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dml.ops.errors import InputError, check_number, suggest
+from dml.runtime.errors import InputError, check_number, suggest
 
 NOT_NEGATIVE = ("lr", "heads_lr_multiplier", "weight_decay", "momentum")
 """Settings that must be numbers from 0 on; PyTorch's optimizers refuse others without the key that was given."""

@@ -3,8 +3,8 @@ import os
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from dml.ops.errors import InputError
 from dml.runtime import signals
+from dml.runtime.errors import InputError
 
 
 class SignalHandling(Callback):

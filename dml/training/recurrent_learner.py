@@ -13,13 +13,13 @@ from dml.training.head_bank import HeadBank, find_neighbors
 from dml.training.module import MetricLearner
 
 ROWS_PER_BLOCK = 4096
-"""Number of images whose neighbourhoods are read together."""
+"""Number of images whose neighborhoods are read together."""
 BANK_PREFIX = "stored/"
 """Prefix of a head's name, for the embeddings by the pre-trained network."""
 
 
 class RecurrentEmbedder(ModelEmbedder):
-    """Embeds a split with a `RecurrentModel`: an image's neighbours come from the images of its own split."""
+    """Embeds a split with a `RecurrentModel`: an image's neighbors come from the images of its own split."""
 
     model: RecurrentModel
 
@@ -34,7 +34,7 @@ class RecurrentEmbedder(ModelEmbedder):
         return embeddings | {f"{BANK_PREFIX}{head}": rows for head, rows in self.embed_for_bank(images).items()}
 
     def finalize(self, split: Embedded) -> Embedded:
-        """Compute L2-normalised g of each head and of all heads; the neighbours of a row are in its own split."""
+        """Compute L2-normalized g of each head and of all heads; the neighbors of a row are in its own split."""
         embeddings = {head: torch.empty_like(split.embeddings[head]) for head in self.model.embed_dims}
         splits = self._splits(split.rows)
         for name in np.unique(splits):
@@ -57,9 +57,9 @@ class RecurrentEmbedder(ModelEmbedder):
 
 
 class RecurrentLearner(RecurrentEmbedder, MetricLearner):
-    """Trains a `RecurrentModel` (chapter 4 of the thesis on local neighbourhood sampling).
+    """Trains a `RecurrentModel` (chapter 4 of the thesis on local neighborhood sampling).
 
-    In training the neighbours of an image come from the embedding bank of the training set.
+    In training the neighbors of an image come from the embedding bank of the training set.
     """
 
     model: RecurrentModel
@@ -67,11 +67,11 @@ class RecurrentLearner(RecurrentEmbedder, MetricLearner):
 
     @property
     def num_bank_neighbors(self) -> int:
-        """Number of neighbours that the model reads; see `UsesEmbeddingBank`."""
+        """Number of neighbors that the model reads; see `UsesEmbeddingBank`."""
         return self.model.neighbors
 
     def set_embedding_bank(self, bank: EmbeddingBank) -> None:
-        """Read neighbours from this bank from now on, as many as the model reads; see `UsesEmbeddingBank`."""
+        """Read neighbors from this bank from now on, as many as the model reads; see `UsesEmbeddingBank`."""
         self.bank = HeadBank(dict(bank.by_head), bank.neighbors[:, : self.model.neighbors])
 
     @property
@@ -84,29 +84,29 @@ class RecurrentLearner(RecurrentEmbedder, MetricLearner):
         if self.bank is None:
             raise RuntimeError("a recurrent model needs an embedding bank, and none was set")
         generator = torch.Generator().manual_seed(torch.initial_seed())  # `StepSeed` has set the seed of the step.
-        centres = super().embed_for_loss(images, rows)
-        return self.model.read(centres, self.bank.neighbor_embeddings(rows, images.device), generator)
+        centers = super().embed_for_loss(images, rows)
+        return self.model.read(centers, self.bank.neighbor_embeddings(rows, images.device), generator)
 
 
 @torch.no_grad()
-def read_neighborhoods(model: RecurrentModel, centres: Mapping[str, Tensor], near: HeadBank) -> dict[str, Tensor]:
-    """Compute g (N, D) of images from their f and the embeddings of their neighbours -> g by head, on CPU.
+def read_neighborhoods(model: RecurrentModel, centers: Mapping[str, Tensor], near: HeadBank) -> dict[str, Tensor]:
+    """Compute g (N, D) of images from their f and the embeddings of their neighbors -> g by head, on CPU.
 
-    There is no dropout if the model is in evaluation mode. If the model orders the neighbours randomly, the order comes
+    There is no dropout if the model is in evaluation mode. If the model orders the neighbors randomly, the order comes
     from seed 0.
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
     parts = []
     for rows in torch.split(torch.arange(len(near.neighbors)), ROWS_PER_BLOCK):
-        block = {head: centres[head][rows].to(device) for head in model.embed_dims}
+        block = {head: centers[head][rows].to(device) for head in model.embed_dims}
         parts.append(model.read(block, near.neighbor_embeddings(rows, device), generator))
     return {head: torch.cat([part[head].cpu() for part in parts]) for head in model.embed_dims}
 
 
 @torch.no_grad()
 def embed_queries(model: RecurrentModel, images: Tensor, gallery: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Embed images that are not in the gallery by their neighbours in the gallery -> g (B, D) by head, on CPU.
+    """Embed images that are not in the gallery by their neighbors in the gallery -> g (B, D) by head, on CPU.
 
     Args:
         model: model in evaluation mode.
@@ -115,5 +115,5 @@ def embed_queries(model: RecurrentModel, images: Tensor, gallery: Mapping[str, T
     """
     queries = {head: rows.cpu() for head, rows in model.pretrained(images).items()}
     neighbors = nearest_neighbors(model.concatenate(queries), model.neighbors, model.concatenate(gallery))[1]
-    centres = {head: rows.cpu() for head, rows in model.cnn(images).items()}
-    return read_neighborhoods(model, centres, HeadBank(dict(gallery), neighbors))
+    centers = {head: rows.cpu() for head, rows in model.cnn(images).items()}
+    return read_neighborhoods(model, centers, HeadBank(dict(gallery), neighbors))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dml.ops.errors import InputError, check_number
+from dml.runtime.errors import InputError, check_number
 
 if TYPE_CHECKING:  # it imports torch, and the command line needs this module before its first line
     from dml.training.optimizers import SchedulePace

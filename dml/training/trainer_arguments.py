@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 REFUSED_ARGUMENTS = {
     "barebones": "checkpoints.every_n_steps, trainer.log_every_n_steps and evaluation.raw=false save time",

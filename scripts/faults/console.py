@@ -39,9 +39,9 @@ class FaultConsole:
 
     def print_result(self, fault: Fault, result: Result) -> None:
         """Print the result of a row, and some of the failures."""
-        colour = "red" if result.failures else "green"
+        color = "red" if result.failures else "green"
         ways = ", ".join(f"{number} {way}" for way, number in result.ways.items())
-        line = f"[{colour}]{result.held:>4} of {result.tries:<4}[/] {fault.name:16}"
+        line = f"[{color}]{result.held:>4} of {result.tries:<4}[/] {fault.name:16}"
         self.console.print(f"{line} {result.seconds:5.0f} s  {escape(ways)}", soft_wrap=True)
         kinds = Counter(failure.how for failure in result.failures)
         for how, number in kinds.most_common():

@@ -22,14 +22,14 @@ from peers.protocol import EVAL_BATCH_SIZE, Job, RecallClock, Results, StepClock
 
 
 class Extractor(IExtractor):  # type: ignore[misc]
-    """The network as an extractor of the library, which L2-normalises its features like the library's own."""
+    """The network as an extractor of the library, which L2-normalizes its features like the library's own."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self.network = parts.Network(job)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed images (B, 3, H, W) -> (B, D), L2-normalised."""
+        """Embed images (B, 3, H, W) -> (B, D), L2-normalized."""
         return F.normalize(self.network(images), dim=1)
 
 

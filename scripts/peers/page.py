@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from dml.ops.errors import InputError
-from dml.ops.text.text_tables import markdown_table
+from dml.runtime.errors import InputError
+from dml.runtime.text.text_tables import markdown_table
 
 MARKERS = ("<!-- peers -->", "<!-- /peers -->")
 TITLES = {

@@ -52,7 +52,7 @@ class GivenBatches(BatchSampler):
 
 
 def build_transform(size: int, *, is_training: bool) -> Any:
-    """Build the transform of a PIL image: scaled to a square, mirrored at random in training, and normalised."""
+    """Build the transform of a PIL image: scaled to a square, mirrored at random in training, and normalized."""
     config: Any = timm.get_pretrained_cfg(NETWORK)
     return torchvision.transforms.Compose(
         [
@@ -140,7 +140,7 @@ class Network(nn.Module):
         self.to(memory_format=self.memory_format)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed normalised images (B, 3, H, W) -> (B, D)."""
+        """Embed normalized images (B, 3, H, W) -> (B, D)."""
         embeddings: Tensor = self.head(self.trunk(images))
         return embeddings
 

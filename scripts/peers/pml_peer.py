@@ -15,7 +15,7 @@ RECALL, MAP = "precision_at_1", "mean_average_precision_at_r"
 
 
 def make_calculator() -> Any:
-    """Make the library's metrics; `k` is the number of neighbours that MAP@R needs, not all images."""
+    """Make the library's metrics; `k` is the number of neighbors that MAP@R needs, not all images."""
     return AccuracyCalculator(include=(RECALL, MAP), k="max_bin_count")
 
 

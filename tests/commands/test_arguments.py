@@ -18,10 +18,10 @@ from dml.commands.arguments import (
     replace_latest,
 )
 from dml.commands.failures.remedies import explain_grammar
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 PATHS = [
     "/a/plain_one.zip",

@@ -145,7 +145,7 @@ def test_help_loads_nothing_slow(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
-SIGNALLED = """
+SIGNALED = """
 import builtins, os, sys
 from dml.__main__ import run_command
 
@@ -173,7 +173,7 @@ def test_a_signal_while_libraries_are_loaded_is_one_line(name: str, signum: sign
     needed |= {"export": ["run", "--output=a.pt2"]}
     needed |= {"compress": ["run"], "serve": ["index"], "protocol": ["losses=rll"]}
     arguments = needed.get(name, [])
-    program = [sys.executable, "-c", SIGNALLED.format(signum=int(signum)), name, *arguments]
+    program = [sys.executable, "-c", SIGNALED.format(signum=int(signum)), name, *arguments]
     done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert done.returncode == 128 + signum, done.stderr
     (line,) = done.stderr.splitlines()

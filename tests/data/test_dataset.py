@@ -16,7 +16,7 @@ from dml.data.dataset import ImageDataset, collate
 from dml.data.table import ImageTable
 from dml.data.table_changes.corrections import apply_corrections, read_corrections
 from dml.data.transforms import Pipeline, RandomResizedCrop, Resize
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CLASSES = [0, 1, 0, 1, 0, 2]
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ASSETS = Path(str(resources.files("dml.data") / "assets"))
 SCRIPT = ROOT / "scripts" / "build_emoji.py"
@@ -98,17 +98,17 @@ ICONS: dict[str, Any] = {
 }
 
 
-def test_notice_names_every_package_its_version_and_its_licence(builder: ModuleType) -> None:
+def test_notice_names_every_package_its_version_and_its_license(builder: ModuleType) -> None:
     notice = (ASSETS / "NOTICE").read_text(encoding="utf-8")
     rows = [line.split() for line in notice.splitlines()]
     for package in builder.PACKAGES:
         assert any(package.name in row and package.version in row for row in rows), package
-    for licence in (
+    for name in (
         "Apache License, Version 2.0",
         "MIT License",
         "https://creativecommons.org/licenses/by/4.0/",
     ):
-        assert licence in notice
+        assert name in notice
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def packages(builder: ModuleType, tmp_path: Path) -> Path:
     for place, designer in enumerate(builder.DESIGNERS):
         both = [name.replace("-", designer.separator) for name in ("brown-bear", "black-flag")]
         drawings = {0: [*both, "coral"], 3: []}.get(place, both)
-        # the names begin with a colour, so that no two icons look alike
+        # the names begin with a color, so that no two icons look alike
         icons = {name: {"body": f'<circle r="{9 + place}" fill="{name[:5]}"/>'} for name in drawings}
         chars = {"1f43b": "brown-bear", "1fab8": "coral", "1f3f4": "black-flag"} if place == 0 else {}
         files[designer.package.name] = {

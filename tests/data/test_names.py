@@ -7,7 +7,7 @@ import pytest
 from dml.data.names import CHUNK, check_paths
 from dml.data.readers import folder
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ODD = "caf\udce9"
 """What ``os.listdir`` gives of a name in Latin 1."""

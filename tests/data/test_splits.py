@@ -19,7 +19,7 @@ from dml.data.splits import (
     number_classes,
 )
 from dml.data.table import ImageTable, hold_out_classes
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def table(classes: list[int], split: list[str] | None = None) -> ImageTable:

@@ -21,7 +21,7 @@ from dml.data.dataset import Batch, ImageDataset
 from dml.data.stream import BatchStream, check_sampler
 from dml.data.table import ImageTable
 from dml.data.worker_processes import pause_before_forks
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.data import ImageLoader
 
 BATCHES, SIZE, ROWS = 3, 4, 12

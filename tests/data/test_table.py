@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.data.table import SPLITS, ImageTable, find_faults, hold_out_classes, load
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CLASSES = [0, 0, 1, 1, 2, 2, 3, 4]
 SPLIT = ["train", "train", "train", "train", "val", "val", "test", ""]

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from dml.data.image_files.images import Box, ImageFile
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize, stack
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 PHOTO = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
 SIZES = [(60, 47), (47, 60), (50, 50), (1, 1), (3, 200), (200, 2), (31, 30)]
@@ -247,7 +247,7 @@ def configured(choice: str, *overrides: str) -> tuple[Pipeline, Pipeline]:
 
 FLIP = v2.RandomHorizontalFlip(0.5)
 WARP = v2.Resize((256, 256), antialias=True)
-CENTRE = v2.CenterCrop(224)
+CENTER = v2.CenterCrop(224)
 
 
 def crop(size: int, *scale: float, ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> v2.Transform:
@@ -255,7 +255,7 @@ def crop(size: int, *scale: float, ratio: tuple[float, float] = (3 / 4, 4 / 3)) 
 
 
 def longer(image: Tensor) -> Tensor:
-    """The longer side to 256, and a grey border where a side is under 224."""
+    """The longer side to 256, and a gray border where a side is under 224."""
     scaled = v2.Resize(None, max_size=256, antialias=True)(image)
     missing = [max(0, 224 - side) for side in (scaled.shape[2], scaled.shape[1])]
     left, top = (side // 2 for side in missing)
@@ -265,19 +265,19 @@ def longer(image: Tensor) -> Tensor:
 BICUBIC = v2.InterpolationMode.BICUBIC
 HAPPIER = {"ratio": (0.75, 1.33)}
 PAPERS = {
-    "rll": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTRE]),
-    "imagenet": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTRE]),
+    "rll": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTER]),
+    "imagenet": ([WARP, crop(224, 0.5, 1.0), FLIP], [WARP, CENTER]),
     "rll_release": ([WARP, crop(227, 0.5, 1.0), FLIP], [WARP, v2.CenterCrop(227)]),
-    "rll_plain": ([WARP, v2.RandomCrop(224), FLIP], [WARP, CENTRE]),
-    "lns": ([WARP, v2.RandomCrop(224), FLIP], [WARP, CENTRE]),
-    "nra": ([longer, v2.RandomCrop(224), FLIP], [longer, CENTRE]),
-    "happier_sop": ([v2.Resize(256, antialias=True), crop(224, 0.16, 1.0, **HAPPIER), FLIP], [WARP, CENTRE]),
-    "happier_inat": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTRE]),
-    "happier_dyml": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTRE]),
-    "rsk": ([crop(224, 0.08, 1.0), FLIP], [v2.Resize(256, antialias=True), CENTRE]),
+    "rll_plain": ([WARP, v2.RandomCrop(224), FLIP], [WARP, CENTER]),
+    "lns": ([WARP, v2.RandomCrop(224), FLIP], [WARP, CENTER]),
+    "nra": ([longer, v2.RandomCrop(224), FLIP], [longer, CENTER]),
+    "happier_sop": ([v2.Resize(256, antialias=True), crop(224, 0.16, 1.0, **HAPPIER), FLIP], [WARP, CENTER]),
+    "happier_inat": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTER]),
+    "happier_dyml": ([crop(224, 0.16, 1.0, **HAPPIER), FLIP], [v2.Resize(256, antialias=True), CENTER]),
+    "rsk": ([crop(224, 0.08, 1.0), FLIP], [v2.Resize(256, antialias=True), CENTER]),
     "hyp": (
         [v2.RandomResizedCrop(224, (0.2, 1.0), interpolation=BICUBIC), FLIP],
-        [v2.Resize(224, interpolation=BICUBIC), CENTRE],
+        [v2.Resize(224, interpolation=BICUBIC), CENTER],
     ),
     "mnist": ([v2.Resize((28, 28), antialias=True)], [v2.Resize((28, 28), antialias=True)]),
     "emoji": (

@@ -6,7 +6,7 @@ from joblib import Parallel, delayed
 from torch.utils.data import DataLoader
 
 from dml.data.worker_processes import choose_processes, choose_start_method, run_in_processes
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def double(number: int) -> int:

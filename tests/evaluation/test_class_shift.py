@@ -13,7 +13,7 @@ from dml.evaluation.class_shift import (
     reduce_features,
     swap_classes,
 )
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CLASSES, DIMENSIONS = 60, 6
 

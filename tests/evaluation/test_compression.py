@@ -1,4 +1,4 @@
-"""Smaller vectors: prefixes, and metrics that are computed from the nearest neighbours alone."""
+"""Smaller vectors: prefixes, and metrics that are computed from the nearest neighbors alone."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.metrics.binary import map_at_r, recall_at_k
-from dml.ops.errors import InputError
 from dml.report.compression import format_cells, make_values, read_values
+from dml.runtime.errors import InputError
 
 COUNT, DIMS = 40, {"L": 8, "H": 8}
 
@@ -48,7 +48,7 @@ def test_rows_without_a_loss_have_the_metrics_of_the_evaluation(kind: str, monke
     test = unit(2)
     rows = measure(TABLES[kind], test)
     expected = Evaluator(TABLES[kind], MetricConfig(metrics=("recall", "map@r"), recall_at=(1,)))(test)
-    for row in ("float32", "float16", "binary+rescore", "pq+rescore"):  # all neighbours are rescored
+    for row in ("float32", "float16", "binary+rescore", "pq+rescore"):  # all neighbors are rescored
         for name, value in rows["prefix8", row].metrics.items():
             if not name.startswith("mean"):
                 assert value == pytest.approx(expected[name], abs=0 if row == "float32" else 1e-12), (row, name)
@@ -95,9 +95,9 @@ def test_a_prefix_is_joined_as_the_heads_are() -> None:
         choose_prefixes([9], DIMS)
 
 
-def test_quantisers_need_training_images() -> None:
+def test_quantizers_need_training_images() -> None:
     evaluator = Evaluator(make_table("test"), MetricConfig())
-    with pytest.raises(InputError, match="1 training images: quantisers"):
+    with pytest.raises(InputError, match="1 training images: quantizers"):
         list(measure_compression(unit(1)[:1], UnitEmbeddings(unit(2)), DIMS, evaluator, [8], candidates=5))
 
 

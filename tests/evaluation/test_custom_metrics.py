@@ -15,11 +15,11 @@ from dml.data.table import ImageTable
 from dml.evaluation import Kind, Metric, MetricConfig, evaluate, evaluate_table
 from dml.evaluation.names import MetricDescription, describe_stored_metrics, metric_label, metric_names
 from dml.evaluation.per_query import COLUMNS
-from dml.ops.errors import InputError
 from dml.report.comparison import compare, find_runs, markdown
 from dml.report.page import comparison_report
 from dml.report.run import read_run
 from dml.report.side_by_side import align_queries, compare_metrics
+from dml.runtime.errors import InputError
 
 EMBEDDINGS = np.random.default_rng(0).normal(size=(60, 4))
 LABELS = np.stack([np.arange(60) % 12, np.arange(60) % 4], axis=1)
@@ -113,9 +113,9 @@ def test_names_are_taken_once() -> None:
         MetricConfig((CUSTOM[0], CUSTOM[0]))
     with pytest.raises(InputError, match="recall is a packaged metric; give yours another name"):
         MetricConfig((Metric("recall", "R", Kind.AT_K, is_among),))
-    labelled = MetricConfig(("map@r", Metric("mine", "MAP@R", Kind.LEVEL, is_among)))  # validations may have both
+    labeled = MetricConfig(("map@r", Metric("mine", "MAP@R", Kind.LEVEL, is_among)))  # validations may have both
     with pytest.raises(InputError, match=r"metrics: map@r and mine have the label MAP@R; change one"):
-        labelled.check_labels()
+        labeled.check_labels()
     MetricConfig(("map@r", *CUSTOM)).check_labels()
 
 

@@ -17,7 +17,7 @@ from dml.evaluation import Evaluator, MetricConfig, evaluate, evaluator
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.metric import DEFAULT_METRICS
 from dml.evaluation.ranking import queries as ranking
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
 

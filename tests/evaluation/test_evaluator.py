@@ -7,7 +7,7 @@ import torch
 
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, evaluate, evaluate_table, rank_queries
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LEVELS = ("fine", "middle", "coarse")
 FAST = {"recall_at": (1, 5), "clustering": False}
@@ -140,7 +140,7 @@ def test_a_benchmark_without_a_query_is_named(embeddings: Any, labels: Any) -> N
         evaluate_table(embeddings, table(judged(labels, level), split, level), recall_at=(1,))
 
 
-def test_queries_and_neighbours_are_rows_of_the_table(embeddings: Any, labels: Any) -> None:
+def test_queries_and_neighbors_are_rows_of_the_table(embeddings: Any, labels: Any) -> None:
     level, split = np.arange(120) % 3, np.where(np.arange(120) % 5 < 2, "query", "gallery")
     lists = Evaluator(table(judged(labels, level), split, level)).evaluate(embeddings, neighbors=4).lists
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)

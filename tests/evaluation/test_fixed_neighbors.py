@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from dml.evaluation import evaluate
 from dml.evaluation.fixed_neighbors import recall_among
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def by_loops(embeddings: np.ndarray, labels: np.ndarray, neighbors: np.ndarray, k: int) -> float:
-    """The share of queries with a positive anywhere that have one among the k most similar of their neighbours."""
+    """The share of queries with a positive anywhere that have one among the k most similar of their neighbors."""
     unit = embeddings.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     hits = []
@@ -51,7 +51,7 @@ def test_among_all_items_it_is_the_plain_recall() -> None:
 
 def test_faults_are_one_line() -> None:
     rows, neighbors = np.eye(3, dtype=np.float32), torch.tensor([[1], [2], [0]])
-    with pytest.raises(InputError, match="3 embeddings, 2 labels and neighbours of 3 items"):
+    with pytest.raises(InputError, match="3 embeddings, 2 labels and neighbors of 3 items"):
         recall_among(rows, [0, 0], neighbors)
     with pytest.raises(InputError, match="level0: none of the 3 queries has a positive"):
         recall_among(rows, [0, 1, 2], neighbors)

@@ -9,7 +9,7 @@ import torch
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator, Metric, MetricConfig
 from dml.evaluation.monitor import has_time_for_clusters, make_further_config, make_validation_config
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 FIRST_RANK = Metric("first_rank", "first rank", "level", lambda ranks: ranks[:, 0])  # type: ignore[arg-type]
 

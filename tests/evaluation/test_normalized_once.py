@@ -1,4 +1,4 @@
-"""A test of a run checks and normalises each head's embeddings once, and takes the labels once."""
+"""A test of a run checks and normalizes each head's embeddings once, and takes the labels once."""
 
 import hashlib
 from collections import Counter

@@ -9,7 +9,7 @@ import pytest
 
 from dml.evaluation import rank_queries
 from dml.evaluation.per_query import COLUMNS, QueryTable, read_queries, write_queries
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("report_runs",)
 
@@ -75,7 +75,7 @@ def test_the_same_table_gives_the_same_bytes(table: QueryTable, tmp_path: Path) 
     assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
 
 
-def test_neighbours_are_looked_up_in_the_gallery() -> None:
+def test_neighbors_are_looked_up_in_the_gallery() -> None:
     rng = np.random.default_rng(0)
     queries, gallery, labels = rng.normal(size=(4, 3)), rng.normal(size=(6, 3)), np.array([[0], [1], [0], [1]])
     paths, others = [f"q{i}" for i in range(4)], [f"g{i}" for i in range(6)]

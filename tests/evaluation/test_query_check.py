@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dml.data.table import ImageTable
 from dml.evaluation.benchmark_lists import check_queries, check_validation_classes
 from dml.evaluation.evaluator import evaluate_table
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def table(labels: Any, split: list[str], **columns: Any) -> ImageTable:

@@ -13,10 +13,10 @@ from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.evaluation.rerankings import evaluate_rerankings, make_rerankings
-from dml.ops.errors import InputError
 from dml.report.console import summary_table
 from dml.retrieval.k_reciprocal import KReciprocal
 from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, compare_among
+from dml.runtime.errors import InputError
 
 CHOSEN: dict[str, Any] = {
     "rerankings": ["alpha_qe", "dba", ["dba", "alpha_qe"], "k_reciprocal"],
@@ -27,8 +27,8 @@ NAMES = ("alpha_qe", "dba", "dba+alpha_qe", "k_reciprocal")
 
 def make_table(split: Any) -> tuple[ImageTable, torch.Tensor]:
     labels = np.random.default_rng(0).integers(0, 8, 60)
-    centres = np.random.default_rng(1).normal(size=(8, 5))
-    embeddings = centres[labels] + 1.5 * np.random.default_rng(2).normal(size=(60, 5))
+    centers = np.random.default_rng(1).normal(size=(8, 5))
+    embeddings = centers[labels] + 1.5 * np.random.default_rng(2).normal(size=(60, 5))
     table = ImageTable(
         paths=np.array([f"{row}.jpg" for row in range(60)]),
         labels=np.stack([labels, labels // 4], axis=1),

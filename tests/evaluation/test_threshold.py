@@ -26,7 +26,7 @@ from dml.evaluation.threshold import (
     judge_nearest,
     make_pairs,
 )
-from dml.metrics.pairs import LabelledPairs
+from dml.metrics.pairs import LabeledPairs
 from dml.metrics.verification import (
     PairVerification,
     compute_calibration_errors,
@@ -34,10 +34,10 @@ from dml.metrics.verification import (
     fit_calibration,
     opis,
 )
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.page import run_report
 from dml.report.run import read_run
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 pytest_plugins = ("report_runs",)
 
@@ -52,7 +52,7 @@ def make_rows(seed: int, size: int = 80, classes: int = 9, noise: float = 1.0) -
 
 def test_the_threshold_is_the_smallest_with_the_wanted_rate() -> None:
     rows, labels = make_rows(0, 150)
-    pairs = LabelledPairs(rows, labels)
+    pairs = LabeledPairs(rows, labels)
     similarities = (rows @ rows.T).clamp(-1, 1).numpy()
     listed = list(combinations(range(150), 2))
     different = np.array([similarities[i, j] for i, j in listed if labels[i] != labels[j]])
@@ -77,7 +77,7 @@ def list_searches(rows: torch.Tensor, labels: Any) -> list[tuple[float, bool, bo
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_the_default_threshold_has_the_wanted_share_of_wrong_ones_among_the_nearest(share: float) -> None:
     rows, labels = make_rows(0, 150, noise=0.6)
-    pairs = LabelledPairs(rows, labels)
+    pairs = LabeledPairs(rows, labels)
     searches = list_searches(rows, labels)
     nearest = find_nearest(pairs)
     np.testing.assert_allclose(sorted(zip(*nearest, strict=True)), sorted(searches), rtol=1e-6)
@@ -104,14 +104,14 @@ def test_where_no_similarity_has_the_share_there_is_no_threshold(
 ) -> None:
     is_right = np.array([i not in wrong for i in range(len(scores))])
     nearest = NearestItems(scores.astype(np.float32), np.ones_like(is_right), is_right)
-    chosen = choose_threshold(LabelledPairs(*make_rows(0)), nearest, ThresholdSettings())
+    chosen = choose_threshold(LabeledPairs(*make_rows(0)), nearest, ThresholdSettings())
     assert chosen == (None if threshold is None else pytest.approx(threshold))
 
 
 def test_errors_are_those_of_a_loop_over_pairs_and_classes() -> None:
     rows, labels = make_rows(2)
     similarities = (rows @ rows.T).numpy()
-    metrics = compute_threshold_errors(LabelledPairs(rows, labels), 0.4)
+    metrics = compute_threshold_errors(LabeledPairs(rows, labels), 0.4)
     inside: dict[int, list[bool]] = {label: [] for label in labels}
     across: dict[int, list[bool]] = {label: [] for label in labels}
     for i, j in combinations(range(len(labels)), 2):
@@ -133,12 +133,12 @@ def test_errors_are_those_of_a_loop_over_pairs_and_classes() -> None:
 @pytest.mark.parametrize("with_gallery", [False, True])
 def test_a_query_searches_all_items_and_those_of_other_classes(with_gallery: bool) -> None:
     rows, labels = make_rows(3)
-    pairs, items, item_labels = LabelledPairs(rows, labels), rows, labels
+    pairs, items, item_labels = LabeledPairs(rows, labels), rows, labels
     excluded = np.arange(80)[:, None]
     if with_gallery:
         items, item_labels = make_rows(4, 50)
         excluded = np.where(np.arange(80) < 50, np.arange(80), -1)[:, None]
-        pairs = LabelledPairs(rows, labels, items, item_labels, excluded)
+        pairs = LabeledPairs(rows, labels, items, item_labels, excluded)
     scores, known, right = [], [], []
     for query in range(80):
         searched = [i for i in range(len(items)) if i not in excluded[query]]
@@ -166,16 +166,16 @@ def test_a_query_searches_all_items_and_those_of_other_classes(with_gallery: boo
     assert judge_nearest(find_nearest(pairs), 2.0)["wrong_share"] == 0
 
 
-def test_a_query_that_excludes_the_gallery_has_no_neighbour() -> None:
+def test_a_query_that_excludes_the_gallery_has_no_neighbor() -> None:
     rows, _ = make_rows(3)
-    pairs = LabelledPairs(rows[:2], np.array([0, 1]), rows[2:3], np.array([0]), np.array([[-1], [0]]))
+    pairs = LabeledPairs(rows[:2], np.array([0, 1]), rows[2:3], np.array([0]), np.array([[-1], [0]]))
     nearest = find_nearest(pairs)
     assert len(nearest.scores) == 1  # the first query, in a gallery that holds its class
     assert judge_nearest(nearest, 0.5) == {}
 
 
 def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
-    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    tested, validated = LabeledPairs(*make_rows(6)), LabeledPairs(*make_rows(7))
     metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings(fmr=0.01))
     assert [*curves] == ["test", "val", "reliability", "reliability_balanced"]
     alone, curve = evaluate_threshold("test", tested, None, ThresholdSettings())
@@ -194,7 +194,7 @@ def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
     assert [*curves_without] == [*curves]
     assert on_val["threshold/calibration_slope"] == metrics["threshold/calibration_slope"]
     assert "threshold/ece" not in on_val
-    one_class = LabelledPairs(tested.embeddings, np.zeros(80))
+    one_class = LabeledPairs(tested.embeddings, np.zeros(80))
     assert evaluate_threshold("test", one_class, validated, ThresholdSettings()) == ({}, {})
     fmr, fnmr = curves["test"]
     assert (fmr[0], fnmr[0]) == (1, 0)
@@ -203,7 +203,7 @@ def test_what_a_test_reports_depends_on_the_splits_that_it_has() -> None:
 
 
 def test_probabilities_are_fitted_on_one_split_and_judged_on_the_other() -> None:
-    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    tested, validated = LabeledPairs(*make_rows(6)), LabeledPairs(*make_rows(7))
     metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings())
     metrics = {name.removeprefix("threshold/"): value for name, value in metrics.items()}
     calibration = fit_calibration(validated.counts)
@@ -230,12 +230,12 @@ def test_only_cosines_of_one_list_have_pairs() -> None:
 def test_the_metrics_of_pairs_are_computed_on_request() -> None:
     rows, labels = make_rows(9)
     metrics = evaluate(rows, labels, metrics=["recall", "eer", "fnmr@1e-2", "opis"])
-    verification = PairVerification(LabelledPairs(rows, labels))
+    verification = PairVerification(LabeledPairs(rows, labels))
     assert metrics["level0/eer"] == equal_error_rate(verification.rates)
     assert metrics["level0/opis"] == opis(verification.pairs, verification.rates)
     assert "level0/eer" not in evaluate(rows, labels)
     other = evaluate(rows[:40], labels[:40], rows[40:], labels[40:], metrics=["eer"])
-    across = PairVerification(LabelledPairs(rows[:40], labels[:40], rows[40:], labels[40:]))
+    across = PairVerification(LabeledPairs(rows[:40], labels[:40], rows[40:], labels[40:]))
     assert other["level0/eer"] == equal_error_rate(across.rates)
     with pytest.raises(InputError, match="metrics: eer is of cosine similarities"):
         evaluate(rows / 2, labels, metrics=["eer"], curvature=0.1)
@@ -264,7 +264,7 @@ def test_the_report_draws_the_curves_and_the_threshold(make_run: MakeRun) -> Non
     run: Path = make_run("run")
     assert "Same or not" not in run_report(read_run(run))
     folder = RunFolder(run)
-    tested, validated = LabelledPairs(*make_rows(6)), LabelledPairs(*make_rows(7))
+    tested, validated = LabeledPairs(*make_rows(6)), LabeledPairs(*make_rows(7))
     metrics, curves = evaluate_threshold("test", tested, validated, ThresholdSettings(fmr=0.03))
     folder.write_threshold_curves({name: curve.tolist() for name, curve in curves.items()})
     folder.write_metrics({**folder.metrics(), **metrics})

@@ -1,4 +1,4 @@
-"""Neighbours, rankings, clusters and metrics on a GPU: with exact products those of the CPU, ties included."""
+"""Neighbors, rankings, clusters and metrics on a GPU: with exact products those of the CPU, ties included."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ LABELS = np.stack([np.arange(COUNT) % 90, np.arange(COUNT) % 30, np.arange(COUNT
 
 
 def exact_rows(seed: int, count: int = COUNT) -> Tensor:
-    """Draw rows of 1 and -1, of length 4: products are exact, also of the normalised rows, and ties are many.
+    """Draw rows of 1 and -1, of length 4: products are exact, also of the normalized rows, and ties are many.
 
     Some rows are 0, and some all 1: a product of the two is -0 or 0, which are a tie.
     """
@@ -55,7 +55,7 @@ def test_blocks_of_any_size_give_the_same(memory: int, device: str) -> None:
 
 @pytest.mark.parametrize("has_gallery", [False, True])
 @pytest.mark.parametrize("k", [1, 10, 699])
-def test_neighbours_are_those_of_the_cpu(k: int, has_gallery: bool, device: str) -> None:
+def test_neighbors_are_those_of_the_cpu(k: int, has_gallery: bool, device: str) -> None:
     gallery = exact_rows(1) if has_gallery else None
     scores, indices = nearest_neighbors(exact_rows(0), k, gallery)
     on_gpu = None if gallery is None else gallery.to(device)
@@ -79,8 +79,8 @@ def test_products_are_float32_whatever_training_uses(device: str) -> None:
 
 
 def test_clusters_are_those_of_the_cpu(device: str) -> None:
-    centres = 20 * torch.randn(30, SIZE, generator=torch.Generator().manual_seed(0))
-    rows = centres[torch.arange(3000) % 30] + torch.randn(3000, SIZE, generator=torch.Generator().manual_seed(1))
+    centers = 20 * torch.randn(30, SIZE, generator=torch.Generator().manual_seed(0))
+    rows = centers[torch.arange(3000) % 30] + torch.randn(3000, SIZE, generator=torch.Generator().manual_seed(1))
     clusters = kmeans(rows.to(device), clusters=30)
     assert clusters.device.type == "cpu"
     assert torch.equal(clusters, kmeans(rows, clusters=30))

@@ -22,7 +22,7 @@ from dml.inference import exporting
 from dml.inference.exported_graph import EmbeddingGraph, describe_graph
 from dml.inference.exporting import ExportReport, GraphResult, refuse_difference
 from dml.inference.model_settings import ModelSettings
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
 pytestmark = pytest.mark.pipeline  # exporting traces a network, as compiling does
@@ -188,7 +188,7 @@ def test_images_of_several_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named(model: dml.ImageEmbedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(InputError, match=r"^onnxscript: not installed; pip install 'dml\[export\]'$"):
         model.export(tmp_path / "model.onnx")
 

@@ -29,10 +29,10 @@ from dml.inference import image_index
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.index_folder import IndexItems, hold_folder, list_source
 from dml.inference.serving.image_search import ImageSearch
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.ops.poincare import poincare_distances
 from dml.retrieval.vector_index import EXACT, VectorIndex
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import CHECKSUMS
 
 pytest_plugins = ("small_embedders",)
 
@@ -54,7 +54,7 @@ def index(model: ImageEmbedder, photos: Path) -> dml.Index:
     return dml.Index.build(model, photos)
 
 
-def test_neighbours_are_those_of_brute_force(index: dml.Index, model: ImageEmbedder, photos: Path) -> None:
+def test_neighbors_are_those_of_brute_force(index: dml.Index, model: ImageEmbedder, photos: Path) -> None:
     paths = sorted(map(str, photos.rglob("*.png")))
     vectors = model.embed(paths).astype(np.float64)
     scores, found = index.search(paths, k=12)
@@ -226,11 +226,11 @@ def test_what_a_transparent_ground_hides_makes_no_difference(model: ImageEmbedde
     alpha[4:20, 6:12] = 255
     images: list[Any] = []
     for hidden in (0, 77):
-        grey = np.where(alpha > 0, 30, hidden).astype(np.uint8)
+        gray = np.where(alpha > 0, 30, hidden).astype(np.uint8)
         images += [
-            np.dstack([grey, grey, grey, alpha]),
-            np.dstack([grey, alpha]),
-            Image.fromarray(np.dstack([grey, alpha])),
+            np.dstack([gray, gray, gray, alpha]),
+            np.dstack([gray, alpha]),
+            Image.fromarray(np.dstack([gray, alpha])),
         ]
         images[-1].save(tmp_path / f"{hidden}.png")
         images.append(tmp_path / f"{hidden}.png")

@@ -19,19 +19,20 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from examples import examples
 from small_embedders import SETTINGS, make_model
 
 import dml
 from dml.inference.embedding_files import EmbeddingParts
 from dml.inference.image_embedder import ImageEmbedder
-from dml.ops.errors import InputError
-from dml.ops.filesystem import files
-from dml.ops.filesystem.checksums import CHECKSUMS
 from dml.retrieval.vector_index import VectorIndex
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem import files
+from dml.runtime.filesystem.checksums import CHECKSUMS
 
 pytest_plugins = ("small_embedders",)
 
-FLIPS = 40
+FLIPS = examples(40).max_examples
 NOT_READ = ("README.md",)
 """Files for people, which may edit them."""
 

@@ -16,7 +16,7 @@ import yaml
 from small_embedders import make_model
 
 import dml
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.pipeline
 

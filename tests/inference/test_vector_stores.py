@@ -1,4 +1,4 @@
-"""Vector data bases: what they find, uploads that go on, and models that aren't mixed; each in its embedded mode."""
+"""Vector databases: what they find, uploads that go on, and models that aren't mixed; each in its embedded mode."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ import dml
 from dml.inference.image_embedder import ImageEmbedder
 from dml.inference.vector_stores.store_upload import Upload, UploadReport
 from dml.inference.vector_stores.stores import StoreAddress
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("small_embedders",)
 
@@ -214,7 +214,7 @@ def test_unreadable_images_are_left_out(
 def test_decoding_processes_are_no_copies_of_one_with_a_data_base(
     model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy could wait for ever for a lock that a thread of the data base's library held."""
+    """A copy could wait for ever for a lock that a thread of the database's library held."""
     methods = []
 
     def embed_in_batches(self: ImageEmbedder, images: Any, *, start_method: str, **options: Any) -> Any:
@@ -365,7 +365,7 @@ def test_mistakes_are_named(
 
 @pytest.mark.parametrize("library", ["qdrant_client", "lancedb", "pymilvus", "milvus_lite"])
 def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None if name == library else name)
+    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
     kind = {"qdrant_client": "qdrant", "lancedb": "lancedb"}.get(library, "milvus")
     with pytest.raises(InputError, match=rf"^{library}: not installed; pip install 'dml\[{kind}\]'$"):
         StoreAddress.parse(f"{kind}:vectors.db")

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from dml.losses.baselines import PairLoss, ProxyLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CONF = ROOT / "conf" / "loss"
 CLASSES, SIZE = 5, 8

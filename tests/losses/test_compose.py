@@ -15,7 +15,7 @@ from dml.losses.memory import CrossBatchMemory
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
 from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CONF = ROOT / "conf" / "loss"
 LABELS = torch.tensor([[i // 2, i // 4, i // 8] for i in range(12)])
@@ -144,6 +144,6 @@ def test_no_positives_at_any_level_is_exactly_zero(name: str) -> None:
     assert (leaf.grad == 0).all()
 
 
-def test_the_yaml_of_the_regularised_tuplet_has_the_thesis_weights() -> None:
+def test_the_yaml_of_the_regularized_tuplet_has_the_thesis_weights() -> None:
     loss = instantiate(OmegaConf.load(CONF / "tuplet_norm.yaml"))
     torch.testing.assert_close(loss(rows(), LABELS), TupletLoss()(rows(), LABELS) + 0.02 * embedding_norm(rows()))

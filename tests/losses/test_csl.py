@@ -8,7 +8,7 @@ from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.csl import CSLLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 # six finest classes in four middle ones in two coarse ones
 HIERARCHY = torch.tensor([[0, 0, 0], [1, 0, 0], [2, 1, 0], [3, 2, 1], [4, 2, 1], [5, 3, 1]])
@@ -38,19 +38,19 @@ def by_hand(embeddings: Tensor, labels: Tensor, proxies: Tensor, known: set[int]
     classes=st.lists(st.integers(0, 5), min_size=1, max_size=12),
     seed=st.integers(0, 10_000),
     scale=st.sampled_from([1.0, 32.0]),
-    learnt=st.booleans(),
+    learned=st.booleans(),
 )
 @examples(40)
-def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float, learnt: bool) -> None:
+def test_equals_a_loop_over_proxies(classes: list[int], seed: int, scale: float, learned: bool) -> None:
     loss = made(scale=scale, seed=seed)
-    if learnt:
+    if learned:
         loss.set_hierarchy(HIERARCHY)
     embeddings = draw_embeddings(len(classes), 4, seed)
     fast, slow = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
     proxies = loss.proxies.detach().clone().requires_grad_()
     labels = HIERARCHY[classes]
     value = loss(fast, labels)
-    expected = by_hand(slow, labels, proxies, set(range(6)) if learnt else set(classes), scale)
+    expected = by_hand(slow, labels, proxies, set(range(6)) if learned else set(classes), scale)
     torch.testing.assert_close(value, expected, atol=1e-9, rtol=1e-9)
     value.backward()
     if expected.requires_grad:

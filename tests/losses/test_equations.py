@@ -23,7 +23,7 @@ from torch import Tensor
 from dml.losses.baselines import PairLoss
 from dml.losses.memory import CrossBatchMemory
 from dml.losses.n_pair import NPairLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Loop = Callable[[Tensor, list[int]], Tensor]
 

@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from dml.losses.happier import ClusterLoss, GradedLists, SmoothHierarchicalAPLoss, graded_average_precision
-from dml.ops.errors import InputError
 from dml.ops.relevance import level_counts, power_relevance, shared_levels, weighted_ap_relevance
+from dml.runtime.errors import InputError
 
 CONF = ROOT / "conf" / "loss"
 SURE_BOUND = 0.5 + 1 / (1 + math.exp(-5.0))  # start + sigmoid(delta / tau)

@@ -10,8 +10,8 @@ from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss, poincare_distances, to_ball
-from dml.ops.errors import InputError
 from dml.ops.poincare import _euclidean_distances
+from dml.runtime.errors import InputError
 
 SETTINGS = [(0.2, 0.1, 2.3), (0.1, 0.0, 2.3), (0.3, 1.0, 1.0)]
 

@@ -11,7 +11,7 @@ from torch import nn
 from dml.losses.baselines import OpenCosineSimilarity
 from dml.losses.hyperbolic import HyperbolicContrastiveLoss
 from dml.losses.loss_contract import Loss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 DOUBLE = batch().double()
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.matryoshka import MatryoshkaLoss
-from dml.ops.errors import InputError
 from dml.run import loss_builders
+from dml.runtime.errors import InputError
 
 
 class WithoutSuper(nn.Module):

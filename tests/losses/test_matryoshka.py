@@ -15,8 +15,8 @@ from dml.losses.proxies import begin_at_class_means, proxy_sets
 from dml.losses.regularizers import EmbeddingDrift
 from dml.losses.rll import RankedListLoss
 from dml.losses.tuplet import TupletLoss
-from dml.ops.errors import InputError
 from dml.run.builders import build_losses
+from dml.runtime.errors import InputError
 
 SIZES, WEIGHTS = [3, 8, 20], [1.0, 0.5, 2.0]
 LABELS = torch.stack([torch.arange(12) // 3, torch.arange(12) // 6], dim=1)

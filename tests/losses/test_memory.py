@@ -14,7 +14,7 @@ from torch import Tensor
 from dml.losses.baselines import PairLoss
 from dml.losses.memory import CrossBatchMemory
 from dml.losses.rll import RankedListLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 SIZE = 4
 

@@ -9,7 +9,7 @@ from loss_batches import draw_embeddings
 from torch import Tensor
 
 from dml.losses.n_pair import NPairLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def cross_entropy_of(positive: Tensor, negatives: list[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.nra import NonlinearRankApproximationLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def transferred(rank: Tensor, alpha: float) -> Tensor:

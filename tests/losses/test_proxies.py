@@ -12,8 +12,8 @@ from torch import nn
 from dml.losses.compose import AtLevel, WeightedSum
 from dml.losses.happier import ClusterLoss
 from dml.losses.proxies import begin_at_class_means, check_beginning, proxy_sets
-from dml.ops.errors import InputError
 from dml.run import builders
+from dml.runtime.errors import InputError
 
 CLASSES, SIZE = 6, 5
 LABELS = torch.stack([torch.arange(24) % CLASSES, torch.arange(24) % 2], dim=1)

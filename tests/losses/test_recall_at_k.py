@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dml.losses import recall_at_k
 from dml.losses.recall_at_k import RecallAtKLoss, similarity_mixup
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.gradient_cache import embed_in_chunks
 
 

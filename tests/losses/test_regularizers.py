@@ -5,7 +5,7 @@ import torch
 from loss_batches import draw_embeddings, read_batches
 
 from dml.losses.regularizers import EmbeddingDrift, EmbeddingNorm, embedding_drift, embedding_norm
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def published(batch: dict[str, Any], name: str) -> float:

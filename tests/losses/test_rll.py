@@ -11,7 +11,7 @@ from loss_batches import draw_embeddings, published_cases
 from torch import Tensor
 
 from dml.losses.rll import RankedListLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def build(params: dict[str, float]) -> RankedListLoss:
@@ -56,8 +56,8 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     unit = F.normalize(embeddings, dim=1).requires_grad_()
     value = build(expected["params"])(unit, labels)
     value.backward()
-    gradient = torch.tensor(expected["grad_normalised"], dtype=torch.float64)
-    # the loss normalises again, which keeps of a gradient what is tangent to the sphere
+    gradient = torch.tensor(expected["grad_normalized"], dtype=torch.float64)
+    # the loss normalizes again, which keeps of a gradient what is tangent to the sphere
     tangent = gradient - (gradient * unit.detach()).sum(dim=1, keepdim=True) * unit.detach()
 
     assert value.item() == pytest.approx(expected["value"], abs=1e-9)

@@ -11,7 +11,7 @@ from pytorch_metric_learning.losses import SmoothAPLoss as LibrarySmoothAPLoss
 from torch import Tensor
 
 from dml.losses.smooth_ap import SmoothAPLoss
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def by_hand(embeddings: Tensor, labels: list[int], temperature: float) -> float:

@@ -22,7 +22,7 @@ def test_it_is_the_cross_entropy_of_a_linear_classifier(seed: int, rows: int, cl
 
 
 def test_the_length_of_an_embedding_counts() -> None:
-    """Unlike under the normalised softmax."""
+    """Unlike under the normalized softmax."""
     torch.manual_seed(0)
     loss = SoftmaxLoss(3, 2)
     embeddings, labels = torch.randn(6, 2), torch.arange(6) % 3

@@ -12,15 +12,15 @@ from torch import Tensor
 from dml.losses.compose import WeightedSum, has_trait
 from dml.losses.regularizers import EmbeddingDrift
 from dml.losses.tuplet import TupletLoss
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import EmbeddingBank, UsesEmbeddingBank
+from dml.runtime.errors import InputError
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler
 
 FORMS = ["centralized", "pairwise", "cross_entropy"]
 
 
-def of_a_centre(products: Tensor, positives: list[int], negatives: list[int], form: str) -> Tensor:
-    """Eq. 3.1, 3.5 and 3.3, with the products of a centre and each row (B,)."""
+def of_a_center(products: Tensor, positives: list[int], negatives: list[int], form: str) -> Tensor:
+    """Eq. 3.1, 3.5 and 3.3, with the products of a center and each row (B,)."""
     zero = products.new_zeros(())
     others = sum((products[k].exp() for k in positives + negatives), zero)
     if form == "centralized":
@@ -33,12 +33,12 @@ def of_a_centre(products: Tensor, positives: list[int], negatives: list[int], fo
 
 def by_hand(embeddings: Tensor, labels: list[int], form: str) -> Tensor:
     terms = []
-    for i, centre in enumerate(embeddings):
+    for i, center in enumerate(embeddings):
         positives = [j for j in range(len(labels)) if j != i and labels[j] == labels[i]]
         negatives = [j for j in range(len(labels)) if labels[j] != labels[i]]
         if positives:
-            products = torch.stack([centre @ other for other in embeddings])
-            terms.append(of_a_centre(products, positives, negatives, form))
+            products = torch.stack([center @ other for other in embeddings])
+            terms.append(of_a_center(products, positives, negatives, form))
     return torch.stack(terms).mean() if terms else torch.zeros((), dtype=embeddings.dtype)
 
 
@@ -60,7 +60,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
 )
 @example(labels=[2, 0, 1, 2], seed=0, scale=2.0, duplicates=False)  # above 20, where PyTorch's softplus is 2e-9 off
 @examples(40)
-def test_equals_a_loop_over_centres(form: Any, labels: list[int], seed: int, scale: float, duplicates: bool) -> None:
+def test_equals_a_loop_over_centers(form: Any, labels: list[int], seed: int, scale: float, duplicates: bool) -> None:
     embeddings = scale * draw_embeddings(len(labels), 3, seed)
     if duplicates:
         embeddings[-1] = embeddings[0]
@@ -99,11 +99,11 @@ def test_long_embeddings_do_not_overflow(form: Any) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_divides_by_the_centres_with_a_positive(form: Any) -> None:
+def test_divides_by_the_centers_with_a_positive(form: Any) -> None:
     embeddings = draw_embeddings(5, 3, seed=2, dtype=torch.float32)
     alone = torch.cat([embeddings, torch.zeros(1, 3)])
     labels = torch.tensor([0, 0, 1, 1, 1, 2])
-    # one more negative at the origin adds exp(0) to the sums, but no centre
+    # one more negative at the origin adds exp(0) to the sums, but no center
     by_loop = by_hand(alone.double(), labels.tolist(), form)
     assert TupletLoss(form)(alone, labels).item() == pytest.approx(by_loop.item(), rel=1e-5)
 
@@ -126,7 +126,7 @@ def of_the_drawn_centers(embeddings: Tensor, labels: Tensor, groups: list[list[i
         positives = [j for j in neighbors if labels[j] == labels[center]]
         negatives = [j for j in neighbors if labels[j] != labels[center]]
         products = torch.stack([embeddings[center] @ other for other in embeddings])
-        terms.append(of_a_centre(products, positives, negatives, "centralized"))
+        terms.append(of_a_center(products, positives, negatives, "centralized"))
     return torch.stack(terms).mean()
 
 
@@ -137,7 +137,7 @@ def test_equation_3_4_is_of_the_drawn_centers_alone(batch_size: int) -> None:
     loss = TupletLoss("k_nearest")
     loss.set_embedding_bank(bank)
     for number, rows in enumerate(sampler):
-        groups = [[group.centre, *group.members] for group in sampler.groups(number)]
+        groups = [[group.center, *group.members] for group in sampler.groups(number)]
         assert [*chain(*groups)] == rows
         fast = draw_embeddings(batch_size, 3, seed=number).requires_grad_()
         slow = fast.detach().clone().requires_grad_()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_mutual_info_score
 
 from dml.metrics.clustering import ami, nmi, pair_f1
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())
 CLUSTERINGS = [case["clustering"] for case in CASES if "clustering" in case]

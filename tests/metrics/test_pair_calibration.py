@@ -11,14 +11,14 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, log_loss
 
-from dml.metrics.pairs import HALF, LabelledPairs
+from dml.metrics.pairs import HALF, LabeledPairs
 from dml.metrics.verification import BINS, EVEN, Calibration, compute_calibration_errors, fit_calibration
 
 Array = npt.NDArray[Any]
 
 
-def make_pairs(seed: int, size: int = 70, noise: float = 1.0) -> tuple[LabelledPairs, Array, Array]:
-    """Pairs of normalised images, their similarities at the middles of the bins, and whether they are of one class."""
+def make_pairs(seed: int, size: int = 70, noise: float = 1.0) -> tuple[LabeledPairs, Array, Array]:
+    """Pairs of normalized images, their similarities at the middles of the bins, and whether they are of one class."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(6, size=size)
     rows = rng.normal(size=(6, 8))[labels] + noise * rng.normal(size=(size, 8))
@@ -26,7 +26,7 @@ def make_pairs(seed: int, size: int = 70, noise: float = 1.0) -> tuple[LabelledP
     exact = (unit @ unit.T).clamp(-1, 1).double().numpy()
     listed = list(combinations(range(size), 2))
     similarities = np.array([(np.floor(exact[i, j] * HALF) + 0.5) / HALF for i, j in listed])
-    return LabelledPairs(unit, labels), similarities, np.array([labels[i] == labels[j] for i, j in listed])
+    return LabeledPairs(unit, labels), similarities, np.array([labels[i] == labels[j] for i, j in listed])
 
 
 def test_the_fit_is_the_optimum_over_all_pairs() -> None:
@@ -105,11 +105,11 @@ def test_a_fit_on_its_own_pairs_is_nearly_calibrated_and_a_wrong_one_is_not() ->
 
 
 def test_kinds_that_do_not_overlap_and_equal_similarities_have_a_finite_fit() -> None:
-    separate = fit_calibration(LabelledPairs(torch.eye(4)[[0, 0, 1, 1, 2, 3]], np.array([0, 0, 1, 1, 2, 3])).counts)
+    separate = fit_calibration(LabeledPairs(torch.eye(4)[[0, 0, 1, 1, 2, 3]], np.array([0, 0, 1, 1, 2, 3])).counts)
     assert np.isfinite(separate.slope)
     assert separate.probability(1.0, EVEN) == pytest.approx(3 / 4, abs=1e-3)  # 2 pairs: (2 + 1) / (2 + 2)
     assert separate.probability(0.0, EVEN) == pytest.approx(1 / 15, abs=1e-3)  # 13 pairs: 1 / (13 + 2)
-    point = LabelledPairs(torch.eye(2)[[0, 0, 0, 0]], np.array([0, 0, 1, 1]))
+    point = LabeledPairs(torch.eye(2)[[0, 0, 0, 0]], np.array([0, 0, 1, 1]))
     constant = fit_calibration(point.counts)
     assert constant.slope == 0
     assert constant.probability(1.0, EVEN) == pytest.approx((3 / 4 + 1 / 6) / 2, abs=1e-6)

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
 
 import dml.metrics.pairs
-from dml.metrics.pairs import EDGES, HALF, LabelledPairs
+from dml.metrics.pairs import EDGES, HALF, LabeledPairs
 from dml.metrics.verification import class_rates, equal_error_rate, error_rates, find_threshold, fnmr_at_fmr, opis
 
 FMRS = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -31,7 +31,7 @@ def make_items(seed: int, size: int = 90, classes: int = 8, *, noise: float = 0.
     return unit, labels
 
 
-def list_pairs(pairs: LabelledPairs) -> list[Pair]:
+def list_pairs(pairs: LabeledPairs) -> list[Pair]:
     """Every pair that counts: its similarity, in float32 as the blocks compute it, and the two classes."""
     items = pairs.embeddings if pairs.gallery is None else pairs.gallery
     item_labels = pairs.labels if pairs.gallery_labels is None else pairs.gallery_labels
@@ -45,12 +45,12 @@ def list_pairs(pairs: LabelledPairs) -> list[Pair]:
     return [(similarities[i, j], pairs.labels[i], item_labels[j]) for i, j in places]
 
 
-def with_gallery(seed: int) -> LabelledPairs:
+def with_gallery(seed: int) -> LabeledPairs:
     rows, labels = make_items(seed)
     gallery, gallery_labels = make_items(seed + 1, 70)
     excluded = np.full((90, 2), -1)
     excluded[::3, 0], excluded[::6, 1] = np.arange(30), np.arange(15) + 40
-    return LabelledPairs(rows, labels, gallery, gallery_labels, excluded)
+    return LabeledPairs(rows, labels, gallery, gallery_labels, excluded)
 
 
 def rate(of: npt.NDArray[np.float64], threshold: float) -> float:
@@ -58,26 +58,26 @@ def rate(of: npt.NDArray[np.float64], threshold: float) -> float:
 
 
 @pytest.fixture(params=["alone", "gallery", "small blocks", "gallery in small blocks"])
-def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LabelledPairs:
+def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LabeledPairs:
     # all of it in one block gives the same products as the loop; single rows may differ in their last bit
     if "small" in request.param:
         monkeypatch.setattr("dml.metrics.pairs.BLOCK", 1_000)
-    return with_gallery(2) if "gallery" in request.param else LabelledPairs(*make_items(1))
+    return with_gallery(2) if "gallery" in request.param else LabeledPairs(*make_items(1))
 
 
 @pytest.fixture
-def one_block(pairs: LabelledPairs) -> bool:
+def one_block(pairs: LabeledPairs) -> bool:
     return dml.metrics.pairs.BLOCK > 1_000
 
 
-def test_pairs_are_counted_at_the_edges(pairs: LabelledPairs) -> None:
+def test_pairs_are_counted_at_the_edges(pairs: LabeledPairs) -> None:
     listed = list_pairs(pairs)
     for edge in (0, 1, HALF // 2, HALF, HALF + 999, len(EDGES) - 3, len(EDGES) - 1):
         above = [first == second for similarity, first, second in listed if similarity >= EDGES[edge]]
         assert (pairs.counts.positives[edge], pairs.counts.negatives[edge]) == (sum(above), len(above) - sum(above))
 
 
-def test_rates_are_those_of_scikit_learn(pairs: LabelledPairs, one_block: bool) -> None:
+def test_rates_are_those_of_scikit_learn(pairs: LabeledPairs, one_block: bool) -> None:
     listed = list_pairs(pairs)
     is_same = [first == second for _, first, second in listed]
     rates = error_rates(pairs, FMRS)
@@ -94,7 +94,7 @@ def test_rates_are_those_of_scikit_learn(pairs: LabelledPairs, one_block: bool) 
     assert (np.diff(rates.thresholds) > 0).all()
 
 
-def test_a_threshold_obtains_its_rates(pairs: LabelledPairs) -> None:
+def test_a_threshold_obtains_its_rates(pairs: LabeledPairs) -> None:
     """Counting again with the threshold gives the rates that the curve has there."""
     rates = error_rates(pairs, FMRS)
     for fmr in FMRS[:2]:
@@ -104,7 +104,7 @@ def test_a_threshold_obtains_its_rates(pairs: LabelledPairs) -> None:
         assert 1 - counted.positives.sum() / counted.all_positives.sum() == rates.fnmr[place]
 
 
-def test_classes_are_counted(pairs: LabelledPairs) -> None:
+def test_classes_are_counted(pairs: LabeledPairs) -> None:
     thresholds, listed = np.array([-0.3, 0.2, 0.6], dtype=np.float32), list_pairs(pairs)
     names = sorted({label for _, first, second in listed for label in (first, second)})
     counts = pairs.count_by_class(thresholds)
@@ -120,7 +120,7 @@ def test_classes_are_counted(pairs: LabelledPairs) -> None:
     assert np.isfinite(fmr).all()
 
 
-def test_opis_is_the_loop_over_classes_and_distances(pairs: LabelledPairs) -> None:
+def test_opis_is_the_loop_over_classes_and_distances(pairs: LabeledPairs) -> None:
     rates, listed = error_rates(pairs, FMRS), list_pairs(pairs)
     different = sorted((similarity for similarity, first, second in listed if first != second), reverse=True)
     ends = []
@@ -146,13 +146,13 @@ def test_opis_is_the_loop_over_classes_and_distances(pairs: LabelledPairs) -> No
 def test_one_class_or_no_pair_of_one_class_has_no_rates() -> None:
     rows, _ = make_items(3, 70)
     for labels in (np.zeros(70, dtype=int), np.arange(70)):
-        pairs = LabelledPairs(rows, labels)
+        pairs = LabeledPairs(rows, labels)
         rates = error_rates(pairs, FMRS)
         assert np.isnan([equal_error_rate(rates), opis(pairs, rates)]).all()
 
 
 def test_classes_far_apart_have_no_errors() -> None:
-    pairs = LabelledPairs(torch.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], np.arange(8) // 2)
+    pairs = LabeledPairs(torch.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], np.arange(8) // 2)
     rates = error_rates(pairs, FMRS)
     assert [fnmr_at_fmr(rates, 1e-4), equal_error_rate(rates), opis(pairs, rates)] == [0, 0, 0]
     assert 0 < rates.thresholds[find_threshold(rates, 1e-4)] <= 1
@@ -160,7 +160,7 @@ def test_classes_far_apart_have_no_errors() -> None:
 
 def test_many_equal_similarities_are_one_threshold() -> None:
     """A network that maps all images to one point: every threshold lets all pairs pass, or none."""
-    pairs = LabelledPairs(torch.nn.functional.normalize(torch.ones(300, 7), dim=1), np.arange(300) // 10)
+    pairs = LabeledPairs(torch.nn.functional.normalize(torch.ones(300, 7), dim=1), np.arange(300) // 10)
     rates = error_rates(pairs, FMRS)
     assert fnmr_at_fmr(rates, 1e-3) == 1
     assert equal_error_rate(rates) == pytest.approx(0.5)

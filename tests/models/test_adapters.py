@@ -18,7 +18,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import resnet, timm_backbone
 from dml.models.small_cnn import small_cnn
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.gradient_cache import check_chunk_size, embed_in_chunks
 from dml.training.optimizers import optimizer_by_role
 
@@ -188,9 +188,9 @@ def test_a_merged_model_is_a_plain_one_that_embeds_the_same(tap: str) -> None:
         (NormOnly(), {"freeze_batchnorm": "statistics"}, []),
     ],
 )
-def test_frozen_batch_normalisation_keeps_its_statistics(adapter: Any, settings: Any, moving: list[str]) -> None:
+def test_frozen_batch_normalization_keeps_its_statistics(adapter: Any, settings: Any, moving: list[str]) -> None:
     model = cells(**settings)
-    # batch normalisation 1 is of layer 0, the stem, and 3 of layer 1; the convolution with groups is of layer 2
+    # batch normalization 1 is of layer 0, the stem, and 3 of layer 1; the convolution with groups is of layer 2
     adapter(model)
     model.eval().train()
     before = copy.deepcopy(model.backbone.network.state_dict())
@@ -217,9 +217,9 @@ def test_frozen_batch_normalisation_keeps_its_statistics(adapter: Any, settings:
         (
             NormOnly,
             lambda: cells(freeze_batchnorm="all"),
-            r"no normalisation layer .*Cells, may .*batchnorm=all freezes",
+            r"no normalization layer .*Cells, may .*batchnorm=all freezes",
         ),
-        (NormOnly, lambda: embed(small_cnn(), "pool2"), r"no normalisation layer .* Sequential, may learn; choose"),
+        (NormOnly, lambda: embed(small_cnn(), "pool2"), r"no normalization layer .* Sequential, may learn; choose"),
     ],
 )
 def test_what_cannot_be_is_told(make: Any, model: Any, line: str) -> None:

@@ -10,13 +10,13 @@ from dml.models.backbone import CHANNELS_LAST, Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import bn_inception, timm_backbone
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
 class Network(nn.Module):
-    """Two normalised convolutions of 3 to 4 to 5 channels, each halving the map."""
+    """Two normalized convolutions of 3 to 4 to 5 channels, each halving the map."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def test_the_range_is_no_part_of_the_weights() -> None:
     assert backbone().state_dict().keys() == {f"network.{key}" for key in Network().state_dict()}
 
 
-# batch normalisation
+# batch normalization
 
 
 def norms(network: nn.Module) -> dict[str, Tensor]:

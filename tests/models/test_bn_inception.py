@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from dml.models.inception import BNInception
+from dml.models.bn_inception import BNInception
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.networks
@@ -41,7 +41,7 @@ def tapped(network: nn.Module, images: Tensor, names: list[str]) -> list[Tensor]
 
 
 def random_state(network: nn.Module) -> dict[str, Tensor]:
-    """Weights that keep the maps' scale; nothing of batch normalisation is as it is initialised."""
+    """Weights that keep the maps' scale; nothing of batch normalization is as it is initialized."""
     generator = torch.Generator().manual_seed(0)
     state = {}
     for key, value in network.state_dict().items():
@@ -108,7 +108,7 @@ def test_training_maps_and_statistics_equal_the_reference(
 
 
 def test_training_gradients_equal_the_reference(network: BNInception, reference: nn.Module) -> None:
-    # float64: 70 normalised layers amplify the last bits in which the two last pools may differ
+    # float64: 70 normalized layers amplify the last bits in which the two last pools may differ
     ours, usual = deepcopy(network).double().train(), deepcopy(reference).double().train()
     images = pixels(2, 3, 224, 224).double()
     logits, expected = ours(images), usual(images)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from configurations import compose
-from dml.models.inception import BNInception
+from dml.models.bn_inception import BNInception
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hydra.utils import instantiate
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dml.models import networks
 from dml.models.heads import AuxiliaryHead, PoolHead
 from dml.models.weights import read_caffemodel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 Kind = descriptor_pb2.FieldDescriptorProto
 MESSAGES: dict[str, list[tuple[str, int, int, str]]] = {
@@ -105,7 +105,7 @@ def released_layers(network: nn.Module, divisor: float = 999.98) -> dict[str, li
 
 @pytest.fixture(scope="module")
 def trained() -> BNInception:
-    """A network with branches whose batch normalisation has seen images; its biases are 0, as Caffe's file has none."""
+    """A network with branches whose batch normalization has seen images; its biases are 0, as Caffe's file has none."""
     torch.manual_seed(0)
     network = BNInception(num_classes=0, branches=True)
     for module in network.modules():

@@ -13,7 +13,7 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, GeMHead, PooledHead, PoolHead, TokenMeanHead
 from dml.models.networks import bn_inception, resnet, timm_backbone
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 TAPS = {"L": "stages.0", "M": "stages.1", "H": "stages.2"}
 BN_INCEPTION_TAPS = {"L": "inception_3c_output", "M": "inception_4e_output", "H": "inception_5b_output"}
@@ -360,7 +360,7 @@ def test_heads_that_do_not_fit_the_tap(tap: str, head: type[nn.Module], message:
         ({"embed_dim": None}, r"model\.embed_dim=None: head L needs an integer size"),
         ({"embed_dim": "large"}, r"model\.embed_dim=large: head L needs an integer size"),
         ({"embed_dim": 6.5}, r"model\.embed_dim=6\.5: head L needs an integer size"),
-        ({"concatenation": "normalised"}, r"model\.concatenation=normalised: must be normalized or raw"),
+        ({"concatenation": "normalized"}, r"model\.concatenation=normalized: must be normalized or raw"),
         (
             {"taps": {**TAPS, "M": "stages.3"}},
             r"model\.taps\.M=stages\.3: no such module; nearest: .*stages\.\d",
@@ -382,7 +382,7 @@ class OwnHead(nn.Module):
         self.change, self.embed_dim = change, embed_dim
 
     def forward(self, tapped: Tensor) -> Any:
-        assert not self.training  # a batch normalisation can't train on one image
+        assert not self.training  # a batch normalization can't train on one image
         return self.change(torch.zeros(len(tapped), self.embed_dim))
 
 

@@ -13,7 +13,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.folding import FoldedConvolution, FoldedNorm, fold_batchnorms, unfold_batchnorms
 from dml.models.heads import PoolHead
 from dml.models.networks import bn_inception, googlenet, resnet, timm_backbone
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.networks
 
@@ -27,7 +27,7 @@ NETWORKS: dict[str, Callable[..., Backbone]] = {
 
 
 def randomize(network: nn.Module) -> None:
-    """Give each normalisation statistics, scales and shifts of its own."""
+    """Give each normalization statistics, scales and shifts of its own."""
     torch.manual_seed(1)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -130,7 +130,7 @@ def test_only_a_convolution_with_one_use_is_folded() -> None:
     assert torch.equal(network(images), expected)
 
 
-def test_a_normalisation_that_learns_its_statistics_is_computed_as_ever() -> None:
+def test_a_normalization_that_learns_its_statistics_is_computed_as_ever() -> None:
     torch.manual_seed(0)
     plain = Network()
     folded = deepcopy(plain)
@@ -140,7 +140,7 @@ def test_a_normalisation_that_learns_its_statistics_is_computed_as_ever() -> Non
     assert all(map(torch.equal, folded.state_dict().values(), plain.state_dict().values()))
 
 
-def test_a_copy_has_its_own_normalisations() -> None:
+def test_a_copy_has_its_own_normalizations() -> None:
     network, images = Network().eval(), torch.randn(2, 3, 6, 6)
     fold_batchnorms(network)
     before, copied = network(images), deepcopy(network)
@@ -149,7 +149,7 @@ def test_a_copy_has_its_own_normalisations() -> None:
     assert not torch.equal(copied(images), before)
 
 
-def test_maps_of_normalisations_and_convolutions_can_be_tapped() -> None:
+def test_maps_of_normalizations_and_convolutions_can_be_tapped() -> None:
     taps = {"L": "layer1.0.conv1", "M": "layer2.0.bn1", "H": "layer4"}
     maps = []
     for fold in (False, True):

@@ -12,7 +12,7 @@ from dml.models.heads import (
     PoolHead,
     TokenMeanHead,
 )
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def maps(*shape: int) -> Tensor:
@@ -67,8 +67,8 @@ def test_normalized_pool_head_is_happiers() -> None:
     head, tapped = NormalizedPoolHead((7, 3, 4), 5), maps(2, 7, 3, 4)
     for image, embedding in zip(tapped, head(tapped), strict=True):
         pooled = image.reshape(7, -1).sum(dim=1) / 12
-        centred = pooled - pooled.sum() / 7
-        normalized = centred / ((centred**2).sum() / 7 + 1e-5).sqrt()
+        centered = pooled - pooled.sum() / 7
+        normalized = centered / ((centered**2).sum() / 7 + 1e-5).sqrt()
         torch.testing.assert_close(embedding, head.embedding.weight @ normalized + head.embedding.bias)
     assert {name for name, _ in head.named_parameters()} == {"embedding.weight", "embedding.bias"}
 
@@ -108,7 +108,7 @@ def test_auxiliary_head_on_a_grid(grid: int, side: int) -> None:
 
 
 def test_only_the_last_layer_has_a_bias() -> None:
-    """Batch normalisation cancels the others'."""
+    """Batch normalization cancels the others'."""
     head = AuxiliaryHead((6, 7, 7), 10)
     layers = {"reduction": head.reduction, "hidden": head.hidden, "embedding": head.embedding}
     assert {name: layer.bias is not None for name, layer in layers.items()} == {

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from dml.models.inception import BNInception
+from dml.models.bn_inception import BNInception
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from dml.models import networks
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.networks
 

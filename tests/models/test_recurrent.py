@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.models.recurrent import RecurrentEmbedding, StackedLSTM
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ORDERS = ["nearest_first", "farthest_first", "random"]
 STATES = ["last_step", "both_ends"]
@@ -14,10 +14,10 @@ def network(**settings: object) -> RecurrentEmbedding:
     return RecurrentEmbedding(5, 4, hidden_size=3, **settings).double()
 
 
-def batch(rows: int = 6, neighbours: int = 4) -> tuple[Tensor, Tensor]:
+def batch(rows: int = 6, neighbors: int = 4) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    centre = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
-    return centre, torch.randn(rows, neighbours, 5, generator=generator, dtype=torch.float64)
+    center = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+    return center, torch.randn(rows, neighbors, 5, generator=generator, dtype=torch.float64)
 
 
 def steps(parameters: dict[str, Tensor], inputs: list[Tensor], suffix: str) -> list[Tensor]:
@@ -40,7 +40,7 @@ def steps(parameters: dict[str, Tensor], inputs: list[Tensor], suffix: str) -> l
 
 
 def by_hand(model: RecurrentEmbedding, sequence: list[Tensor], state: str) -> Tensor:
-    """Eq. 4.3 for one sequence, the centre first."""
+    """Eq. 4.3 for one sequence, the center first."""
     inputs = sequence
     for layer in range(2):
         parameters = dict(model.lstm.layers[layer].named_parameters())
@@ -53,68 +53,68 @@ def by_hand(model: RecurrentEmbedding, sequence: list[Tensor], state: str) -> Te
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("order", ORDERS[:2])
-@pytest.mark.parametrize("neighbours", [1, 4])
-def test_equals_a_loop_by_hand(order: str, state: str, neighbours: int) -> None:
+@pytest.mark.parametrize("neighbors", [1, 4])
+def test_equals_a_loop_by_hand(order: str, state: str, neighbors: int) -> None:
     model = network(order=order, state=state).eval()
-    centre, near = batch(neighbours=neighbours)
-    embeddings = model(centre, near)
+    center, near = batch(neighbors=neighbors)
+    embeddings = model(center, near)
     assert embeddings.shape == (6, 4)
     for row in range(6):
         others = list(near[row]) if order == "nearest_first" else list(near[row])[::-1]
-        expected = by_hand(model, [centre[row], *others], state)
+        expected = by_hand(model, [center[row], *others], state)
         torch.testing.assert_close(embeddings[row], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_default_reads_nearest_first_to_both_ends() -> None:
-    centre, near = batch()
-    expected = network(order="nearest_first", state="both_ends").eval()(centre, near)
-    assert network().eval()(centre, near).tolist() == expected.tolist()
+    center, near = batch()
+    expected = network(order="nearest_first", state="both_ends").eval()(center, near)
+    assert network().eval()(center, near).tolist() == expected.tolist()
 
 
-def test_a_random_order_is_some_order_of_the_neighbours_for_each_row() -> None:
-    centre, near = batch(rows=20, neighbours=3)
+def test_a_random_order_is_some_order_of_the_neighbors_for_each_row() -> None:
+    center, near = batch(rows=20, neighbors=3)
     model = network(order="random").eval()
     ordered = network().eval()
-    embeddings = model(centre, near, torch.Generator().manual_seed(0))
+    embeddings = model(center, near, torch.Generator().manual_seed(0))
     orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
-    every = torch.stack([ordered(centre, near[:, order]) for order in orders])
+    every = torch.stack([ordered(center, near[:, order]) for order in orders])
     matches = (every - embeddings).abs().amax(dim=2) < 1e-12
     assert (matches.sum(dim=0) == 1).all()
     assert matches.any(dim=1).sum() >= 4
 
 
 def test_a_random_order_is_the_generators_alone() -> None:
-    centre, near = batch(rows=37)
+    center, near = batch(rows=37)
     model = network(order="random").eval()
-    expected = model(centre, near, torch.Generator().manual_seed(0))
+    expected = model(center, near, torch.Generator().manual_seed(0))
     torch.manual_seed(9)
-    assert model(centre, near, torch.Generator().manual_seed(0)).tolist() == expected.tolist()
-    assert model(centre, near, torch.Generator().manual_seed(1)).tolist() != expected.tolist()
+    assert model(center, near, torch.Generator().manual_seed(0)).tolist() == expected.tolist()
+    assert model(center, near, torch.Generator().manual_seed(1)).tolist() != expected.tolist()
     generator = torch.Generator().manual_seed(0)
-    parts = [model(centre[rows], near[rows], generator) for rows in (slice(0, 5), slice(5, 30), slice(30, 37))]
+    parts = [model(center[rows], near[rows], generator) for rows in (slice(0, 5), slice(5, 30), slice(30, 37))]
     torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="order=random: forward needs a generator"):
-        model(centre, near)
+        model(center, near)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_centre_is_never_reordered(order: str) -> None:
-    """With neighbours all alike no order can be told from another."""
-    centre, near = batch()
+def test_the_center_is_never_reordered(order: str) -> None:
+    """With neighbors all alike no order can be told from another."""
+    center, near = batch()
     near = near[:, :1].expand(-1, 4, -1)
-    expected = network().eval()(centre, near)
-    assert torch.equal(network(order=order).eval()(centre, near, torch.Generator()), expected)
+    expected = network().eval()(center, near)
+    assert torch.equal(network(order=order).eval()(center, near, torch.Generator()), expected)
 
 
 def test_dropout_is_between_the_layers_and_in_training_alone() -> None:
-    centre, near = batch()
+    center, near = batch()
     model = network()
     assert (model.lstm.dropout.p, len(model.lstm.layers)) == (0.5, 2)
-    assert not torch.equal(model(centre, near), model(centre, near))
+    assert not torch.equal(model(center, near), model(center, near))
     model.eval()
-    assert torch.equal(model(centre, near), model(centre, near))
+    assert torch.equal(model(center, near), model(center, near))
     still = network(dropout=0.0)
-    assert torch.equal(still(centre, near), still(centre, near))
+    assert torch.equal(still(center, near), still(center, near))
 
 
 def test_no_dropout_is_left_to_cudnn_whose_draws_no_seed_reaches() -> None:
@@ -145,15 +145,15 @@ def test_sizes_of_the_thesis() -> None:
 @pytest.mark.parametrize(
     ("state", "unused"), [("last_step", {"lstm.layers.1.weight_hh_l0_reverse"}), ("both_ends", set())]
 )
-def test_gradients_reach_the_centre_through_both_paths_and_the_weights(state: str, unused: set[str]) -> None:
+def test_gradients_reach_the_center_through_both_paths_and_the_weights(state: str, unused: set[str]) -> None:
     model = network(dropout=0.0, state=state)
-    centre, near = batch()
-    centre.requires_grad_()
-    embeddings = model(centre, near)
+    center, near = batch()
+    center.requires_grad_()
+    embeddings = model(center, near)
     embeddings.sum().backward()
-    assert centre.grad is not None
+    assert center.grad is not None
     direct = model.embedding.weight[:, 6:].sum(dim=0)
-    assert ((centre.grad - direct).abs().amax(dim=1) > 1e-6).all()
+    assert ((center.grad - direct).abs().amax(dim=1) > 1e-6).all()
     assert {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()} == unused
 
 

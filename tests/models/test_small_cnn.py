@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dml.models.embedding import EmbeddingModel
 from dml.models.small_cnn import FullyConnectedHead, small_cnn
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def built(size: int, *overrides: str) -> EmbeddingModel:

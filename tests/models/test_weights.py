@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dml.models.networks import timm_backbone
 from dml.models.weights import PACKAGED, lite0_to_timm, load_file, load_packaged, load_state_dict, read_state_dict
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 STRIDES = [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
 """Of EfficientNet-Lite0's blocks (Tan and Le, 2019, Table 1: stages of 1, 2, 2, 3, 3, 4, 1)."""
@@ -84,7 +84,7 @@ def test_renaming_loses_no_key(lite0: nn.Module, packaged: Mapping[str, Tensor])
 
 @torch.inference_mode()
 def test_packaged_weights_and_pixels_agree(packaged: Mapping[str, Tensor]) -> None:
-    """A photograph is recognised: 0.36, against 0.12 with ImageNet's mean and 0.26 as BGR."""
+    """A photograph is recognized: 0.36, against 0.12 with ImageNet's mean and 0.26 as BGR."""
     photograph = torch.from_numpy(np.array(load_sample_image("flower.jpg"))).permute(2, 0, 1)[None].float()
     warped = F.interpolate(photograph, size=(256, 384), mode="bicubic", antialias=True).clamp(0, 255)
     backbone = timm_backbone("tf_efficientnet_lite0", weights="packaged").eval()
@@ -105,7 +105,7 @@ def test_packaged_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch
 
 
 class Small(nn.Module):
-    """A convolution, a normalisation, a classifier."""
+    """A convolution, a normalization, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()

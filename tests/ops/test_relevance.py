@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.ops.relevance import level_counts, power_relevance, shared_levels, weighted_ap_relevance
+from dml.runtime.errors import InputError
 
 TREES = st.integers(1, 4).flatmap(
     lambda depth: st.lists(st.integers(0, 7), min_size=2, max_size=12).map(

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from dml.ops.errors import InputError
 from dml.report.embedding_map import embedding_map
 from dml.report.pictures import choose_queries
+from dml.runtime.errors import InputError
 
 
 def clusters(sizes: tuple[int, ...] = (20, 20, 20)) -> tuple[np.ndarray, np.ndarray]:
@@ -12,7 +12,7 @@ def clusters(sizes: tuple[int, ...] = (20, 20, 20)) -> tuple[np.ndarray, np.ndar
     return np.eye(8)[labels] + 0.05 * rng.normal(size=(len(labels), 8)), labels
 
 
-def test_neighbours_stay_neighbours() -> None:
+def test_neighbors_stay_neighbors() -> None:
     embeddings, labels = clusters()
     places = embedding_map(embeddings).astype(np.float64)
     distances = np.linalg.norm(places[:, None] - places, axis=2) + np.diag(np.full(60, np.inf))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from dml.ops.errors import InputError
 from dml.report.statistics import mean_interval
+from dml.runtime.errors import InputError
 
 
 def test_three_runs_by_hand() -> None:

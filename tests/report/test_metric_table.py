@@ -5,8 +5,8 @@ from printed_tables import print_lines
 from rich.console import Console
 
 from dml.evaluation.names import MetricDescription, choose_first_metric
-from dml.ops.errors import InputError
 from dml.report.console import metric_table, summary_table
+from dml.runtime.errors import InputError
 
 NAMES = ("raw features", "head L", "head M", "head H", "all heads")
 METRICS = ("recall@1", "recall@2", "recall@4", "recall@8", "nmi")

@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageColor
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.report.pictures import COARSER, COLORS, OTHER, PAPER, QUERY, SAME, choose_queries, draw_sheet, is_sheet
+from dml.runtime.errors import InputError
 
 BLUE = torch.tensor([40, 60, 200], dtype=torch.uint8)[:, None, None].expand(3, 20, 20)
 

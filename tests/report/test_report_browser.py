@@ -51,7 +51,7 @@ def test_pages_open_in_every_width_and_theme(browser: Any, pages: dict[str, Path
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             picture = np.asarray(Image.open(BytesIO(page.screenshot())).convert("L"))
             assert picture.shape[1] == width
-            assert low <= np.median(picture) < high  # the paper's colour
+            assert low <= np.median(picture) < high  # the paper's color
             assert picture.std() > 10
             page.close()
             assert errors == []
@@ -75,8 +75,8 @@ def test_the_map_answers(browser: Any, pages: dict[str, Path]) -> None:
 
     page.get_by_role("button", name="x", exact=True).click()
     assert said.text_content() == "x: 8 of 24"
-    page.get_by_role("radio", name="nearest neighbour").check()
-    assert said.text_content() == "nearest neighbour"
+    page.get_by_role("radio", name="nearest neighbor").check()
+    assert said.text_content() == "nearest neighbor"
     page.fill("#find", "SQUARE")
     assert said.text_content() == "“SQUARE”: 4 of 24"
     page.fill("#find", "")
@@ -107,19 +107,19 @@ def test_the_map_answers(browser: Any, pages: dict[str, Path]) -> None:
     assert errors == []
 
 
-def test_the_legend_is_that_of_the_colours_while_a_class_is_searched(browser: Any, pages: dict[str, Path]) -> None:
+def test_the_legend_is_that_of_the_colors_while_a_class_is_searched(browser: Any, pages: dict[str, Path]) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(pages["run"].as_uri())
     said, legend = page.locator("#shown"), page.locator("#map .classes button")
     data = page.evaluate("JSON.parse(document.getElementById('map-data').textContent)")
     page.fill("#find", "SQUARE")
-    for colouring in reversed(data["colourings"]):
-        page.get_by_role("radio", name=colouring["name"]).check()
+    for coloring in reversed(data["colorings"]):
+        page.get_by_role("radio", name=coloring["name"]).check()
         assert said.text_content() == "“SQUARE”: 4 of 24"
-        assert legend.all_text_contents() == colouring["class_names"]
+        assert legend.all_text_contents() == coloring["class_names"]
     legend.last.click()
-    count = colouring["point_classes"].count(len(colouring["class_names"]) - 1)
-    assert said.text_content() == f"{colouring['class_names'][-1]}: {count} of 24"
+    count = coloring["point_classes"].count(len(coloring["class_names"]) - 1)
+    assert said.text_content() == f"{coloring['class_names'][-1]}: {count} of 24"
     assert page.input_value("#find") == ""
     page.close()
 
@@ -140,7 +140,7 @@ def test_a_tap_shows_the_card(browser: Any, pages: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "comparison"])
-def test_paper_holds_all_columns_and_colours(browser: Any, pages: dict[str, Path], kind: str) -> None:
+def test_paper_holds_all_columns_and_colors(browser: Any, pages: dict[str, Path], kind: str) -> None:
     page = browser.new_page(viewport={"width": 703, "height": 900})  # A4 with margins of 12 mm
     page.goto(pages[kind].as_uri())
     page.emulate_media(media="print")

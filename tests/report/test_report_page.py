@@ -15,10 +15,10 @@ from dml.commands.parsed_commands.report_command import write_report
 from dml.data.image_files.images import read_image
 from dml.data.table import UNKNOWN
 from dml.evaluation.per_query import write_queries
-from dml.ops.errors import InputError
 from dml.report.page import comparison_report, run_report
 from dml.report.run import read_run
 from dml.report.sheets import CELL, Tiles
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("report_runs",)
 
@@ -109,7 +109,7 @@ def test_what_a_report_says(pages: dict[str, str]) -> None:
     assert "chosen on the test split itself" not in text
 
 
-def test_a_checkpoint_chosen_on_the_test_split_is_labelled(make_run: MakeRun) -> None:
+def test_a_checkpoint_chosen_on_the_test_split_is_labeled(make_run: MakeRun) -> None:
     text = Page(run_report(read_run(make_run("a", selection="test")))).text
     assert "The checkpoint was chosen on the test split itself." in text
 
@@ -142,7 +142,7 @@ def test_each_metric_is_explained(pages: dict[str, str]) -> None:
         assert len(links) >= 8
         for words in (
             "Recall@k: the share of queries",
-            "Normalised mutual information",
+            "Normalized mutual information",
             "Hierarchical average precision",
         ):
             assert any((title or "").startswith(words) for title in links)
@@ -178,20 +178,20 @@ def test_a_running_mean_is_called_that(pages: dict[str, str]) -> None:
     assert "the line over them is their running mean" in Page(pages["run"]).text
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """The relative luminance of WCAG 2.2."""
-    shares = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    shares = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_colours_have_the_contrast_that_wcag_asks_for(theme: str) -> None:
+def test_colors_have_the_contrast_that_wcag_asks_for(theme: str) -> None:
     style = (resources.files("dml.report") / "assets" / "report.css").read_text(encoding="utf-8")
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", style.split(":root")[1 + (theme == "dark")]))
+    colors = dict(re.findall(r"--([\w-]+): (#\w{6});", style.split(":root")[1 + (theme == "dark")]))
 
     def contrast(*names: str) -> float:
-        low, high = sorted(luminance(colours[name]) for name in names)
+        low, high = sorted(luminance(colors[name]) for name in names)
         return (high + 0.05) / (low + 0.05)
 
     for name in ("ink", "quiet", "accent", *(f"series-{i}" for i in range(1, 6))):

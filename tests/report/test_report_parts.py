@@ -15,18 +15,18 @@ from report_runs import MakeRun
 
 from dml.evaluation.names import describe_metric, metric_label
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_files import write_sealed_text
-from dml.report.embedding_map import FEW, WIDTH, choose_few_colours, choose_many_colours, make_map
+from dml.report.embedding_map import FEW, WIDTH, choose_few_colors, choose_many_colors, make_map
 from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
 from dml.report.run import ReportedRun, collect_versions, read_run
 from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_files import write_sealed_text
 
 pytest_plugins = ("report_runs",)
 
 
-def labelled(labels: Any, neighbors: Any, levels: tuple[str, ...] = ("fine", "coarse"), **changes: Any) -> QueryTable:
-    """Queries with these labels (Q, L), whose neighbours are the rows of these numbers (Q, k)."""
+def labeled(labels: Any, neighbors: Any, levels: tuple[str, ...] = ("fine", "coarse"), **changes: Any) -> QueryTable:
+    """Queries with these labels (Q, L), whose neighbors are the rows of these numbers (Q, k)."""
     labels, neighbors = np.array(labels), np.array(neighbors)
     paths = np.array([f"{i}.png" for i in range(len(labels))], dtype=object)
     return QueryTable(
@@ -76,14 +76,14 @@ def test_scores(table: QueryTable, without_ap: QueryTable) -> None:
 
 
 def test_unknown_labels_match_nothing() -> None:
-    table = labelled([[-1, 0], [-1, 0], [2, 1]], [[1, 2], [0, 2], [0, 1]])
+    table = labeled([[-1, 0], [-1, 0], [2, 1]], [[1, 2], [0, 2], [0, 1]])
     assert not compare_classes(table).any()
     shown = make_sheets(table, Tiles())["Best"]
     assert {picture.relation for row in shown for picture in row.neighbors[0]} == {"coarser", "other"}
 
 
-def test_sheets_tell_how_neighbours_are_related() -> None:
-    table = labelled([[0, 0], [0, 0], [1, 0], [2, 1]], [[1, 2, 3], [0, 2, 3], [0, 1, 3], [2, 1, 0]])
+def test_sheets_tell_how_neighbors_are_related() -> None:
+    table = labeled([[0, 0], [0, 0], [1, 0], [2, 1]], [[1, 2, 3], [0, 2, 3], [0, 1, 3], [2, 1, 0]])
     tiles = Tiles()
     shown = {row.query.name: row for row in make_sheets(table, tiles, count=3)["Best"]}
     assert next(iter(shown)) == "fine 0"
@@ -115,7 +115,7 @@ def test_worst_median_and_best(table: QueryTable) -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 19)), min_size=2, max_size=20))
 def test_mix_ups_are_counted(rows: list[tuple[int, int]]) -> None:
     labels = [[label, 0] for label, _ in rows]
-    table = labelled(labels, [[nearest % len(rows)] for _, nearest in rows])
+    table = labeled(labels, [[nearest % len(rows)] for _, nearest in rows])
     counts: Counter[tuple[int, int]] = Counter()
     for i, (label, nearest) in enumerate(rows):
         other = rows[nearest % len(rows)][0]
@@ -136,7 +136,7 @@ def test_mix_ups_are_counted(rows: list[tuple[int, int]]) -> None:
 
 def test_queries_without_positives_are_not_mixed_up() -> None:
     metrics = {"level0/recall@1": np.array([np.nan, 0.0, 0.0])}
-    table = labelled([[0, 0], [1, 0], [1, 0]], [[1], [0], [0]], metrics=metrics)
+    table = labeled([[0, 0], [1, 0], [1, 0]], [[1], [0], [0]], metrics=metrics)
     (pair,) = find_confusions(table, Tiles())
     assert (pair.mixed_up, pair.queries) == (2, 2)
 
@@ -156,21 +156,21 @@ def test_the_map_keeps_proportions(table: QueryTable) -> None:
     assert np.linalg.norm(found[:, None] - found, axis=2) == pytest.approx(
         wide * WIDTH / np.ptp(kept, axis=0).max(), abs=2
     )
-    levels = {each["name"]: [each["class_names"][i] for i in each["point_classes"]] for each in drawn["colourings"]}
+    levels = {each["name"]: [each["class_names"][i] for i in each["point_classes"]] for each in drawn["colorings"]}
     rows = [i for i in range(24) if i != 5]
     assert levels["shape"] == [table.class_name(int(table.labels[i, 0])) for i in rows]
     assert levels["family"] == [table.class_name(int(table.labels[i, 1]), 1) for i in rows]
-    assert [name == "of the same shape" for name in levels["nearest neighbour"]] == compare_classes(table)[
+    assert [name == "of the same shape" for name in levels["nearest neighbor"]] == compare_classes(table)[
         rows, 0
     ].tolist()
-    assert all(len(each["colours"]) == len(each["class_names"]) for each in drawn["colourings"])
+    assert all(len(each["colors"]) == len(each["class_names"]) for each in drawn["colorings"])
 
 
 def test_the_map_shows_no_character_that_turns_the_text(table: QueryTable) -> None:
     names = tuple(tuple(f"\u202e{name}" for name in level_names) for level_names in table.names)
     drawn = make_map(replace(table, levels=("\u202eshape", "family"), names=names), Tiles())
     assert drawn is not None
-    coarser, finest, hits = drawn["colourings"]
+    coarser, finest, hits = drawn["colorings"]
     assert coarser["class_names"] == [r"\u202ex", r"\u202ey", r"\u202ez"]
     assert finest["name"] == r"\u202eshape"
     assert hits["class_names"] == [r"of another \u202eshape", r"of the same \u202eshape"]
@@ -185,17 +185,17 @@ def test_no_places_no_map(table: QueryTable) -> None:
     assert drawn["height"] >= 1
 
 
-def test_colours() -> None:
+def test_colors() -> None:
     for count in range(1, FEW + 1):
-        assert len(set(choose_few_colours(count))) == count
-    assert len(set(choose_many_colours(None, 100))) == 100
+        assert len(set(choose_few_colors(count))) == count
+    assert len(set(choose_many_colors(None, 100))) == 100
     families = np.arange(60) // 20
-    colours = choose_many_colours(families, 60)
-    hues = np.array([float(colour.rstrip(")").split()[2]) for colour in colours])
+    colors = choose_many_colors(families, 60)
+    hues = np.array([float(color.rstrip(")").split()[2]) for color in colors])
     around = [np.exp(1j * np.deg2rad(hues[families == i])) for i in range(3)]
     spread = [np.rad2deg(np.abs(np.angle(own / own.mean()))).max() for own in around]
     assert max(spread) < 60  # of 120 degrees from family to family
-    assert len(set(colours)) >= 12 * 3
+    assert len(set(colors)) >= 12 * 3
 
 
 def test_tiles_hold_each_picture_once() -> None:
@@ -302,7 +302,7 @@ def test_a_report_names_what_downloaded_weights_were_trained_on(make_run: MakeRu
     config = yaml.safe_load((folder / ".hydra/config.yaml").read_text())
     config["model"] |= {"backbone": {"weights": weights}, "pretraining": {"data": "WebLI", "license": "mit", "lr": 0.1}}
     write_sealed_text(folder / ".hydra/config.yaml", yaml.safe_dump(config))
-    assert read_run(folder).summarize().get("weights trained on") == ("WebLI (licence: mit)" if weights else None)
+    assert read_run(folder).summarize().get("weights trained on") == ("WebLI (license: mit)" if weights else None)
 
 
 def test_pictures_are_found_from_any_folder(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

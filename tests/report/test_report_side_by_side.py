@@ -9,7 +9,6 @@ from report_runs import MakeRun
 
 from dml.data.table import UNKNOWN
 from dml.evaluation.per_query import QueryTable
-from dml.ops.errors import InputError
 from dml.report.run import ReportedRun, read_run
 from dml.report.sheets import Tiles
 from dml.report.side_by_side import (
@@ -22,6 +21,7 @@ from dml.report.side_by_side import (
     count_outcomes,
 )
 from dml.report.statistics import mean_difference
+from dml.runtime.errors import InputError
 
 pytest_plugins = ("report_runs",)
 

@@ -16,7 +16,6 @@ from conftest import SMALL, Here, in_a_process
 
 from dml.evaluation.names import MetricDescription
 from dml.evaluation.per_query import QueryTable, read_queries, write_queries
-from dml.ops.errors import InputError
 from dml.report.comparison import (
     ConfigurationResult,
     compare,
@@ -29,6 +28,7 @@ from dml.report.comparison import (
     sort_results,
 )
 from dml.report.statistics import Interval, mean_difference
+from dml.runtime.errors import InputError
 
 SHORT = [override for override in SMALL if override != "evaluation.report=null"]  # its test writes per_query.parquet
 SHORT += ["evaluation.report.map=false", "evaluation.raw=false", "evaluation.sheet=null", "trainer.max_steps=2"]

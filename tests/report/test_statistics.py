@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dml.ops.errors import InputError
 from dml.report import statistics
 from dml.report.statistics import mean_difference
+from dml.runtime.errors import InputError
 
 NAN = float("nan")
 

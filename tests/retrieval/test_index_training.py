@@ -30,7 +30,7 @@ def test_few_vectors_are_told_in_one_line(capfd: pytest.CaptureFixture[str], cap
     VectorIndex(8, "OPQ2,PQ2x6").train(VECTORS)  # FAISS prints 104 lines
     assert capfd.readouterr().err == ""
     assert [record.getMessage() for record in caplog.records] == [
-        "factory=OPQ2,PQ2x6: it is trained with 400 vectors, and FAISS asks for 9,984; it may miss more neighbours"
+        "factory=OPQ2,PQ2x6: it is trained with 400 vectors, and FAISS asks for 9,984; it may miss more neighbors"
     ]
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.ops.errors import InputError
 from dml.retrieval.kmeans_clusters import kmeans
+from dml.runtime.errors import InputError
 
 
 @given(

@@ -8,10 +8,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dml.ops.errors import InputError
 from dml.retrieval import k_reciprocal, reranking
 from dml.retrieval.k_reciprocal import KReciprocal
 from dml.retrieval.reranking import AlphaQueryExpansion, Comparison, DatabaseAugmentation, Reranker, compare_among
+from dml.runtime.errors import InputError
 
 Vectors = npt.NDArray[np.float64]
 
@@ -21,10 +21,10 @@ def unit(vectors: Any) -> Vectors:
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def draw(seed: int, rows: int, centres: int = 4) -> Vectors:
-    """Unit vectors around a few centres, as those of classes are."""
+def draw(seed: int, rows: int, centers: int = 4) -> Vectors:
+    """Unit vectors around a few centers, as those of classes are."""
     rng = np.random.default_rng(seed)
-    return unit(rng.normal(size=(centres, 6))[rng.integers(centres, size=rows)] + 0.7 * rng.normal(size=(rows, 6)))
+    return unit(rng.normal(size=(centers, 6))[rng.integers(centers, size=rows)] + 0.7 * rng.normal(size=(rows, 6)))
 
 
 def compare(queries: Vectors, gallery: Vectors, excluded: list[list[int]]) -> Comparison:

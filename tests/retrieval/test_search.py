@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.ops.errors import InputError
 from dml.retrieval import search
 from dml.retrieval.search import drop_excluded, nearest_neighbors
+from dml.runtime.errors import InputError
 
 WHOLE = st.integers(-3, 3).map(float)  # small whole numbers: float32 products are exact, ties and duplicates are many
 
@@ -164,7 +164,7 @@ def test_many_exclusions_of_one_query_take_no_memory_for_the_others() -> None:
         tracemalloc.stop()
     assert kept[0].tolist() == [*range(many, many + k)]
     assert (kept[1:] == np.arange(k)).all()
-    assert peak < 20e6  # all pairs of a neighbour and an exclusion would be 164 MB
+    assert peak < 20e6  # all pairs of a neighbor and an exclusion would be 164 MB
 
 
 @pytest.mark.usefixtures("device")

@@ -24,7 +24,7 @@ def test_copies_are_in_the_order_of_their_ids(factory: str) -> None:
 
 @pytest.mark.parametrize("k", range(1, 8))
 @pytest.mark.parametrize("queries", [1, 6])
-def test_fewer_neighbours_are_the_first_of_more(k: int, queries: int) -> None:
+def test_fewer_neighbors_are_the_first_of_more(k: int, queries: int) -> None:
     copies = np.tile(np.float32([0.6, 0.8]), (queries, 1))
     scores, ids = make_index().search(copies, k)
     assert ids.tolist() == [[3, 5, 8, 12, 40, 41, 9][:k]] * queries

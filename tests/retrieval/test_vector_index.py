@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dml.ops.errors import InputError
 from dml.retrieval.vector_index import VectorIndex
+from dml.runtime.errors import InputError
 
 DIMENSION = 16
 NUMBER = 400
@@ -85,7 +85,7 @@ def test_packed_codes_refuse_removals(factory: str) -> None:
 
 @pytest.mark.parametrize("factory", ["IVF4,SQ8", "RR16,IVF4,SQ8", "IVF4,SQ8,RFlat"])
 def test_codes_of_short_vectors_stand_for_the_vectors(factory: str) -> None:
-    """What is left of them after the centre of a cell, which has length 1, is nothing but the centre."""
+    """What is left of them after the center of a cell, which has length 1, is nothing but the center."""
     short, found = VECTORS / 5000, []
     for is_whole in (False, True):
         index = VectorIndex(DIMENSION, factory)

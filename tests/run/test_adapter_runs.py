@@ -13,7 +13,7 @@ from runs import metrics
 
 import dml
 from dml.commands import main
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.checkpoints import read_checkpoint
 
 QUICK = ["evaluation.metrics=[recall]", "evaluation.heads=false", "evaluation.raw=false", "evaluation.sheet=null"]

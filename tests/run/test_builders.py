@@ -17,10 +17,10 @@ from trees import dyml_vehicle
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator
-from dml.ops.errors import InputError
 from dml.run import builders, loop
 from dml.run.evaluators import build_metric_config
 from dml.run.value_types import check_types
+from dml.runtime.errors import InputError
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
 from dml.training.callbacks.progress import Progress
 from dml.training.callbacks.seeding import StepSeed
@@ -176,8 +176,8 @@ def test_copies_in_the_gallery_are_told(
         for number in range(2):
             path = tmp_path / split / class_name / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            colour = (40 * (i - 2 * (split == "gallery")), 90 * number, 0)  # those of the queries in the gallery
-            Image.new("RGB", (8, 8), colour).save(path)
+            color = (40 * (i - 2 * (split == "gallery")), 90 * number, 0)  # those of the queries in the gallery
+            Image.new("RGB", (8, 8), color).save(path)
     options = ["dataset.reader.val_fraction=0", "dataset.disjoint=false", *known]
     config = composed("dataset=folder", f"dataset.root={tmp_path}", *options)
     builders.check_readable(config, builders.build_table(config))

@@ -11,9 +11,9 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
 from dml.data.transforms import Resize
-from dml.ops.configuration.targets import Unknown
-from dml.ops.errors import InputError
 from dml.run.building import build, trusting
+from dml.runtime.configuration.targets import Unknown
+from dml.runtime.errors import InputError
 
 RESIZE = {"_target_": "dml.data.transforms.Resize", "mode": "warp", "size": "${size}"}
 

@@ -9,9 +9,9 @@ from pytorch_lightning.callbacks import Timer
 from test_builders import composed
 
 from dml.commands.failures.error_lines import explain
-from dml.ops.errors import InputError
 from dml.run.loop import build_callbacks
 from dml.run.stages import list_stages
+from dml.runtime.errors import InputError
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.callbacks.loss_schedule import LossSchedule

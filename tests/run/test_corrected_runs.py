@@ -8,10 +8,10 @@ from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 SHORT = [*PLAIN, "trainer.max_steps=2", "trainer.val_check_interval=1"]
 SHORT += [
@@ -48,7 +48,7 @@ def test_a_run_takes_the_corrected_data_and_notices_another_correction(
     data = ["dataset=folder", f"dataset.root={photos}"]
     here("train", *data, *SHORT, f"dataset.corrections={file}", f"hydra.run.dir={run}")
     printed = capfd.readouterr().out
-    assert f"corrections  dropped 1 image, relabelled 1, merged 1 class into others ({file})" in printed
+    assert f"corrections  dropped 1 image, relabeled 1, merged 1 class into others ({file})" in printed
     splits = RunFolder(run).splits()
     assert splits is not None
     sizes = {name: int(text.split()[0]) for split in splits.values() for name, text in split.items()}

@@ -9,11 +9,11 @@ import pytest
 from conftest import Refused
 from omegaconf import OmegaConf
 
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder, folders_below, runs_below
 from dml.report.comparison import find_runs, find_unfinished
 from dml.run import resolvers
 from dml.run.resolvers import evaluations_folder, new_folder
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder, folders_below, runs_below
 
 
 def make_run(folder: Path, **config: Any) -> RunFolder:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SMALL, Here, Refused
-from runs import assert_same_run, kill_at, last
+from runs import TWO, assert_same_run, kill_at, last, run_ranks
 
 from dml.models.embedding import EmbeddingModel
 from dml.run.model_tests import untrained_model
@@ -76,7 +76,7 @@ def refuse_images(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_losses_and_metrics_are_those_of_the_frozen_network_in_the_loop(
     whole: Path, arguments: list[str], here: Here, tmp_path: Path
 ) -> None:
-    # in its warm-up a run doesn't train the backbone, which has no batch normalisation and no dropout
+    # in its warm-up a run doesn't train the backbone, which has no batch normalization and no dropout
     slow = [
         "training.frozen=false",
         "scheduler=constant",
@@ -198,14 +198,19 @@ def test_crops_are_embedded_from_images(whole: Path, arguments: list[str], here:
         ),
         ("recurrent=lstm", "training.frozen=true: recurrent needs the whole network in each step; recurrent=none"),
         ("adapter=bitfit", "training.frozen=true: adapter needs the whole network in each step; adapter=none"),
-        ("trainer=ddp", "training.frozen=true: trains in one process, not in 2; trainer.devices=1"),
     ],
 )
 def test_mistakes_are_one_line(
     refused: Refused, arguments: list[str], override: str, message: str, tmp_path: Path
 ) -> None:
-    more = ["trainer.devices=2", "trainer.accelerator=cpu"] if override == "trainer=ddp" else []
-    assert message in refused(*arguments, override, *more, f"hydra.run.dir={tmp_path}/run")
+    assert message in refused(*arguments, override, f"hydra.run.dir={tmp_path}/run")
+
+
+@pytest.mark.distributed
+def test_two_processes_are_refused(arguments: list[str], tmp_path: Path) -> None:
+    first, second = run_ranks(tmp_path, *arguments, *TWO, f"hydra.run.dir={tmp_path}/run")
+    assert "training.frozen=true: trains in one process, not in 2; trainer.devices=1" in first.errors
+    assert first.code == second.code == 2
 
 
 def test_a_run_goes_on_as_it_began(whole: Path, refused: Refused) -> None:

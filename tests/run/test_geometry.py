@@ -11,9 +11,9 @@ from conftest import PLAIN, Here
 
 from dml.evaluation.evaluator import Evaluator
 from dml.losses.hyperbolic import to_ball
-from dml.ops.errors import InputError
 from dml.ops.poincare import Ball
 from dml.run.evaluators import find_ball
+from dml.runtime.errors import InputError
 from dml.training.embedders import CHOSEN_HEADS, Embedded, ModelEmbedder
 
 

@@ -17,9 +17,9 @@ from PIL import Image
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.transforms import Resize
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import builders, prepare_job
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 pytestmark = pytest.mark.pipeline
 

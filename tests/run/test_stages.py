@@ -1,8 +1,8 @@
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.errors import InputError
 from dml.run.stages import find_stage, list_stages
+from dml.runtime.errors import InputError
 
 
 def config(**stages: object) -> DictConfig:

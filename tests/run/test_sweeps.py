@@ -25,14 +25,14 @@ from runs import kill_at, last, metrics
 
 from dml.commands.failures.error_lines import explain
 from dml.commands.parsed_commands.compare_command import compare_runs
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.comparison import compare, find_runs, find_unfinished
 from dml.run import sweeps
 from dml.run.config_folders import CONF
 from dml.run.resolvers import sweep_subfolder
 from dml.run.sweeps import read_objective
 from dml.runtime import signals
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.callbacks.pruning import is_behind
 
 TINY = [
@@ -262,7 +262,7 @@ def test_the_objective_is_that_of_the_tested_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "metrics.json").write_text(json.dumps({"step": step}))
         assert read_objective(config, RunFolder(tmp_path)) == value
     config.checkpoints.monitor = "ndcg"
-    with pytest.raises(InputError, match=r"no val/ndcg to optimise in .*: it takes a validation split"):
+    with pytest.raises(InputError, match=r"no val/ndcg to optimize in .*: it takes a validation split"):
         read_objective(config, RunFolder(tmp_path))
 
 

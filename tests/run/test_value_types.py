@@ -3,11 +3,11 @@ from configurations import compose
 from omegaconf import OmegaConf
 
 from dml.commands.checks.required_values import select_used_parts
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 from dml.run.settings import SETTINGS
 from dml.run.value_types import check_types
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
 
 WRONG = {
     "loss.margin=abc": "loss.margin=abc: must be a number",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dml.commands.failures.error_lines import one_line_errors
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
 from dml.runtime import signals
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
 from dml.runtime.signals import SAME_SIGNAL, SignalState, Stopped
 
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.samplers.class_balanced import ClassBalancedSampler, _Queue
 
 CONFIG = ROOT / "conf" / "sampler" / "class_balanced.yaml"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 
 CONFIG = ROOT / "conf" / "sampler" / "hard_class.yaml"
@@ -98,7 +98,7 @@ def test_without_embeddings_classes_are_drawn_at_random():
 
 
 def test_candidates_are_a_random_part_of_the_classes():
-    labels = np.arange(200) // 2  # class c lies at c: all candidates give neighbours, a part of them gaps
+    labels = np.arange(200) // 2  # class c lies at c: all candidates give neighbors, a part of them gaps
     line = np.arange(100.0)[:, None]
 
     def widths(candidates):

@@ -11,7 +11,7 @@ from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.samplers.hierarchical import HierarchicalSampler
 
 CONFIG = ROOT / "conf" / "sampler" / "hierarchical.yaml"

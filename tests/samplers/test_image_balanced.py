@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.samplers.image_balanced import ImageBalancedSampler, max_batches
 

@@ -11,8 +11,8 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.ops.errors import InputError
 from dml.retrieval.search import nearest_neighbors
+from dml.runtime.errors import InputError
 from dml.samplers.class_balanced import ClassBalancedSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 
@@ -23,13 +23,13 @@ Groups = list[tuple[int, list[int]]]
 
 
 def random_table(count: int, k: int, seed: int = 0) -> np.ndarray:
-    """Each row's neighbours: any k others."""
+    """Each row's neighbors: any k others."""
     rng = np.random.default_rng(seed)
     return np.array([rng.permutation(np.delete(np.arange(count), row))[:k] for row in range(count)])
 
 
 def clustered(count: int, classes: int, k: int, seed: int = 0, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and the table of embeddings that lie around their classes' centres."""
+    """Labels, and the table of embeddings that lie around their classes' centers."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % classes)
     embeddings = rng.standard_normal((classes, 8))[labels] + noise * rng.standard_normal((count, 8))
@@ -51,8 +51,8 @@ def setups(draw):
     return labels, table, batch_size, draw(st.integers(0, 2**70)), draw(st.integers(0, 1000))
 
 
-def is_mixed(centre: int, members: list[int], labels: np.ndarray) -> bool:
-    return {labels[row] == labels[centre] for row in members} == {True, False}
+def is_mixed(center: int, members: list[int], labels: np.ndarray) -> bool:
+    return {labels[row] == labels[center] for row in members} == {True, False}
 
 
 def planned_sizes(batch_size: int, whole: int) -> list[int]:
@@ -73,26 +73,26 @@ def planned_sizes(batch_size: int, whole: int) -> list[int]:
 def by_the_five_steps(
     labels: np.ndarray, table: np.ndarray, batch_size: int, seed: int, epoch: int, number: int
 ) -> tuple[Groups, bool]:
-    """The groups that section 3.4 makes of the centres in their order, and whether these groups fill the batch."""
+    """The groups that section 3.4 makes of the centers in their order, and whether these groups fill the batch."""
     k = table.shape[1]
     shuffled = np.random.default_rng((seed, epoch)).permutation(len(labels)).tolist()
-    centres = [row for row in shuffled if is_mixed(row, table[row].tolist(), labels)]  # step 3
+    centers = [row for row in shuffled if is_mixed(row, table[row].tolist(), labels)]  # step 3
     first = number * math.ceil(batch_size / (k + 1))
     sizes = planned_sizes(batch_size, k + 1)
     batch: set[int] = set()
     groups: Groups = []
-    for place in range(len(centres)):
+    for place in range(len(centers)):
         if len(groups) == len(sizes):
             break
-        centre = centres[(first + place) % len(centres)]  # step 2
-        members = table[centre].tolist()
-        if batch & {centre, *members}:  # step 4
+        center = centers[(first + place) % len(centers)]  # step 2
+        members = table[center].tolist()
+        if batch & {center, *members}:  # step 4
             continue
         while len(members) + 1 > sizes[len(groups)]:  # the last group is cut: the farthest that can be spared goes
-            spare = [row for row in members if is_mixed(centre, [m for m in members if m != row], labels)]
+            spare = [row for row in members if is_mixed(center, [m for m in members if m != row], labels)]
             members.remove(spare[-1])
-        groups.append((centre, members))  # step 5
-        batch |= {centre, *members}
+        groups.append((center, members))  # step 5
+        batch |= {center, *members}
     return groups, len(batch) == batch_size
 
 
@@ -117,25 +117,25 @@ def test_batches_are_exact_and_without_duplicates_and_groups_are_mixed_where_pos
     assert len(batches) == len(sampler) == math.ceil(len(labels) / batch_size)
     for number, batch in enumerate(batches):
         groups = sampler.groups(number)
-        assert batch == [row for centre, members in groups for row in (centre, *members)]
+        assert batch == [row for center, members in groups for row in (center, *members)]
         assert len(set(batch)) == len(batch) == batch_size
         assert all(type(row) is int for row in batch)
         before: set[int] = set()
-        for index, (centre, members) in enumerate(groups):
-            if not is_mixed(centre, members, labels):  # rows at random: nothing else could be had
+        for index, (center, members) in enumerate(groups):
+            if not is_mixed(center, members, labels):  # rows at random: nothing else could be had
                 assert index == len(groups) - 1
                 left = Counter(labels[[row for row in range(len(labels)) if row not in before]].tolist())
                 assert len(members) + 1 < 3 or len(left) == 1 or max(left.values()) == 1
                 continue
             assert len(members) <= max(table.shape[1], 2)
-            near = [row for row in members if row in table[centre]]
-            assert near == [row for row in table[centre].tolist() if row in near]
+            near = [row for row in members if row in table[center]]
+            assert near == [row for row in table[center].tolist() if row in near]
             drawn = [row for row in members if row not in near]
             assert members == near + drawn
-            for row in drawn:  # only what the neighbours that were left do not have
-                alike = labels[row] == labels[centre]
-                assert not any((labels[m] == labels[centre]) == alike for m in table[centre] if m not in before)
-            before |= {centre, *members}
+            for row in drawn:  # only what the neighbors that were left do not have
+                alike = labels[row] == labels[center]
+                assert not any((labels[m] == labels[center]) == alike for m in table[center] if m not in before)
+            before |= {center, *members}
 
 
 @given(setups())
@@ -178,29 +178,29 @@ def test_a_new_table_counts_from_the_next_iteration_on():
     assert list(sampler) == list(LocalNeighborhoodSampler(labels, later, 32)) != before
 
 
-def test_every_row_that_can_be_a_centre_is_one_about_equally_often():
+def test_every_row_that_can_be_a_center_is_one_about_equally_often():
     labels, table = clustered(60, 12, 5)
-    centres = Counter()
+    centers = Counter()
     sampler = LocalNeighborhoodSampler(labels, table, 6)  # one group a batch
     for number in range(300):
         sampler.set_epoch(number)
-        centres.update(batch[0] for batch in sampler)
+        centers.update(batch[0] for batch in sampler)
     mixed = {row for row in range(60) if is_mixed(row, table[row].tolist(), labels)}
-    assert set(centres) == mixed
-    assert max(centres.values()) < 2 * min(centres.values())
+    assert set(centers) == mixed
+    assert max(centers.values()) < 2 * min(centers.values())
 
 
-def test_a_centre_comes_once_before_one_comes_twice():
+def test_a_center_comes_once_before_one_comes_twice():
     labels, table = clustered(200, 40, 5)
     sampler = LocalNeighborhoodSampler(labels, table, 6)
-    centres = [batch[0] for batch in sampler]
-    assert len(set(centres)) == len(centres) == 34
+    centers = [batch[0] for batch in sampler]
+    assert len(set(centers)) == len(centers) == 34
 
 
 def test_the_last_group_is_cut_to_its_nearest_but_for_a_similar_and_a_dissimilar_row():
     labels = np.array([0, 1, 1, 1, 0, 1, 0] + [2] * 7)
     table = np.array([[1, 2, 3, 4, 5, 6], *([8 + row % 6, *range(1, 6)] for row in range(13))])
-    table[1:, :] = np.arange(7, 13)  # rows 1-6: all neighbours are of class 2
+    table[1:, :] = np.arange(7, 13)  # rows 1-6: all neighbors are of class 2
     table[7:, :] = [[row for row in range(7, 14) if row != own] for own in range(7, 14)]
     for batch_size, expected in [(7, [1, 2, 3, 4, 5, 6]), (5, [1, 2, 3, 4]), (4, [1, 2, 4]), (3, [1, 4])]:
         sampler = LocalNeighborhoodSampler(labels, table, batch_size)
@@ -245,7 +245,7 @@ def test_a_friendly_table_gives_no_warning(caplog):
     assert warned(caplog) == {}
 
 
-def test_neighbours_that_the_batch_has_are_left_out_if_every_neighbourhood_has_them(caplog):
+def test_neighbors_that_the_batch_has_are_left_out_if_every_neighborhood_has_them(caplog):
     labels = np.arange(120) % 40
     near = [[r % 120 for r in (row + 40, row + 80, row + 1, row + 2)] for row in range(120)]
     table = np.array([[*row[:3], 0 if index and 0 not in row else row[3]] for index, row in enumerate(near)])
@@ -253,10 +253,10 @@ def test_neighbours_that_the_batch_has_are_left_out_if_every_neighbourhood_has_t
     sampler.set_epoch(7)
     for number in range(len(sampler)):
         whole, *rest = sampler.groups(number)
-        assert whole.members == table[whole.centre].tolist()
-        for centre, members in rest:
-            assert is_mixed(centre, members, labels)
-            assert set(members) < set(table[centre].tolist())
+        assert whole.members == table[whole.center].tolist()
+        for center, members in rest:
+            assert is_mixed(center, members, labels)
+            assert set(members) < set(table[center].tolist())
     list(sampler)
     counts = warned(caplog)
     assert counts["epoch"] == 7
@@ -265,19 +265,19 @@ def test_neighbours_that_the_batch_has_are_left_out_if_every_neighbourhood_has_t
 
 
 @pytest.mark.parametrize("similar", [True, False])
-def test_what_no_neighbourhood_has_is_drawn_from_the_whole_training_split(similar, caplog):
+def test_what_no_neighborhood_has_is_drawn_from_the_whole_training_split(similar, caplog):
     labels = np.arange(120) % 10
     others = [[r for r in range(120) if r != row and (labels[r] == labels[row]) == similar] for row in range(120)]
     table = np.array([np.random.default_rng(row).permutation(rows)[:6] for row, rows in enumerate(others)])
     sampler = LocalNeighborhoodSampler(labels, table, 40)
     drawn, rest = set(), 0
     for number in range(len(sampler)):
-        for centre, members in sampler.groups(number):
+        for center, members in sampler.groups(number):
             if len(members) < 2:  # no room for a group
                 rest += 1 + len(members)
                 continue
-            assert is_mixed(centre, members, labels)
-            assert sum((labels[row] == labels[centre]) == similar for row in members) == len(members) - 1
+            assert is_mixed(center, members, labels)
+            assert sum((labels[row] == labels[center]) == similar for row in members) == len(members) - 1
             drawn.add(members[-1])
     assert len(drawn) > 10
     assert len(list(sampler)) == 3
@@ -287,13 +287,13 @@ def test_what_no_neighbourhood_has_is_drawn_from_the_whole_training_split(simila
     assert rest <= 3 * 2
 
 
-def test_one_neighbour_is_too_few_and_the_other_kind_is_drawn(caplog):
+def test_one_neighbor_is_too_few_and_the_other_kind_is_drawn(caplog):
     labels, table = clustered(90, 30, 1)
     sampler = LocalNeighborhoodSampler(labels, table, 30)
     for number in range(3):
         groups = sampler.groups(number)
         assert [len(members) for _, members in groups] == [2] * 10
-        assert all(is_mixed(centre, members, labels) for centre, members in groups)
+        assert all(is_mixed(center, members, labels) for center, members in groups)
     list(sampler)
     assert warned(caplog) == {"epoch": 0, "groups": 30, "thinned": 0, "completed": 30, "random": 0}
 
@@ -372,7 +372,7 @@ def test_hard_shares_count_pairs(setup, data):
     assert hard_shares(levels, table, batch) == pytest.approx(shares_by_counting(labels, table, batch), nan_ok=True)
 
 
-def test_local_neighbourhoods_are_harder_than_balanced_batches():
+def test_local_neighborhoods_are_harder_than_balanced_batches():
     labels, table = clustered(600, 100, 16)
 
     def mean_shares(sampler):
@@ -409,10 +409,10 @@ def test_local_neighbourhoods_are_harder_than_balanced_batches():
             {"neighbors": [[1], [2], [3], [4], [5], [-1]]},
             "neighbors: rows -1 to 5, the training split has 0 to 5",
         ),
-        ({"neighbors": [[1], [2], [3], [4], [4], [0]]}, "neighbors: row 4 is among its own neighbours"),
+        ({"neighbors": [[1], [2], [3], [4], [4], [0]]}, "neighbors: row 4 is among its own neighbors"),
         (
             {"neighbors": [[1, 2], [2, 0], [3, 3], [4, 1], [5, 1], [0, 1]]},
-            "neighbors: row 2 has a neighbour twice",
+            "neighbors: row 2 has a neighbor twice",
         ),
     ],
 )
@@ -426,7 +426,7 @@ def test_wrong_settings_are_named_in_one_line(wrong, message):
 def test_without_a_table_there_are_no_batches():
     sampler = LocalNeighborhoodSampler([0, 0, 1, 1, 2, 2], batch_size=3)
     assert len(sampler) == 2
-    with pytest.raises(InputError, match="need a table of neighbours, and none was set yet"):
+    with pytest.raises(InputError, match="need a table of neighbors, and none was set yet"):
         iter(sampler)
 
 

@@ -11,7 +11,7 @@ from test_sampler_laws import CONF, LABELS, NAMES, table
 
 from dml.data.dataset import BatchDataset, Draw, Item
 from dml.data.stream import BatchStream
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 class Rows(BatchDataset):

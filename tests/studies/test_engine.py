@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import PLAIN, Here
 
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.studies.engine import Engine
 from dml.studies.ensembles import join_embeddings
 from dml.studies.results import ENSEMBLE, SEARCH, TEST, Result, Results, merge_results, read_results, store_results

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.provenance import describe_configuration, join_facts, merge_facts
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.studies.engine import describe_run
 from dml.studies.experiments import describe_training
 from dml.studies.paper_tables import read_tables

@@ -12,10 +12,10 @@ from report_runs import MakeRun
 
 from dml.commands.start.log_levels import quiet
 from dml.evaluation.per_query import write_queries
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.pictures import COARSER, COLORS, OTHER, SAME
 from dml.run import jobs
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.studies import run_figures
 from dml.studies.catalog import find_studies, read_figures
 from dml.studies.engine import Engine
@@ -157,7 +157,7 @@ def test_the_four_losses_of_the_map_are_of_embeddings_as_they_are(data: Path) ->
     losses = {name: compose(training).loss for name, training in points.items()}
     assert losses["Softmax cross entropy"]._target_ == "dml.losses.softmax.SoftmaxLoss"
     triplet, lifted = losses["Triplet, semi-hard"], losses["Lifted structured"]
-    assert triplet._target_ == "dml.losses.triplet_semihard.TripletSemihardLoss"  # which doesn't normalise
+    assert triplet._target_ == "dml.losses.triplet_semihard.TripletSemihardLoss"  # which doesn't normalize
     assert (triplet.margin, lifted.loss.neg_margin) == (1, 1)  # "set to 1 for the Triplet and Lifted Structured"
     assert not lifted.normalize
     assert not lifted.loss.distance.normalize_embeddings

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from dml.ops.errors import InputError
 from dml.report.statistics import ClassSums, sum_by_class
+from dml.runtime.errors import InputError
 from dml.studies.pages import compare_pairs, compute_difference, compute_p_values, format_table
 from dml.studies.results import Result, RowResult, read_results, store_results
 from dml.studies.study import Cell, Training

@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
 from dml.run.resuming.stored_configuration import plain_config
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
 from dml.studies.experiments import compose
 from dml.studies.searches import Overrides, Search, SearchedRange
 from dml.studies.study import REFERENCE, Study, read_study

@@ -20,12 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import t as students_t
 
 from dml.evaluation.names import list_evaluated_heads
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import plain_config
 from dml.run.stages import Stage, list_stages
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.studies.catalog import find_studies
 from dml.studies.engine import Engine
 from dml.studies.experiments import EPOCH, compose, count_steps, identify, shrink
@@ -105,7 +105,7 @@ def _faults(cell: PrintedNumber, config: DictConfig, part: str) -> list[str]:
     ):
         found.append(f"{named}: {part} isn't tested")
     if part == "fixed" and (metric != "recall" or config.evaluation.fixed_neighbors != 16):
-        found.append(f"{named}: not among the 16 neighbours")
+        found.append(f"{named}: not among the 16 neighbors")
     return found
 
 
@@ -134,7 +134,7 @@ STATED = {
 }
 """Where a setting that the reference states stands in a configuration of RLL, NRA or LNS; where it can't, it is 0."""
 
-ORDERS = {None: "", "nearest_first": "ordered=yes", "random": "ordered=no"}  # of a recurrent model's neighbours
+ORDERS = {None: "", "nearest_first": "ordered=yes", "random": "ordered=no"}  # of a recurrent model's neighbors
 READ_OTHERWISE = {("rll", "XIV", "ck_60x4")}  # 60x4 is not the 180 that is printed beside it
 
 
@@ -291,7 +291,7 @@ def test_composing_quickly_is_composing_as_hydra_does(training: Training) -> Non
     assert OmegaConf.to_container(compose(training)) == OmegaConf.to_container(slowly)
 
 
-def test_the_same_training_is_recognised() -> None:
+def test_the_same_training_is_recognized() -> None:
     base = identify(compose(Training("rll/VIII/alpha", ("loss.alpha=1.2",))))
     same = [
         Training("rll/IX/t_n", ("loss.negative_temperature=10",)),

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from pytorch_lightning import seed_everything
 from runs import last
 
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import builders
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.callbacks.best_checkpoint import BestCheckpoint
 
 RECALL = [*PLAIN, "evaluation.metrics=[recall]"]

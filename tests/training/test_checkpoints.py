@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.best_checkpoint import BestCheckpoint
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
 from dml.training.checkpoints import load_model, read_checkpoint

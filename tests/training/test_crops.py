@@ -13,8 +13,8 @@ from dml.commands.start.log_levels import quiet
 from dml.data.image_files.images import ImageFile
 from dml.data.transforms import Crops, Resize, and_mirrored, stack
 from dml.models.embedding import EmbeddingModel, embed_views
-from dml.ops.errors import InputError
 from dml.run import builders, loop
+from dml.runtime.errors import InputError
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 
 
@@ -25,7 +25,7 @@ def embed(images: Tensor) -> dict[str, Tensor]:
     return {head: pixels @ torch.randn(12, size, generator=generator).double() for head, size in (("L", 5), ("H", 3))}
 
 
-def test_an_embedding_is_the_mean_of_the_views_normalised_ones() -> None:
+def test_an_embedding_is_the_mean_of_the_views_normalized_ones() -> None:
     images = torch.randn(4, 3, 3, 2, 2, generator=torch.Generator().manual_seed(1))  # 4 images in 3 views
     found = embed_views(embed, images)
     for head in ("L", "H"):
@@ -50,7 +50,7 @@ def picture(*, channels_last: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_the_views_are_corners_centre_and_mirror_images(channels_last: bool) -> None:
+def test_the_views_are_corners_center_and_mirror_images(channels_last: bool) -> None:
     image = picture(channels_last=channels_last)
     corners = [image[:, top : top + 4, left : left + 4] for top in (0, 2) for left in (0, 4)]
     expected = [*corners, image[:, 1:5, 2:6]]
@@ -95,8 +95,8 @@ def test_a_test_takes_the_views_and_a_validation_one(small_emoji: Path, crops: i
     for row in (0, 7, 20):
         image = Resize("warp", 256)(ImageFile(str(images.table.subset("test").paths[row])))
         corners = [image[:, top : top + 32, left : left + 32] for top in (0, 224) for left in (0, 224)]
-        centre = image[:, 112:144, 112:144]
-        views = torch.stack([centre] if crops == 2 else [*corners, centre])
+        center = image[:, 112:144, 112:144]
+        views = torch.stack([center] if crops == 2 else [*corners, center])
         if crops != 5:
             views = torch.cat([views, views.flip(-1)])
         with torch.no_grad():

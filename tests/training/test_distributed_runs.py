@@ -2,90 +2,44 @@
 
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch.distributed as dist
-from conftest import PLAIN
+from conftest import ONE_HEAD
 from forks import ForkedScript, run_forked
 from gloo import on_processes
 from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
-from kill_points import die_at
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from omegaconf import DictConfig
 from ports import free_port
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
-from runs import assert_same_run, last
+from runs import TWO, Ended, assert_same_run, last, run_ranks
 
-from dml.commands import main
 from dml.commands.failures.error_lines import explain
 from dml.commands.start.follower_processes import follow
-from dml.ops.errors import InputError
 from dml.run import loop
 from dml.run.config_folders import CONF
 from dml.runtime import ranks
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.distributed
-
-
-class Ended(NamedTuple):
-    """How a process ended: its exit code, and what it printed to stderr."""
-
-    code: int | None
-    errors: str
-
-
-def run_ranks(folder: Path, *arguments: str, signaled: dict[int, tuple[str, int, int]] | None = None) -> list[Ended]:
-    """Run train.py in two copies of this process, which are started as torchrun starts processes.
-
-    Args:
-        folder: folder for the outputs.
-        arguments: arguments of train.py.
-        signaled: for a rank, the arguments of `kill_points.die_at`: a point, its occurrence, and a signal.
-    """
-    environment = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environment["MASTER_PORT"] = str(free_port())
-
-    def run(rank: int, errors: Path) -> None:
-        os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stderr = errors.open("w", buffering=1)  # pytest has replaced it
-        rank_zero_only.rank = rank  # Lightning has read it from the environment when it was imported
-        if signaled and rank in signaled:
-            point, occurrence, signum = signaled[rank]
-            die_at(point, occurrence, signum=signum)
-        sys.argv = ["train.py", *arguments]
-        main("train")
-
-    paths = [folder / f"errors_{rank}" for rank in range(2)]
-    processes = [get_context("fork").Process(target=run, args=(rank, path)) for rank, path in enumerate(paths)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    return [Ended(process.exitcode, path.read_text()) for process, path in zip(processes, paths, strict=True)]
-
-
-TWO = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(small_emoji: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of two processes."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    ended = run_ranks(folder, *TWO, *PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={folder / 'run'}")
+    ended = run_ranks(folder, *TWO, *ONE_HEAD, f"dataset.root={small_emoji}", f"hydra.run.dir={folder / 'run'}")
     assert ended == [Ended(0, ""), Ended(0, "")]
     return folder / "run"
 
 
-@pytest.mark.first_cases(2)
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("rank", "point", "signum", "step"),
     [
@@ -98,7 +52,7 @@ def test_a_signal_to_one_stops_both_at_a_step_and_the_run_goes_on_bit_for_bit(
     uninterrupted: Path, small_emoji: Path, tmp_path: Path, rank: int, point: str, signum: signal.Signals, step: int
 ) -> None:
     folder = tmp_path / "run"
-    arguments = [*TWO, *PLAIN, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
+    arguments = [*TWO, *ONE_HEAD, f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
     ended = run_ranks(tmp_path, *arguments, signaled={rank: (point, 1, signum)})
     line = f"stopped at step {step} of 6 by {signum.name}; resume={folder} goes on\n"
     assert ended == [Ended(128 + signum, line), Ended(128 + signum, "")]
@@ -131,7 +85,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(1)  # tests/runtime/test_launched_ranks.py shows the others of small programs
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
 @pytest.mark.parametrize(
     ("signum", "to", "code"),
@@ -150,7 +104,7 @@ def test_a_signal_to_one_ends_all(
     endless = ["trainer.max_steps=1000000", "trainer.val_check_interval=null", "data.num_workers=1"]
     folder = tmp_path / "run"
     place = [f"dataset.root={small_emoji}", f"hydra.run.dir={folder}"]
-    launcher = ForkedScript("train.py", *TWO, *PLAIN, *endless, *place)
+    launcher = ForkedScript("train.py", *TWO, *ONE_HEAD, *endless, *place)
     try:
         while launcher.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
             time.sleep(0.05)
@@ -180,13 +134,22 @@ def test_a_signal_to_one_ends_all(
     [
         ("dataset.root=/nowhere", "error: dataset.root=/nowhere: "),
         ("~loss", "error: ~loss: train needs loss"),
-        ("trainer.num_nodes=2", "error: trainer.num_nodes=2: torchrun or srun starts the processes on each machine"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(tmp_path: Path, mistake: str, line: str) -> None:
-    ended = run_forked("train.py", *TWO, mistake, f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
+    first, second = run_ranks(tmp_path, *TWO, mistake, f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
+    assert first.code == second.code == 2
+    assert first.errors.startswith(line)
+    assert first.errors.count("\n") == 1
+    assert second.errors == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.thorough
+def test_the_launcher_refuses_several_machines(tmp_path: Path) -> None:
+    ended = run_forked("train.py", *TWO, "trainer.num_nodes=2", f"hydra.run.dir={tmp_path / 'runs' / 'run'}")
     assert ended.returncode == 2
-    assert ended.stderr.startswith(line)
+    assert ended.stderr.startswith("error: trainer.num_nodes=2: torchrun or srun starts the processes on each machine")
     assert ended.stderr.count("\n") == 1
     assert not [*tmp_path.iterdir()]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from trainers import small_trainer
 
 from dml.losses.rll import RankedListLoss
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
 from dml.training.callbacks.progress import Progress

@@ -18,8 +18,8 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.recurrent import RecurrentEmbedding, RecurrentModel
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import EmbeddingBank
+from dml.runtime.errors import InputError
 from dml.samplers.hard_class import HardClassSampler
 from dml.samplers.local_neighborhood import LocalNeighborhoodSampler, hard_shares
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
@@ -157,7 +157,7 @@ def neighborhoods(**settings: Any) -> LocalNeighborhoodSampler:
 
 
 def by_hand(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """Embeddings and neighbours of all training images by a network with these weights."""
+    """Embeddings and neighbors of all training images by a network with these weights."""
     model = network().eval()
     model.load_state_dict(weights)
     with torch.no_grad():
@@ -211,7 +211,7 @@ def test_the_shares_of_the_last_batch_are_its_own() -> None:
 
 
 @pytest.mark.parametrize(("few", "many"), [(2, NEIGHBORS), (NEIGHBORS, ROWS + 9)])
-def test_a_resumed_run_may_need_more_neighbours(few: int, many: int) -> None:
+def test_a_resumed_run_may_need_more_neighbors(few: int, many: int) -> None:
     recorder, _ = fit(network(), Images(neighborhoods(num_neighbors=few)), 1)
     updates = EmbeddingBankUpdates()
     updates.load_state_dict(recorder.updates.state_dict())
@@ -236,7 +236,7 @@ def test_a_prolonged_run_makes_up_for_the_update_of_its_last_step() -> None:
     assert not prolonged.updates.state_dict()["is_outdated"]
 
 
-def test_an_image_that_cannot_be_read_is_nobodys_neighbour() -> None:
+def test_an_image_that_cannot_be_read_is_nobodys_neighbor() -> None:
     images = Images(neighborhoods())
     images.readable = torch.tensor([row for row in range(ROWS) if row != 7])
     torch.manual_seed(0)
@@ -278,14 +278,14 @@ def test_an_interval_within_an_epoch_is_refused() -> None:
 def loop(model: RecurrentModel, rows: Tensor, among: Tensor) -> dict[str, Tensor]:
     """g of some rows by their nearest among others of the images, one by one."""
     with torch.no_grad():
-        stored, centres = model.pretrained(IMAGES), model.cnn(IMAGES)
+        stored, centers = model.pretrained(IMAGES), model.cnn(IMAGES)
         unit = model.pretrained.concatenate(stored)
         embeddings: dict[str, list[Tensor]] = {"L": [], "H": []}
         for row in rows.tolist():
             others = among[among != row]
             near = others[(unit[others] @ unit[row]).argsort(descending=True)[:NEIGHBORS]]
             for head, found in embeddings.items():
-                found.append(model.recurrent[head](centres[head][[row]], stored[head][near][None])[0])
+                found.append(model.recurrent[head](centers[head][[row]], stored[head][near][None])[0])
     return {head: torch.stack(found) for head, found in embeddings.items()}
 
 
@@ -297,7 +297,7 @@ def changed(model: RecurrentModel) -> RecurrentModel:
     return model.eval()
 
 
-def test_a_recurrent_model_learns_with_the_neighbours_that_its_pretrained_network_stored() -> None:
+def test_a_recurrent_model_learns_with_the_neighbors_that_its_pretrained_network_stored() -> None:
     recorder, module = fit(recurrent_network(), neighborhoods(), 3, kind=RecurrentLearner)
     prefix = "pretrained."
     weights = {name.removeprefix(prefix): own for name, own in recorder.weights[-1].items() if name.startswith(prefix)}
@@ -315,7 +315,7 @@ def test_a_recurrent_model_learns_with_the_neighbours_that_its_pretrained_networ
     assert {name.split(".")[0] for name in moved} == {"cnn", "recurrent"}
 
 
-def test_a_recurrent_model_reads_as_many_neighbours_in_training_as_in_a_test() -> None:
+def test_a_recurrent_model_reads_as_many_neighbors_in_training_as_in_a_test() -> None:
     _, module = fit(recurrent_network(), neighborhoods(num_neighbors=NEIGHBORS + 2), 1, kind=RecurrentLearner)
     module.eval()
     found = module.embed_for_loss(IMAGES[:3], torch.arange(3))
@@ -323,7 +323,7 @@ def test_a_recurrent_model_reads_as_many_neighbours_in_training_as_in_a_test() -
         torch.testing.assert_close(found[head], expected)
 
 
-def test_at_test_neighbours_come_from_an_images_own_split() -> None:
+def test_at_test_neighbors_come_from_an_images_own_split() -> None:
     model = changed(recurrent_network())
     rows = torch.arange(ROWS)
     splits = np.where(np.arange(ROWS) % 3 == 0, "query", "gallery")
@@ -343,7 +343,7 @@ def test_at_test_neighbours_come_from_an_images_own_split() -> None:
         torch.testing.assert_close(found[CHOSEN_HEADS][own], model.concatenate(expected))
 
 
-def test_a_query_is_embedded_with_its_neighbours_in_the_gallery() -> None:
+def test_a_query_is_embedded_with_its_neighbors_in_the_gallery() -> None:
     model = changed(recurrent_network())
     gallery = torch.arange(4, ROWS)
     with torch.no_grad():
@@ -357,8 +357,8 @@ def test_a_random_order_is_the_same_in_every_test() -> None:
     model = changed(recurrent_network("random"))
     with torch.no_grad():
         stored = find_neighbors(model, model.pretrained(IMAGES), NEIGHBORS)
-        centres = model.cnn(IMAGES)
+        centers = model.cnn(IMAGES)
     torch.manual_seed(1)
-    first = read_neighborhoods(model, centres, stored)
+    first = read_neighborhoods(model, centers, stored)
     torch.manual_seed(2)
-    assert torch.equal(read_neighborhoods(model, centres, stored)["H"], first["H"])
+    assert torch.equal(read_neighborhoods(model, centers, stored)["H"], first["H"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.frozen import FeatureCache
 
 

@@ -17,8 +17,8 @@ from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import GeMHead, NormalizedPoolHead, PoolHead
 from dml.models.small_cnn import small_cnn
-from dml.ops.errors import InputError
 from dml.run import builders
+from dml.runtime.errors import InputError
 from dml.training.callbacks.embedding_bank_updates import EmbeddingBankUpdates
 from dml.training.callbacks.seeding import StepSeed
 from dml.training.frozen import (

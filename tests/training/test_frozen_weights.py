@@ -13,7 +13,7 @@ from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import number_layers
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO
 from dml.training.checkpoints import load_model, read_checkpoint
 from dml.training.frozen_weights import FrozenWeights, fill_in

@@ -16,7 +16,7 @@ from dml.losses.rll import RankedListLoss
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import AuxiliaryHead, PoolHead
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.gradient_cache import check_chunk_size, embed_in_chunks
 
 
@@ -239,5 +239,5 @@ def test_other_models_are_not(built: Any, size: int | None) -> None:
 def test_the_command_line_says_what_is_in_the_way(refused: Refused, small_emoji: Path, tmp_path: Path) -> None:
     arguments = [*SHORT_RUN, f"dataset.root={small_emoji}", f"hydra.run.dir={tmp_path}", "training.gradient_cache=4"]
     line = refused(*arguments, "model.backbone.freeze_batchnorm=null")
-    assert "training.gradient_cache=4: backbone.network.bn1 (BatchNormAct2d) normalises" in line
+    assert "training.gradient_cache=4: backbone.network.bn1 (BatchNormAct2d) normalizes" in line
     assert line.endswith("model.backbone.freeze_batchnorm=all freezes it")

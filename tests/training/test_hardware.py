@@ -6,7 +6,7 @@ from configurations import compose as composed
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.hardware import check_synchronized, choose_deterministic, choose_loader_settings, parse_compile
 
 
@@ -59,14 +59,14 @@ def test_slurm_says_what_a_task_has(gpus: Any, monkeypatch: pytest.MonkeyPatch) 
     assert loaded("trainer.devices=4") == (2, True)
 
 
-def test_a_normalisation_that_does_more_is_not_synchronised() -> None:
+def test_a_normalization_that_does_more_is_not_synchronized() -> None:
     check_synchronized(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()))
     network = nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4))
     assert network(torch.randn(2, 3, 4, 4)).min() >= 0
     replaced = nn.SyncBatchNorm.convert_sync_batchnorm(network)
     assert "BatchNormAct" not in str(replaced)  # it would be another function
     with pytest.raises(
-        InputError, match="would replace 1 by a normalisation without what BatchNormAct2d does beside it"
+        InputError, match="would replace 1 by a normalization without what BatchNormAct2d does beside it"
     ):
         check_synchronized(nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4)))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from trainers import small_trainer
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.last_checkpoint import AtomicCheckpointIO, LastCheckpoint
 from dml.training.history import History
 

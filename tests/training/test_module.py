@@ -21,7 +21,7 @@ from dml.losses.rll import RankedListLoss
 from dml.models.backbone import Backbone
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.averaging import Averaging
 from dml.training.callbacks.last_checkpoint import LastCheckpoint
 from dml.training.callbacks.loss_schedule import LossSchedule

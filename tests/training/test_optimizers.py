@@ -8,7 +8,7 @@ from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.models.networks import timm_backbone
 from dml.models.small_cnn import small_cnn
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.optimizers import change_settings, list_settings, optimizer_by_role
 
 

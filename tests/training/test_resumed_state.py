@@ -8,7 +8,7 @@ from torch import nn
 from dml.losses.baselines import PairLoss
 from dml.losses.csl import CSLLoss
 from dml.losses.memory import CrossBatchMemory
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.checkpoints import check_resumed_state
 
 

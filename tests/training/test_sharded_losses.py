@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PLAIN, Here, in_a_process
+from conftest import PLAIN, Here
 from gloo import on_processes
 from pytorch_lightning import Callback, Trainer
-from runs import metrics
+from runs import TWO, metrics, run_ranks
 from torch import Tensor, nn
 from trainers import small_trainer
 
@@ -174,8 +174,9 @@ def test_two_processes_train_two_steps(here: Here, small_emoji: Path, tmp_path: 
     arguments += ["optimizer=sgd", "optimizer.lr=0.001", "loss=recall_at_k"]
     one, two = tmp_path / "one", tmp_path / "two"
     here("train", *arguments, f"hydra.run.dir={one}")
-    sharded = [f"training.shard_loss={shard}", "training.gradient_cache=3", "trainer=ddp", "trainer.devices=2"]
-    in_a_process("train.py", *arguments, f"hydra.run.dir={two}", *sharded)
+    sharded = [f"training.shard_loss={shard}", "training.gradient_cache=3", *TWO]
+    ended = run_ranks(tmp_path, *arguments, f"hydra.run.dir={two}", *sharded)
+    assert [rank.code for rank in ended] == [0, 0]
     expected, found = ((folder / "metrics.csv").read_text().splitlines() for folder in (one, two))
     assert len(expected) == len(found) == 3
     assert found[0] == expected[0]

@@ -9,8 +9,8 @@ from conftest import PLAIN, Here, Refused
 
 from dml.data.dataset import Draw, ImageDataset, Item
 from dml.data.image_files.images import UnreadableImageError
-from dml.ops.errors import InputError
 from dml.run.builders import build_data, build_table
+from dml.runtime.errors import InputError
 
 
 def test_no_worker_outlives_its_training(here: Here, small_emoji: Path, tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def build(root: Path) -> None:
     for part, annotations in records().items():
         write_list(root, part, annotations)
         write_images(root / part, (record["fname"] for record in annotations))
-    unlabelled = [{key: record[key] for key in record if key != "class"} for record in records()["cars_test"]]
-    savemat(root / "devkit" / "cars_test_annos.mat", {"annotations": struct(unlabelled)})
+    unlabeled = [{key: record[key] for key in record if key != "class"} for record in records()["cars_test"]]
+    savemat(root / "devkit" / "cars_test_annos.mat", {"annotations": struct(unlabeled)})
 
 
 def changed(part: str, change: Change) -> Damage:

@@ -7,11 +7,11 @@ from hydra.conf import RuntimeConf
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.failures.remedies import explain_missing
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 from dml.run.settings import list_keys
 from dml.run.stages import list_stages
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
 
 FILLED_IN = ("num_classes", "embedding_dim")
 """The values of a loss that the run fills in."""

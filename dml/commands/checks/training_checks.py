@@ -14,7 +14,6 @@ from torch import nn
 
 from dml.commands.checks.required_values import select_used_parts
 from dml.models.backbone import LayeredParameters
-from dml.ops.errors import InputError, suggest
 from dml.run import builders
 from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
@@ -24,6 +23,7 @@ from dml.run.settings import list_keys
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import build_pruner, monitored_metric
 from dml.run.value_types import check_types
+from dml.runtime.errors import InputError, suggest
 from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.optimizers import optimizer_by_role
 from dml.training.trainer_arguments import check_arguments
@@ -86,14 +86,14 @@ def check_strategy(strategy: Any) -> None:
 
 
 def check_folding(config: DictConfig) -> None:
-    """Make sure that no normalisation is replaced that a convolution computes.
+    """Make sure that no normalization is replaced that a convolution computes.
 
     Raises:
         InputError: if ``trainer.sync_batchnorm`` would replace those that ``model.backbone.fold_batchnorm`` folds.
     """
     if config.trainer.sync_batchnorm and OmegaConf.select(config, "model.backbone.fold_batchnorm"):
         raise InputError(
-            "trainer.sync_batchnorm=true: replaces the batch normalisations that convolutions compute too; leave it "
+            "trainer.sync_batchnorm=true: replaces the batch normalizations that convolutions compute too; leave it "
             "out, as they are frozen and have no statistics to share"
         )
 
@@ -272,6 +272,6 @@ def check_search(config: DictConfig) -> None:
         )
     if trainer.val_check_interval is None and trainer.get("check_val_every_n_epoch") is None:
         raise InputError(
-            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimises {metric}; "
+            f"sweep=optuna: trainer.val_check_interval=null validates never, and the search optimizes {metric}; "
             "give a number of steps"
         )

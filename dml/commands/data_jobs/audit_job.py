@@ -26,16 +26,16 @@ from dml.evaluation.audit.inspection import audit_images
 from dml.evaluation.audit.odd_images import report_broken_images
 from dml.evaluation.audit.settings import AuditSettings
 from dml.evaluation.raw_features import spread_embeddings
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup
-from dml.ops.filesystem.files import write_text
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console, progress_bar, warn
 from dml.report.audit import AuditReport
 from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console, progress_bar, warn
 from dml.training.frozen import FeatureCache
 
 PAGE, FILE = "audit.html", "audit.csv"

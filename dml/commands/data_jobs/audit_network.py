@@ -11,11 +11,11 @@ from dml.commands.data_jobs.checked_images import build_seeded_model
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import TEST_SPLITS, ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
 from dml.run.builders import build_model
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.stages import find_stage
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
 from dml.training.checkpoints import TrainingProgress, load_model, read_checkpoint
 from dml.training.frozen import unpack_inputs
 from dml.training.frozen_weights import lacks_weights
@@ -42,7 +42,7 @@ class AuditNetwork:
     description: str
 
     def embed(self, config: DictConfig, table: ImageTable, folder: CacheFolder) -> Tensor:
-        """Return the L2-normalised embeddings (N, D) of images; the features of the backbone are kept in the folder.
+        """Return the L2-normalized embeddings (N, D) of images; the features of the backbone are kept in the folder.
 
         Args:
             config: configuration of the command, with the data, the transform and the trainer.
@@ -100,7 +100,7 @@ def build_network(config: DictConfig) -> AuditNetwork:
         stage_config.model.backbone.weights = None
     trained = build_model(stage_config)
     if not isinstance(trained, EmbeddingModel):
-        raise InputError(f"checkpoint={path}: a recurrent network embeds neighbourhoods, not images; give another one")
+        raise InputError(f"checkpoint={path}: a recurrent network embeds neighborhoods, not images; give another one")
     load_model(trained, path)
     return AuditNetwork(trained, stage_config.model, is_trained=True, description=f"the network of {_name_run(path)}")
 

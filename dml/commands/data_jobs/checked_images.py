@@ -13,12 +13,12 @@ from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import draw_share_of_classes
 from dml.data.worker_processes import choose_processes
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.text.console import console, progress_bar, warn
-from dml.ops.text.counts import format_count
 from dml.run.builders import build_table
 from dml.run.building import build
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.text.console import console, progress_bar, warn
+from dml.runtime.text.counts import format_count
 
 
 def read_part(config: DictConfig) -> tuple[ImageTable, ImageTable]:

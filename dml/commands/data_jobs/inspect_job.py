@@ -28,16 +28,16 @@ from dml.evaluation.benchmark_lists import check_queries, is_of_one_class
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.raw_features import Metrics, describe_best, evaluate_projections
 from dml.models.networks import describe_timm_model
-from dml.ops.configuration.overrides import key_of
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import in_markup
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console, warn
 from dml.report.console import metric_table
 from dml.report.pictures import write_contact_sheets
 from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import in_markup
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console, warn
 
 METRICS = ("recall@1", "map@r")
 
@@ -127,7 +127,7 @@ def _test_backbones(
     title = f"features before any training, on the {split} split"
     console.print(metric_table(results, levels=table.levels, metrics=METRICS, title=title))
     if is_of_one_class(tested):
-        verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbour is right."
+        verdict = f"All images of the {split} split are of one {tested.levels[0]}, so that every neighbor is right."
     else:
         verdict = describe_best(results, len(evaluator.benchmark_lists[0].queries), tested.levels)
     console.print(in_markup(verdict), soft_wrap=False)

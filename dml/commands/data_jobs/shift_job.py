@@ -16,13 +16,13 @@ from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
 from dml.data.table_changes.class_splits import format_class_splits, name_movable_classes
 from dml.evaluation.class_shift import ShiftLevel, average_classes, choose_levels, draw_half, reduce_features
-from dml.ops.errors import InputError
-from dml.ops.escaping import in_markup, printable
-from dml.ops.filesystem.files import write_text
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console
 from dml.run.prepare_job import make_cache_folder
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import in_markup, printable
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console
 
 CHANGES = ("corrections", "planted")
 """What changes the classes of a data set after their splits are applied."""

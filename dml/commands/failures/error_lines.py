@@ -21,12 +21,12 @@ from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryV
 from yaml import MarkedYAMLError, YAMLError
 
 from dml.commands.failures.remedies import explain_grammar, explain_missing, suggest_keys
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import DISK_ERRORS
-from dml.ops.text.console import console
 from dml.run.config_folders import CONF
 from dml.runtime import ranks, signals
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import DISK_ERRORS
+from dml.runtime.text.console import console
 from dml.training.trainer_arguments import explain_refusal
 
 

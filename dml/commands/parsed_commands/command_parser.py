@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 from dml.commands.arguments import quote_paths
 from dml.commands.start.working_folder import import_from_working_folder
-from dml.ops.configuration.former_keys import rename_override
-from dml.ops.errors import suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.configuration.former_keys import rename_override
+from dml.runtime.errors import suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 
 class CommandParser(argparse.ArgumentParser):

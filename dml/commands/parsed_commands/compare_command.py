@@ -6,10 +6,10 @@ from functools import partial
 
 from dml.commands.failures.error_lines import one_line_errors
 from dml.commands.parsed_commands.command_parser import CommandParser
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import write_text
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.text.text_tables import write_csv
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.text.text_tables import write_csv
 
 DESCRIPTION = """\
 Print one table of finished runs: the mean of each configuration over its

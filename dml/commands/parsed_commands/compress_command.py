@@ -14,17 +14,17 @@ from dml.commands.parsed_commands.command_parser import (
     positive_number,
 )
 from dml.commands.parsed_commands.embedding_model import load_for_many_images
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
-    from dml.ops.run_folders.run_folder import RunFolder
+    from dml.runtime.run_folders.run_folder import RunFolder
 
 DESCRIPTION = """\
 Measure what smaller vectors of a trained model cost: recall@1, MAP@R, bytes
-and speed of prefixes of the vectors, of PCA, and of FAISS's quantisers, each
+and speed of prefixes of the vectors, of PCA, and of FAISS's quantizers, each
 trained on the training images. The table is printed, and its values are
 written to compression.json in the model's folder. See "Smaller vectors" in
 docs/using.md."""
@@ -40,8 +40,8 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     """Measure the forms of vectors that the arguments of ``dml compress`` describe; print and write the table."""
     options = _parser().parse_args(arguments)
     with one_line_errors():
-        from dml.ops.run_folders.run_files import write_values
         from dml.report.compression import format_rows, make_values
+        from dml.runtime.run_folders.run_files import write_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
         model = load_for_many_images(options.model, options.device, trust=options.trust)
@@ -90,7 +90,7 @@ def _choose_folder(place: Path) -> "RunFolder":
     Raises:
         InputError: if there is nothing, or a checkpoint that lies in no run's folder.
     """
-    from dml.ops.run_folders.run_folder import RunFolder
+    from dml.runtime.run_folders.run_folder import RunFolder
 
     if not os.path.exists(place):
         raise InputError(f"{printable(place)}: no such file or folder")
@@ -124,7 +124,7 @@ def _parser() -> CommandParser:
         metavar="D",
         help="dimensions of each head in the prefixes (default: halves of the largest head, from 8 on)",
     )
-    parser.add_number("--rescore", 100, "neighbours that are sorted again by float32 vectors")
+    parser.add_number("--rescore", 100, "neighbors that are sorted again by float32 vectors")
     parser.add_argument("--root", metavar="FOLDER", help="folder of the data set (default: as the model was trained)")
     parser.add_argument(
         "--output",

@@ -8,9 +8,9 @@ from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.parsed_commands.continuing import continuing
 from dml.commands.parsed_commands.embedding_model import load_for_many_images
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 if TYPE_CHECKING:
     from dml.inference import ImageEmbedder
@@ -55,7 +55,7 @@ def embed_images(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with continuing(), one_line_errors():
         from dml.inference.embedding_files import WHOLE, Shard, check_output
-        from dml.ops.libraries.extras import check_installed
+        from dml.runtime.libraries.extras import check_installed
 
         check_output(options.output)
         if options.ray:

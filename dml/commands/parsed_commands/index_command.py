@@ -7,9 +7,9 @@ from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, add_embedding_options, embedding_options
 from dml.commands.parsed_commands.continuing import continuing
 from dml.commands.parsed_commands.embedding_model import load_for_many_images
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 DESCRIPTION = """\
 Embed images with a trained model, and write an index of them, in which
@@ -17,7 +17,7 @@ dml search finds the most similar ones. The index holds the model, so its
 folder can be moved anywhere; it holds the paths of the images, not the images.
 A finished index is extended by dml index INDEX IMAGES: images that it holds
 already, by their paths, are embedded again.
-With --to, the vectors are uploaded to a vector data base instead. Images that
+With --to, the vectors are uploaded to a vector database instead. Images that
 it holds already, by their paths and contents, are passed over, so the same
 command goes on after an interruption."""
 
@@ -56,10 +56,10 @@ def _add_store_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--to",
         metavar="KIND:PLACE",
-        help="data base to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
+        help="database to upload to: qdrant:, lancedb: or milvus: and its address, folder or file",
     )
-    parser.add_argument("--collection", metavar="NAME", help="name of the collection in the data base")
-    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the data base are relative to")
+    parser.add_argument("--collection", metavar="NAME", help="name of the collection in the database")
+    parser.add_argument("--root", metavar="FOLDER", help="folder that the paths in the database are relative to")
     parser.add_argument(
         "--replace", action="store_true", default=None, help="replace a collection of another model when all is there"
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser
-from dml.ops.escaping import printable
-from dml.ops.filesystem.files import write_text
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.filesystem.paths import expand_home
 
 DESCRIPTION = """\
 Write the report of a finished run again, or one report of two runs side by

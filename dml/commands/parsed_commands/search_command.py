@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, add_trust, positive_number
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home, shorten_path
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home, shorten_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,14 +34,14 @@ EXAMPLES = {
 
 
 def search_images(arguments: Sequence[str]) -> None:
-    """Print the neighbours of the images that the arguments of ``dml search`` name."""
+    """Print the neighbors of the images that the arguments of ``dml search`` name."""
     parser = CommandParser("search", DESCRIPTION, EXAMPLES)
     parser.add_argument("index", metavar="INDEX", help="folder of an index, which dml index wrote")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="images to search by")
-    parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbours (default: 10)")
+    parser.add_argument("-k", type=positive_number, default=10, metavar="K", help="number of neighbors (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbours to, a PNG")
-    parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbours to")
+    parser.add_argument("--picture", type=expand_home, metavar="FILE", help="file to draw the neighbors to, a PNG")
+    parser.add_argument("--html", type=expand_home, metavar="FILE", help="file to write a page of the neighbors to")
     add_trust(parser)
     options = parser.parse_args(arguments)
     with one_line_errors():
@@ -82,7 +82,7 @@ def _check_outputs(options: Namespace) -> None:
 
 
 def _list_neighbors(index: "Index", scores: list[float], positions: list[int]) -> list[dict[str, Any]]:
-    """Return score, path and label of each neighbour of a query; an approximate index may find fewer than asked.
+    """Return score, path and label of each neighbor of a query; an approximate index may find fewer than asked.
 
     ``same`` tells whether the score is at least the index's threshold, so that the image is surely of the query's
     class, ``probability`` how probable that is; they are missing if the index has none.
@@ -109,23 +109,23 @@ def _format(results: Sequence[dict[str, Any]]) -> str:
         width = max((len(printable(neighbor["label"])) for neighbor in result["neighbors"]), default=0)
         lines.append(f"{printable(result['query'])}")
         lines += [
-            f"  {neighbor['score']:6.3f}  {_format_judgement(neighbor)}{printable(neighbor['label']):{width}}  "
+            f"  {neighbor['score']:6.3f}  {_format_judgment(neighbor)}{printable(neighbor['label']):{width}}  "
             f"{printable(shorten_path(neighbor['path']))}"
             for neighbor in result["neighbors"]
         ]
     return "\n".join(lines)
 
 
-def _format_judgement(neighbor: dict[str, Any]) -> str:
+def _format_judgment(neighbor: dict[str, Any]) -> str:
     """Return the columns of the threshold and of the probability; empty without them."""
     same = {None: "", True: "same  ", False: "      "}[neighbor.get("same")]
     return same + (f"{neighbor['probability']:4.0%}  " if "probability" in neighbor else "")
 
 
 def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw each query and its neighbours in a row."""
-    from dml.ops.filesystem.files import replacing
+    """Draw each query and its neighbors in a row."""
     from dml.report.pictures import QUERY, SAME, draw_sheet
+    from dml.runtime.filesystem.files import replacing
 
     rows = []
     for result in results:
@@ -138,7 +138,7 @@ def _draw(index: "Index", results: Sequence[dict[str, Any]], path: Path) -> None
 
 
 def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a page with each query and its neighbours.
+    """Write a page with each query and its neighbors.
 
     Args:
         index: the index that was searched.
@@ -148,9 +148,9 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     """
     from dml.evaluation.names import format_percent
     from dml.evaluation.threshold import describe_choice
-    from dml.ops.filesystem.files import write_text
     from dml.report.page import search_report
     from dml.report.searches import FoundImage, ImageSearches
+    from dml.runtime.filesystem.files import write_text
 
     is_cosine = index.model.geometry == "cosine"
     searches = ImageSearches(

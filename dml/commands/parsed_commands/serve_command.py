@@ -6,9 +6,9 @@ from ipaddress import ip_address
 
 from dml.commands.failures.error_lines import one_line_errors, print_line
 from dml.commands.parsed_commands.command_parser import CommandParser, add_trust
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.libraries.extras import check_installed
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.libraries.extras import check_installed
 
 DESCRIPTION = """\
 Show an index as a page in the browser: drop, choose or paste an image, or

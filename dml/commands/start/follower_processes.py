@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 
 from dml.commands.arguments import asks_for_sweep, find_path
-from dml.ops.errors import InputError
 from dml.run.config_folders import quote
 from dml.runtime import ranks
+from dml.runtime.errors import InputError
 
 
 def follow(arguments: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@ import warnings
 
 EXPECTED = (
     r".*does not have many workers.*",  # two cores are enough for small images; data.num_workers says how many
-    r".*module\(s\) in eval mode at the start of training.*",  # frozen batch normalisation
+    r".*module\(s\) in eval mode at the start of training.*",  # frozen batch normalization
     r"Checkpoint directory .* exists and is not empty.*",  # a resumed run
     r".*LeafSpec.*is deprecated.*",  # Lightning's own
     r"The dirpath has changed from .*",  # a run folder that was moved

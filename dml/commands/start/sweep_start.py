@@ -10,11 +10,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from dml.commands.failures.error_lines import one_line_errors
-from dml.ops.errors import InputError
-from dml.ops.libraries.extras import check_installed
-from dml.ops.run_folders.new_folders import note_new_folder
 from dml.run.building import trusting
 from dml.run.config_folders import search_path_overrides
+from dml.runtime.errors import InputError
+from dml.runtime.libraries.extras import check_installed
+from dml.runtime.run_folders.new_folders import note_new_folder
 
 LIBRARIES = ("joblib", "optuna", "ray", "submitit")
 """The libraries of sweepers and launchers, each an extra of dml; a plugin of Hydra may be there without its library."""

@@ -37,9 +37,9 @@ HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
 """The brands that begin the files of HEIF images (ISO/IEC 23008-12)."""
 _BITS = (8, 12, 16)
-"""The bits that integer grey values may have."""
+"""The bits that integer gray values may have."""
 _FLOAT_WHITES = (1, 255, 65535)
-"""The values that may mean white in grey values of floating point."""
+"""The values that may mean white in gray values of floating point."""
 
 _FORMATS = {
     *("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PCX"),
@@ -180,7 +180,7 @@ def decode_opened(
     _read_exif(image, warn)  # Pillow keeps it for the next line, which doesn't warn again
     ImageOps.exif_transpose(image, in_place=True)  # otherwise an image that is upright already would be copied
     key = upright.info.get("transparency")  # the color, or the entries of the palette, that are transparent
-    if upright.mode.startswith(("I", "F")):  # Pillow would clip these grey values instead of scaling them
+    if upright.mode.startswith(("I", "F")):  # Pillow would clip these gray values instead of scaling them
         values = np.asarray(upright)
         upright = Image.fromarray(_scale_to_bytes(values, stated_bits))
         if key is not None:
@@ -221,7 +221,7 @@ def flatten(image: Image.Image, background: Color | None) -> Pixels:
 
 
 def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
-    """Scale grey values of more than 8 bits to 8 bits; 0 is black, and the end of the smallest fitting range is white.
+    """Scale gray values of more than 8 bits to 8 bits; 0 is black, and the end of the smallest fitting range is white.
 
     The ranges of integers are those of 8, 12 and 16 bits: 12-bit cameras write 16-bit files, and some programs write
     8-bit values as 32-bit integers. The ranges of floats end at 1, 255 and 65535. Floats that don't fit into one range
@@ -246,7 +246,7 @@ def _scale_to_bytes(values: npt.NDArray[Any], stated_bits: int) -> Pixels:
         bits = next((bits for bits in possible_bits if high < 2**bits), 0)
         if low >= 0 and bits:
             return np.asarray(values >> (bits - 8), np.uint8)
-    raise PixelValueError(f"grey values from {low:g} to {high:g}; {ranges} could be read")
+    raise PixelValueError(f"gray values from {low:g} to {high:g}; {ranges} could be read")
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -27,9 +27,9 @@ from dml.data.image_files.decoding import (
     reads_heif,
 )
 from dml.data.image_files.limits import ImageLimits
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.regular_files import RefusedFileError
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.regular_files import RefusedFileError
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class ImageFile:
     """An image file, which is decoded when `pixels` is called, and turned upright.
 
     JPEG files of one or three channels are decoded by libjpeg-turbo, which gives the same pixels as Pillow; Pillow
-    decodes all other files. A transparent image is laid over a ground of one color, ``data.background``. Grey values
+    decodes all other files. A transparent image is laid over a ground of one color, ``data.background``. Gray values
     of more than 8 bits are scaled to 8 bits: since a file rarely states which value is white, the range is guessed
     from the largest value, see `dml.data.image_files.decoding`. Of damaged EXIF data, the part that can be read counts:
     without an orientation the image stays as it is stored. A warning names the file.

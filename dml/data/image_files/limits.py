@@ -9,9 +9,9 @@ from typing import Any
 
 from PIL import ImageColor
 
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.regular_files import RefusedFileError, read_regular
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.regular_files import RefusedFileError, read_regular
 
 MAX_LIST_BYTES = 1 << 30
 LIST_OPTION = "data.max_list_bytes"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
 
 
 def user_cache_folder() -> Path:
@@ -21,7 +21,7 @@ def user_cache_folder() -> Path:
 
 
 def find_or_write_png_archive(images: NDArray[np.uint8], name: str, folders: Sequence[Path]) -> Path:
-    """Return the path of a zip file that holds grey images (N, H, W) as ``00000.png``, ``00001.png`` and so on.
+    """Return the path of a zip file that holds gray images (N, H, W) as ``00000.png``, ``00001.png`` and so on.
 
     If no folder holds the zip file, it is written to the first folder that can be written to. Its name contains a
     checksum of the pixels, so that it is never taken for the file of other images. Several processes may call this

@@ -91,7 +91,7 @@ def count_queries_in_gallery(table: ImageTable) -> tuple[int, int]:
 
 
 def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int = SAMPLED_QUERIES) -> None:
-    """Warn if the gallery holds copies of query images, each of which is then the nearest neighbour of its query.
+    """Warn if the gallery holds copies of query images, each of which is then the nearest neighbor of its query.
 
     Args:
         table: the table of the data set.

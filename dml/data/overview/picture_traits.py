@@ -1,4 +1,4 @@
-"""Traits of pictures that need no network: a small grey picture, by which copies are found, and the contrast."""
+"""Traits of pictures that need no network: a small gray picture, by which copies are found, and the contrast."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ def measure_traits(
     advance: Callable[[int], None],
     limits: ImageLimits = LIMITS,
 ) -> NDArray[np.float32]:
-    """Compute the traits of pictures -> (N, 1025) float32: the grey values of 32 x 32 pixels, and then the contrast.
+    """Compute the traits of pictures -> (N, 1025) float32: the gray values of 32 x 32 pixels, and then the contrast.
 
-    Whatever its proportions, a picture is scaled to a square. The contrast is the standard deviation of its grey values
+    Whatever its proportions, a picture is scaled to a square. The contrast is the standard deviation of its gray values
     from 0 to 255 before that. An image that can't be read has NaN.
     """
     traits = np.full((len(paths), SIDE * SIDE + 1), np.nan, dtype=np.float32)

@@ -14,9 +14,9 @@ from dml.data.image_files.decoding import HEIF_SUFFIXES, reads_heif
 from dml.data.image_files.images import INSTALL_HEIF, LIMITS, REMEDY, ImageFile, UnreadableImageError, suggest_slashes
 from dml.data.image_files.limits import ImageLimits
 from dml.data.table import SPLITS, ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
 
 SMALL_SIZE = (32, 32)
 """The smallest height and width that JPEG files may be decoded at: they are read to their end, but faster."""

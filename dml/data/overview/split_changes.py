@@ -8,9 +8,9 @@ import numpy as np
 
 from dml.data.image_files.contents import ARCHIVES
 from dml.data.table import SPLITS, ImageTable
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.text.counts import format_count
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.text.counts import format_count
 
 SplitSummary = Mapping[str, Mapping[str, str]]
 """{split: {class: "<number of images> <checksum of their paths>"}}, classes of level 0."""

@@ -11,8 +11,8 @@ from rich.text import Text
 from dml.data.overview.copies import EXCLUDE_COPIES
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.table import SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
-from dml.ops.escaping import printable
-from dml.ops.text.counts import format_count
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
 
 SizeInPixels = tuple[int, int]
 """The width and the height of an image."""

@@ -30,9 +30,9 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.prepared_files import FOLDER, UnfitFileError, open_file, read_parquet, refuse_links
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.filesystem.plain_text import parse_json
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.filesystem.plain_text import parse_json
 
 
 class PixelFile:

@@ -30,9 +30,9 @@ from dml.data.prepared.prepared_files import (
 from dml.data.prepared.verification import CheckedImage
 from dml.data.transforms import Resize
 from dml.data.worker_processes import run_in_processes
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.regular_files import RefusedFileError
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.regular_files import RefusedFileError
 
 CHUNK = 64
 """Number of images that are written between two lines of the progress file."""

@@ -18,10 +18,10 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.locks import holding
-from dml.ops.filesystem.plain_text import parse_json
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.locks import holding
+from dml.runtime.filesystem.plain_text import parse_json
 
 FOLDER = ".dml"
 CHECKSUM = b"dml.crc32="

@@ -11,8 +11,8 @@ from scipy.io import loadmat, whosmat
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, name_list_in_errors, read_list_bytes
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
-from dml.ops.filesystem.regular_files import check_unpacked
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.regular_files import check_unpacked
 
 ELEMENT_BYTES = 8
 """Memory that scipy takes for each element of a matrix, of cells and structures too, before it reads the first."""

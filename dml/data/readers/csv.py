@@ -13,9 +13,9 @@ from dml.data.image_listing import is_passed_over
 from dml.data.layout import Layout, ListError, read_csv_rows
 from dml.data.splits import complete_splits, number_classes, read_split_columns
 from dml.data.table import SPLITS, ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import URL
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import URL
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dml.data.layout import Layout, parse_whole_number, read_list_lines
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LEVELS = ("fine", "middle", "coarse")
 PAGE = "https://github.com/SupetZYK/DynamicMetricLearning"

@@ -13,9 +13,9 @@ from dml.data.image_files.contents import read_zip_member
 from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes
 from dml.data.readers.folder import name_reader
 from dml.data.table import ImageTable, hold_out_classes
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.filesystem.regular_files import RefusedFileError, check_regular
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.filesystem.regular_files import RefusedFileError, check_regular
 
 LEVELS = ("emoji", "subgroup", "group")
 
@@ -34,7 +34,7 @@ def read(root: str | Path | None = None) -> ImageTable:
         InputError: if ``root`` isn't such a file.
     """
     path = expand_home(root) if root else Path(str(resources.files("dml.data") / "assets" / "emoji.zip"))
-    if path.suffix != ".zip":  # `read_image` recognises an archive by this ending
+    if path.suffix != ".zip":  # `read_image` recognizes an archive by this ending
         meant = "give the .zip file that scripts/build_emoji.py writes to dataset=emoji, the default"
         raise InputError(f"dataset.root={path}: {meant}; {name_reader(path)}")
     try:

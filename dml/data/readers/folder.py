@@ -11,9 +11,9 @@ from dml.data import image_listing
 from dml.data.layout import Layout
 from dml.data.splits import complete_splits, divide_by_folders, match_splits, number_classes
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
 
 LAYOUT = Layout(
     name="your own images",

@@ -12,7 +12,7 @@ from dml.data.image_files.limits import read_list_bytes
 from dml.data.layout import Layout, parse_whole_number, read_list_rows
 from dml.data.splits import number_classes
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LAYOUT = Layout(
     name="iNaturalist-2018",

@@ -6,7 +6,7 @@ import numpy as np
 
 from dml.data.layout import Layout, parse_whole_number, read_list_lines, read_list_rows
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LAYOUT = Layout(
     name="In-shop Clothes Retrieval",

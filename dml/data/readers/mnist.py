@@ -12,8 +12,8 @@ from dml.data.image_files.limits import LIST_OPTION, current_max_list_bytes, nam
 from dml.data.image_files.pngs import find_or_write_png_archive, member_paths, user_cache_folder
 from dml.data.layout import Layout
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
-from dml.ops.filesystem.regular_files import check_unpacked
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.regular_files import check_unpacked
 
 LAYOUT = Layout(
     name="MNIST",

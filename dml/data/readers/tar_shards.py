@@ -16,10 +16,10 @@ from dml.data.image_listing import UNREAD_SUFFIXES, describe_unread, is_passed_o
 from dml.data.layout import Layout
 from dml.data.splits import complete_splits, match_splits, number_classes
 from dml.data.table import RESERVED_LEVELS, SPLITS, ImageTable
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.plain_text import parse_json
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.plain_text import parse_json
+from dml.runtime.text.counts import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
     place = LAYOUT.locate(root, "FOLDER", "file or folder")
     if not os.path.isdir(place):
-        if place.suffix != ".tar":  # `read_content` recognises an archive by this ending
+        if place.suffix != ".tar":  # `read_content` recognizes an archive by this ending
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")
         return {place: ""}
     archives = sorted(

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dml.data.names import compose_name
 from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
 from dml.data.table_changes.corrections import iterate_rows
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.text.text_tables import format_csv
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.text.text_tables import format_csv
 
 OPTION = "dataset.class_splits"
 COLUMNS = ("class", "split")

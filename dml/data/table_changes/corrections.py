@@ -16,10 +16,10 @@ from dml.data.layout import read_csv_rows
 from dml.data.names import compose_name
 from dml.data.overview.split_changes import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.text.counts import format_count
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.text.counts import format_count
 
 ACTIONS = ("keep", "drop", "relabel", "same_class")
 PATH_COLUMNS = ("path", "other_path")
@@ -56,16 +56,16 @@ class CorrectionCounts:
     """The number of images and classes that corrections change."""
 
     dropped: int = 0
-    relabelled: int = 0
+    relabeled: int = 0
     merged: int = 0
     moved: int = 0
 
     def describe(self) -> str:
-        """Return the numbers in words, such as "dropped 3 images, relabelled 1, merged 0 classes into others"."""
+        """Return the numbers in words, such as "dropped 3 images, relabeled 1, merged 0 classes into others"."""
         moved = f", {self.moved:,} moved to the split of the new class" if self.moved else ""
         images = format_count(self.dropped, "image")
         classes = format_count(self.merged, "class", "classes")
-        return f"dropped {images}, relabelled {self.relabelled:,}, merged {classes} into others{moved}"
+        return f"dropped {images}, relabeled {self.relabeled:,}, merged {classes} into others{moved}"
 
 
 def read_corrections(file: str | Path) -> list[Correction]:
@@ -119,7 +119,7 @@ def apply_corrections(
 ) -> tuple[ImageTable, CorrectionCounts]:
     """Return a table without the dropped images, with the new labels, and with merged classes; and what has changed.
 
-    A relabelled image takes the coarser classes of its new class. If no image of that class is in the image's split, it
+    A relabeled image takes the coarser classes of its new class. If no image of that class is in the image's split, it
     moves to the split that most images of the class are in: a training image that gets a test class becomes a test
     image. Merging does the same with the images of the class that is given up.
 
@@ -144,7 +144,7 @@ def apply_corrections(
         elif correction.action == "relabel":
             _relabel(correction, table, images, classes, merged_label, new_labels)
     for row in dropped & new_labels.keys():
-        raise InputError(f"dataset.corrections: {printable(table.paths[row])} is both dropped and relabelled")
+        raise InputError(f"dataset.corrections: {printable(table.paths[row])} is both dropped and relabeled")
     corrected, moved = _change_classes(table, merged_label, new_labels)
     rows = np.setdiff1d(np.arange(len(table)), [*dropped]).astype(np.int64)
     if not len(rows):
@@ -152,7 +152,7 @@ def apply_corrections(
     merged_classes = np.flatnonzero(merged_label != np.arange(len(merged_label)))
     counts = CorrectionCounts(
         dropped=len({table.paths[row] for row in dropped}),
-        relabelled=len({table.paths[row] for row in new_labels}),
+        relabeled=len({table.paths[row] for row in new_labels}),
         merged=len(merged_classes),
         moved=len({corrected.paths[row] for row in moved if row not in dropped}),
     )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import UNKNOWN, ImageTable
-from dml.ops.errors import InputError, suggest
+from dml.runtime.errors import InputError, suggest
 
 FEWEST_IMAGES = 2
 """The fewest images that a class keeps: one image has no positive."""
@@ -22,7 +22,7 @@ class PlantedFaults:
         label_noise: share of the training images that get the label of another training class, each class with the
             same probability (symmetric noise), 0 to 1.
         long_tail: number by which the images of the classes are divided, from 1 for the first class to this number for
-            the last, with equal ratios between neighbours (as Cui et al., 2019, make CIFAR long-tailed); 1 drops none.
+            the last, with equal ratios between neighbors (as Cui et al., 2019, make CIFAR long-tailed); 1 drops none.
             The seed draws the order of the classes. Each class keeps `FEWEST_IMAGES`, before labels are changed.
         thinning: number by which the images of every class are divided: the balanced counterpart of ``long_tail``.
         seed: seed of all draws.

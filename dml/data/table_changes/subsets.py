@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.table import EVERY_LEVEL, TEST_SPLITS, ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def take_some_classes(table: ImageTable, *, classes: int, images: int) -> ImageTable:

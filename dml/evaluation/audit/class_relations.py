@@ -14,7 +14,7 @@ from dml.evaluation.audit.settings import AuditSettings
 SHOWN = 8
 """Number of images of a class that a page shows."""
 EVIDENCE = 1.5
-"""Mean number of neighbours in the other class from which on two classes may be mixed."""
+"""Mean number of neighbors in the other class from which on two classes may be mixed."""
 COPIED = 0.5
 """Share of the images of a class with copies in another from which on the two are one class."""
 UNUSUAL = 1.5
@@ -31,15 +31,15 @@ def report_mixed_classes(
 ) -> list[Finding]:
     """Find pairs of classes whose images have each other for neighbors or for copies, as if the classes were one.
 
-    The mixing of class A into B is the ratio of two shares of the neighbours of A's images: of those in B and of those
+    The mixing of class A into B is the ratio of two shares of the neighbors of A's images: of those in B and of those
     in A itself, each divided by the number of images there. It is 1 if A's images are as near to an image of B as to
     another of A. The score is the geometric mean of both directions, each at most 1. In both directions, the images
-    must have 1.5 neighbours in the other class on average: small classes are mixed by chance otherwise. If more of a
+    must have 1.5 neighbors in the other class on average: small classes are mixed by chance otherwise. If more of a
     class has copies in the other, the score is this share of its images.
 
     Args:
         images: the images.
-        neighbors: (N, k) rows of the nearest neighbours of each image, without its copies; -1 where there are fewer.
+        neighbors: (N, k) rows of the nearest neighbors of each image, without its copies; -1 where there are fewer.
         copies: rows of the copies of each image.
         settings: the thresholds.
     """

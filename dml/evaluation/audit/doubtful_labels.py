@@ -24,7 +24,7 @@ NO_IMAGE = -1.0
 
 @dataclass(frozen=True)
 class LabelProbabilities:
-    """How well the labels of images agree with their neighbours.
+    """How well the labels of images agree with their neighbors.
 
     Args:
         rows: (M,) rows of the images that have a probability: those whose class has another image.
@@ -93,7 +93,7 @@ def iterate_probabilities(
         images: the images.
         rows: (M,) rows of the images whose labels are tested.
         classes: (C,) labels of the classes, rising.
-        copies: rows of the copies of each image, which don't count as neighbours.
+        copies: rows of the copies of each image, which don't count as neighbors.
         settings: number of nearest images of each class, and the temperature of the softmax.
     """
     members_by_size = _group_by_size(images.labels, classes)
@@ -137,8 +137,8 @@ def report_labels(
 
     Args:
         images: the images.
-        probabilities: how well the labels agree with their neighbours.
-        neighbors: (N, k) rows of the nearest neighbours of each image, without its copies; -1 where there are fewer.
+        probabilities: how well the labels agree with their neighbors.
+        neighbors: (N, k) rows of the nearest neighbors of each image, without its copies; -1 where there are fewer.
     """
     findings = []
     for i in np.flatnonzero(probabilities.is_doubtful).tolist():

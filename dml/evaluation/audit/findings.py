@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dml.data.table import ImageTable
 from dml.data.table_changes.corrections import iterate_rows
-from dml.ops.filesystem.files import write_text
-from dml.ops.text.text_tables import format_csv
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.text.text_tables import format_csv
 
 NEAR_DUPLICATE = "near_duplicate"
 DOUBTFUL_LABEL = "doubtful_label"
@@ -30,9 +30,9 @@ class AuditedImages:
 
     Args:
         table: the images.
-        embeddings: (N, D) L2-normalised embeddings, see `spread_embeddings`.
-        pictures: (N, S, S) grey values of the pictures, scaled to small squares, float32.
-        contrasts: (N,) standard deviations of the grey values.
+        embeddings: (N, D) L2-normalized embeddings, see `spread_embeddings`.
+        pictures: (N, S, S) gray values of the pictures, scaled to small squares, float32.
+        contrasts: (N,) standard deviations of the gray values.
         sizes: (N, 2) widths and heights in pixels.
     """
 

@@ -14,7 +14,7 @@ from dml.evaluation.audit.settings import AuditSettings
 from dml.retrieval.search import nearest_neighbors
 
 SPARE = 10
-"""Number of neighbours that are searched for beyond those needed, in the place of copies."""
+"""Number of neighbors that are searched for beyond those needed, in the place of copies."""
 
 
 def audit_images(
@@ -46,7 +46,7 @@ def audit_images(
 def find_neighbors(
     images: AuditedImages, settings: AuditSettings, copies: Sequence[Sequence[int]] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Find the nearest neighbours of each image.
+    """Find the nearest neighbors of each image.
 
     Args:
         images: at least two images.
@@ -54,8 +54,8 @@ def find_neighbors(
         copies: rows of the copies of each image, which are left out; None leaves out none.
 
     Returns:
-        Rows (N, neighbors) of the neighbours, nearest first and filled up with -1, and the similarities (N, k) of all
-        neighbours, copies among them.
+        Rows (N, neighbors) of the neighbors, nearest first and filled up with -1, and the similarities (N, k) of all
+        neighbors, copies among them.
     """
     scores, found = nearest_neighbors(images.embeddings, settings.neighbors + SPARE)
     kept = _leave_out_copies(found.numpy(), copies or [()] * len(images.table))
@@ -63,7 +63,7 @@ def find_neighbors(
 
 
 def _leave_out_copies(neighbors: NDArray[np.int64], copies: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Move the neighbours (N, k) of each image that aren't its copies to the front, and fill up with -1."""
+    """Move the neighbors (N, k) of each image that aren't its copies to the front, and fill up with -1."""
     kept = np.full_like(neighbors, -1)
     for row, found in enumerate(neighbors):
         others = found[~np.isin(found, copies[row])] if len(copies[row]) > 1 else found

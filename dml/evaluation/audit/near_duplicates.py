@@ -97,7 +97,7 @@ def find_duplicate_pairs(images: AuditedImages, settings: AuditSettings) -> Dupl
 
 
 def hash_pictures(pictures: Tensor) -> Tensor:
-    """Return which low frequencies of grey pictures (N, S, S) are above their median: 256 bits (N, 256).
+    """Return which low frequencies of gray pictures (N, S, S) are above their median: 256 bits (N, 256).
 
     A picture keeps almost all bits when it is scaled or stored as a JPEG file.
     """
@@ -110,9 +110,9 @@ def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor)
     """Compare the hashes of pictures with those of the parts of others that are most similar to them.
 
     Args:
-        pictures: (N, S, S) grey values.
+        pictures: (N, S, S) gray values.
         whole_rows: (B,) rows of the pictures whose parts are compared; equal ones stand together, which saves time.
-        sought: (B, S, S) grey values of the pictures that may be such parts.
+        sought: (B, S, S) gray values of the pictures that may be such parts.
 
     Returns:
         The numbers (B,) of different bits; 256 where nothing is similar.
@@ -155,7 +155,7 @@ def _sample(pictures: Tensor, places: Tensor, side: int) -> Tensor:
 
 
 def _list_pairs(rows: Tensor, neighbors: int) -> NDArray[np.int64]:
-    """Return the pairs (P, 2) of each row and its nearest neighbours, the lower row first."""
+    """Return the pairs (P, 2) of each row and its nearest neighbors, the lower row first."""
     if len(rows) < 2:
         return np.empty((0, 2), dtype=np.int64)
     _, found = nearest_neighbors(rows, min(neighbors, len(rows) - 1))

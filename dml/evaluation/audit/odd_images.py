@@ -11,7 +11,7 @@ from dml.evaluation.audit.findings import BROKEN_IMAGE, ODD_IMAGE, AuditedImages
 from dml.evaluation.audit.settings import AuditSettings
 
 NEAREST = 5
-"""Number of neighbours by which the distance of an image to all others is measured."""
+"""Number of neighbors by which the distance of an image to all others is measured."""
 NORMAL = 1.4826
 """The standard deviation of a normal distribution in median absolute deviations."""
 SHARE_OF_MEDIAN = 0.25
@@ -35,11 +35,11 @@ def report_broken_images(table: ImageTable, checked: Mapping[str, CheckedImage])
 def report_odd_images(
     images: AuditedImages, similarities: NDArray[np.float32], settings: AuditSettings
 ) -> list[Finding]:
-    """Find images of one colour, tiny or very long images, and images that are far from all others.
+    """Find images of one color, tiny or very long images, and images that are far from all others.
 
     Args:
         images: the images.
-        similarities: (N, k) cosine similarities of the nearest neighbours of each image, the highest first.
+        similarities: (N, k) cosine similarities of the nearest neighbors of each image, the highest first.
         settings: the thresholds.
     """
     isolation = _measure_isolation(similarities[:, :NEAREST].mean(axis=1))
@@ -50,7 +50,7 @@ def report_odd_images(
     for row in range(len(images.table)):
         reasons: dict[str, float] = {}
         if images.contrasts[row] < settings.smallest_contrast:
-            reasons["of one colour"] = 1.0
+            reasons["of one color"] = 1.0
         if shorter[row] < max(smallest, SHARE_OF_MEDIAN * float(np.median(shorter))):
             reasons[f"only {images.sizes[row, 0]} x {images.sizes[row, 1]} pixels"] = 0.9
         if ratios[row] > settings.largest_ratio:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 SHARES = ("copy_cosine", "mixed", "divided")
 """The thresholds that lie between 0 and 1."""
@@ -14,7 +14,7 @@ class AuditSettings:
 
     Args:
         components: number of principal components that embeddings are compared by.
-        neighbors: number of nearest neighbours by which copies are looked for and classes are compared.
+        neighbors: number of nearest neighbors by which copies are looked for and classes are compared.
         images_per_class: number of nearest images of each class that decide how likely the class is.
         temperature: cosine similarity by which one class has to be closer to be e times as likely.
         copy_bits: largest number of different bits, of 256, between the perceptual hashes of copies.
@@ -24,8 +24,8 @@ class AuditSettings:
         smallest_class: number of images below which a class is too small.
         smallest_side: number of pixels below which the shorter side of an image is odd.
         largest_ratio: ratio of the sides above which an image is odd.
-        smallest_contrast: standard deviation of the grey values, 0 to 255, below which an image is of one colour.
-        isolation: number of robust standard deviations by which an odd image is farther from its neighbours than usual.
+        smallest_contrast: standard deviation of the gray values, 0 to 255, below which an image is of one color.
+        isolation: number of robust standard deviations by which an odd image is farther from its neighbors than usual.
 
     Raises:
         InputError: if a threshold can't be used.

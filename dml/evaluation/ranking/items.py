@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dml.evaluation.geometry import COSINE, Geometry, UnitEmbeddings
-from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.rows import Embeddings
+from dml.runtime.errors import InputError
 
 Labels = Tensor | npt.NDArray[Any]
 

@@ -17,13 +17,13 @@ from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
 from dml.evaluation.ranking.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.ranking.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
-from dml.ops.errors import InputError
 from dml.ops.poincare import pair_distances
 from dml.retrieval.gallery import Gallery
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
 from dml.retrieval.search import Search
 from dml.retrieval.top import k_nearest
+from dml.runtime.errors import InputError
 
 SORT_FACTOR = 4
 """Blocks whose distances are sorted on a device are smaller by this factor. Sorting and all that follows takes 16 times
@@ -135,7 +135,7 @@ class Ranking:
 
         Args:
             queries: range of the queries.
-            is_same_by_level: one tensor (Q, K) for each level: whether the neighbours have the query's label.
+            is_same_by_level: one tensor (Q, K) for each level: whether the neighbors have the query's label.
             neighbors: nearest items (Q, K) of each query.
             similarities: cosine similarities (Q, K) of the nearest items.
         """
@@ -219,7 +219,7 @@ LARGEST_BLOCK = 4096
 
 @dataclass(frozen=True)
 class PerQuery:
-    """The metrics and the nearest neighbours of single queries.
+    """The metrics and the nearest neighbors of single queries.
 
     Args:
         queries: (Q,) indices among all queries.
@@ -283,7 +283,7 @@ def rank_queries(
     excluded: npt.NDArray[np.int64] | None = None,
     **settings: Any,
 ) -> PerQuery:
-    """Compute the ranking metrics of `dml.evaluation.evaluate` for each query, and the nearest neighbours.
+    """Compute the ranking metrics of `dml.evaluation.evaluate` for each query, and the nearest neighbors.
 
     Args:
         query: embeddings (Q, D).

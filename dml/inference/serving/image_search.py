@@ -14,8 +14,8 @@ from PIL import Image
 from dml.data.image_files.images import ImageFile, ImageMemoryError, UnreadableImageError, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.inference.image_index import Index
-from dml.ops.escaping import printable
-from dml.ops.filesystem.regular_files import RefusedFileError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.regular_files import RefusedFileError
 
 UPLOAD_LIMITS = ImageLimits(max_image_bytes=20 << 20, max_pixels=64_000_000)
 """The largest upload, unless the command says otherwise: the photographs of most cameras are smaller."""
@@ -27,7 +27,7 @@ MOST_SCANS = 200
 A scan of a few bytes takes as long to decode as one of the whole image, so a small file could take hours.
 """
 DEEPENING = 4
-"""The factor by which a search for a label looks at more neighbours if there were too few of the label."""
+"""The factor by which a search for a label looks at more neighbors if there were too few of the label."""
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class ImageSearch:
     def _find_nearest(
         self, vectors: NDArray[np.float32], k: int, code: int | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Search with a vector (1, D) -> scores and positions of up to k neighbours with a label's code, best first.
+        """Search with a vector (1, D) -> scores and positions of up to k neighbors with a label's code, best first.
 
         The search for a label takes the nearest images of any label, and more of them until enough have the label, so
         that it is as exact as the index is.

@@ -171,7 +171,7 @@ def _find_limiter(request: Request) -> CapacityLimiter:
 Search = Annotated[ImageSearch, Depends(_find_search)]
 Limiter = Annotated[CapacityLimiter, Depends(_find_limiter)]
 Number = Annotated[int, Path(ge=0, lt=2**63, description="number of the item")]
-Count = Annotated[int, Query(ge=1, le=1000, description="largest number of neighbours")]
+Count = Annotated[int, Query(ge=1, le=1000, description="largest number of neighbors")]
 Label = Annotated[str | None, Query(max_length=1000, description="label that the images shall have")]
 
 router = APIRouter(prefix="/api", responses={status: {"model": Problem} for status in (403, 404, 422)})

@@ -1,1 +1,1 @@
-"""Vector data bases: Qdrant, LanceDB and Milvus hold the vectors where one machine is not enough."""
+"""Vector databases: Qdrant, LanceDB and Milvus hold the vectors where one machine is not enough."""

@@ -9,8 +9,8 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from dml.inference.vector_stores.stores import CollectionFacts, Points
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
 
 SECONDS = 60
 """Seconds after which a call that has no answer counts as failed."""

@@ -25,17 +25,17 @@ from dml.inference.vector_stores.stores import (
     VectorStore,
     check_name,
 )
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.filesystem.paths import absolute_path
-from dml.ops.text.console import progress_bar
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.paths import absolute_path
+from dml.runtime.text.console import progress_bar
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "dml:images")
 
 
 @dataclass(frozen=True)
 class StoredImages:
-    """Images as a data base stores them.
+    """Images as a database stores them.
 
     Args:
         paths: paths of the files.
@@ -103,7 +103,7 @@ def relative_names(paths: Sequence[str], root: str | Path | None) -> list[str]:
 
 
 IDS_AT_A_TIME = 1000
-"""Number of ids that the data base is asked for at a time."""
+"""Number of ids that the database is asked for at a time."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Upload:
 
     Args:
         model: model that embeds the images.
-        address: address of the vector data base.
+        address: address of the vector database.
         name: name of the collection, by which it is searched.
         replace: whether a collection of another model is replaced.
 
@@ -162,7 +162,7 @@ class Upload:
             **options: further arguments of `ImageEmbedder.embed_in_batches`.
 
         Raises:
-            StoreError: if the data base can't be reached, or refuses something.
+            StoreError: if the database can't be reached, or refuses something.
             InputError: if the collection holds vectors of another model, or not one image can be used.
         """
         paths, labels = list_source(source)
@@ -251,7 +251,7 @@ class Upload:
         """Embed images, and yield ``size`` of them at a time, or a few more: positions in ``rows``, and vectors."""
         waiting: list[int] = []
         vectors: list[NDArray[np.float32]] = []
-        # a forked process could wait for ever for a lock that a thread of the data base's library held
+        # a forked process could wait for ever for a lock that a thread of the database's library held
         batches = self.model.embed_in_batches([images.paths[row] for row in rows], start_method="spawn", **options)
         for positions, batch in batches:
             waiting += positions

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.ops.errors import InputError, suggest
-from dml.ops.escaping import printable
-from dml.ops.filesystem.plain_text import parse_json
-from dml.ops.libraries.extras import check_installed
+from dml.runtime.errors import InputError, suggest
+from dml.runtime.escaping import printable
+from dml.runtime.filesystem.plain_text import parse_json
+from dml.runtime.libraries.extras import check_installed
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Points(NamedTuple):
 
 
 class VectorStore(Protocol):
-    """An opened data base. A name that users search by stands for a collection, and can be given to another one.
+    """An opened database. A name that users search by stands for a collection, and can be given to another one.
 
     Attributes:
         batch_size: number of images that are uploaded at a time.
@@ -133,17 +133,17 @@ WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class StoreError(InputError):
-    """An error of a data base that can't be reached, or refuses something; the message is one line."""
+    """An error of a database that can't be reached, or refuses something; the message is one line."""
 
 
 class Retries:
-    """Calls a data base, and repeats a call whose connection was lost.
+    """Calls a database, and repeats a call whose connection was lost.
 
     The first call isn't repeated: if nothing has ever answered, the address is most likely wrong.
 
     Args:
-        store: data base that is called.
-        address: address of the data base, for error lines.
+        store: database that is called.
+        address: address of the database, for error lines.
     """
 
     def __init__(self, store: VectorStore, address: str) -> None:
@@ -152,10 +152,10 @@ class Retries:
         self._has_answered = False
 
     def call(self, function: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        """Call a method of the data base.
+        """Call a method of the database.
 
         Raises:
-            StoreError: if the data base refuses it, or hasn't answered after all repetitions.
+            StoreError: if the database refuses it, or hasn't answered after all repetitions.
         """
         waits = [*WAITS] if self._has_answered else []
         while True:
@@ -183,7 +183,7 @@ LONGEST_NAME = 100
 
 
 class StoreKind(NamedTuple):
-    """A kind of data base.
+    """A kind of database.
 
     Args:
         module: name of the module of its store, which imports the library.
@@ -212,7 +212,7 @@ KINDS = {
 
 
 class StoreAddress(NamedTuple):
-    """The place of a data base.
+    """The place of a database.
 
     Args:
         kind: one of `KINDS`.
@@ -253,7 +253,7 @@ class StoreAddress(NamedTuple):
         return cls(kind, place)
 
     def open(self) -> VectorStore:
-        """Open the data base; its library is imported now.
+        """Open the database; its library is imported now.
 
         Raises:
             StoreError: if it can't be reached.
@@ -272,7 +272,7 @@ class StoreAddress(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Check the name of a collection, by the strictest rule of the data bases."""
+    """Check the name of a collection, by the strictest rule of the databases."""
     if len(name) > LONGEST_NAME or not NAME.fullmatch(name):
         raise InputError(
             f"--collection {printable(name)}: expected a letter, and up to {LONGEST_NAME - 1} letters, digits and "

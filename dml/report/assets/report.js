@@ -19,8 +19,8 @@
   const asPictures = document.getElementById("as-pictures");
 
   const view = { zoom: 1, x: data.width / 2, y: data.height / 2 };
-  let colouring = data.colourings[0];
-  let chosen = () => true; // whether a point is drawn in full colour; other points are dimmed
+  let coloring = data.colorings[0];
+  let chosen = () => true; // whether a point is drawn in full color; other points are dimmed
   let pointed = -1;
   let sheet = null;
   let frame = 0;
@@ -44,7 +44,7 @@
     canvas.height = Math.round(height * ratio);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const css = getComputedStyle(canvas);
-    const colours = colouring.colours.map((name) => resolved(name, css));
+    const colors = coloring.colors.map((name) => resolved(name, css));
     const paint = asPictures.checked && sheet && sheet.complete ? drawPicture : drawDot;
     const visible = [];
     for (let i = 0; i < points; i++) {
@@ -53,26 +53,26 @@
     }
     for (const lit of [false, true]) {
       context.globalAlpha = lit ? 1 : 0.12;
-      for (const i of visible) if (chosen(i) === lit) paint(i, colours[colouring.point_classes[i]]);
+      for (const i of visible) if (chosen(i) === lit) paint(i, colors[coloring.point_classes[i]]);
     }
     context.globalAlpha = 1;
-    if (pointed >= 0) drawPointed(visible, css.getPropertyValue("--ink"), paint, colours);
+    if (pointed >= 0) drawPointed(visible, css.getPropertyValue("--ink"), paint, colors);
   }
 
-  function resolved(colour, css) {
-    const variable = /^var\((.+)\)$/.exec(colour);
-    return variable ? css.getPropertyValue(variable[1]) : colour;
+  function resolved(color, css) {
+    const variable = /^var\((.+)\)$/.exec(color);
+    return variable ? css.getPropertyValue(variable[1]) : color;
   }
 
-  function drawPointed(visible, ink, paint, colours) {
+  function drawPointed(visible, ink, paint, colors) {
     const side = reach() + 2;
     context.strokeStyle = ink;
     for (const i of visible) {
-      if (colouring.point_classes[i] !== colouring.point_classes[pointed] || colouring.class_names.length <= FEW) continue;
-      paint(i, colours[colouring.point_classes[i]]);
+      if (coloring.point_classes[i] !== coloring.point_classes[pointed] || coloring.class_names.length <= FEW) continue;
+      paint(i, colors[coloring.point_classes[i]]);
       ring(i, side, 1.5);
     }
-    paint(pointed, colours[colouring.point_classes[pointed]]);
+    paint(pointed, colors[coloring.point_classes[pointed]]);
     ring(pointed, side, 2.5);
   }
 
@@ -90,8 +90,8 @@
     context.stroke();
   }
 
-  function drawDot(i, colour) {
-    context.fillStyle = colour;
+  function drawDot(i, color) {
+    context.fillStyle = color;
     context.beginPath();
     context.arc(across(i), down(i), reach(), 0, 2 * Math.PI);
     context.fill();
@@ -137,7 +137,7 @@
     return best;
   }
 
-  /** Show the picture that is next to the shown one, or to the middle, towards the right (1), the left (-1), or up and down. */
+  /** Show the picture that is next to the shown one, or to the middle, toward the right (1), the left (-1), or up and down. */
   function showNext(right, up) {
     const [x, y] = pointed < 0 ? [canvas.clientWidth / 2, canvas.clientHeight / 2] : [across(pointed), down(pointed)];
     let [best, least] = [-1, Infinity];
@@ -163,11 +163,11 @@
     const picture = card.querySelector(".tile");
     picture.style.setProperty("--column", column);
     picture.style.setProperty("--row", row);
-    const lines = data.colourings.map((each) => each.class_names[each.point_classes[i]]);
+    const lines = data.colorings.map((each) => each.class_names[each.point_classes[i]]);
     const [hit, name, ...above] = lines.reverse();
     const words = card.querySelector(".words");
     words.replaceChildren(element("strong", name), element("span", above.reverse().join(" › ")));
-    words.append(element("span", `Nearest neighbour ${hit}`));
+    words.append(element("span", `Nearest neighbor ${hit}`));
     const [width, height] = [card.offsetWidth, card.offsetHeight];
     const left = across(i) + 16 + width < canvas.clientWidth ? across(i) + 16 : across(i) - 16 - width;
     const top = down(i) + 16 + height < canvas.clientHeight ? down(i) + 16 : down(i) - 16 - height;
@@ -191,20 +191,20 @@
   }
 
   function explained() {
-    const count = colouring.class_names.length.toLocaleString("en");
-    if (colouring.class_names.length <= FEW) return colouring.name;
-    const level = colouring.name === "class" ? "" : `${colouring.name} `;
+    const count = coloring.class_names.length.toLocaleString("en");
+    if (coloring.class_names.length <= FEW) return coloring.name;
+    const level = coloring.name === "class" ? "" : `${coloring.name} `;
     return `${count} ${level}classes are too many for a legend. Point at a picture to highlight its class.`;
   }
 
   function listClasses() {
-    const few = colouring.class_names.length <= FEW;
-    legend.replaceChildren(...(few ? colouring.class_names.map(classButton) : []));
+    const few = coloring.class_names.length <= FEW;
+    legend.replaceChildren(...(few ? coloring.class_names.map(classButton) : []));
   }
 
   function findClasses() {
     const text = find.value.trim().toLowerCase();
-    const levels = data.colourings.slice(0, -1);
+    const levels = data.colorings.slice(0, -1);
     const matching = levels.map((level) => level.class_names.map((name) => name.toLowerCase().includes(text)));
     choose(text && ((i) => levels.some((level, j) => matching[j][level.point_classes[i]])), `“${find.value.trim()}”`);
   }
@@ -213,14 +213,14 @@
     const [button, dot] = [element("button", name), document.createElement("i")];
     button.type = "button";
     button.ariaPressed = "false";
-    dot.style.background = colouring.colours[number];
+    dot.style.background = coloring.colors[number];
     button.prepend(dot);
     button.addEventListener("click", () => {
       const pressed = button.ariaPressed !== "true";
       release();
       find.value = "";
       button.ariaPressed = String(pressed);
-      choose(pressed ? (i) => colouring.point_classes[i] === number : null, name);
+      choose(pressed ? (i) => coloring.point_classes[i] === number : null, name);
     });
     return button;
   }
@@ -235,9 +235,9 @@
     findClasses();
   });
 
-  for (const radio of section.querySelectorAll("[name=colouring]")) {
+  for (const radio of section.querySelectorAll("[name=coloring]")) {
     radio.addEventListener("change", () => {
-      colouring = data.colourings[Number(radio.value)];
+      coloring = data.colorings[Number(radio.value)];
       listClasses();
       findClasses();
     });

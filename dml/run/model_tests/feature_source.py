@@ -11,11 +11,11 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.table import ImageTable
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
-from dml.ops.text.console import warn
 from dml.run.builders import build_evaluation_data
 from dml.run.loop import build_testing_trainer
 from dml.run.prepare_job import make_cache_folder
+from dml.runtime.errors import InputError
+from dml.runtime.text.console import warn
 from dml.training.frozen import RAW, FeatureCache, FeatureEmbedder, HeadInputs
 from dml.training.hardware import uses_cuda
 
@@ -39,7 +39,7 @@ class FeatureSource:
         self.cache = FeatureCache(folder, warn)
 
     def load_raw(self, table: ImageTable, *, with_inputs: bool = False) -> Tensor:
-        """Return the L2-normalised features (N, F) of the backbone; NaN for images that can't be read.
+        """Return the L2-normalized features (N, F) of the backbone; NaN for images that can't be read.
 
         Args:
             table: images of any splits.

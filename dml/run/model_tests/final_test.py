@@ -21,8 +21,6 @@ from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
 from dml.evaluation.ranking.queries import PerQuery
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.report.console import print_result
 from dml.report.page import write_pictures
 from dml.report.provenance import describe_vector
@@ -30,6 +28,8 @@ from dml.run import builders
 from dml.run.evaluators import build_metric_config, build_rerankings
 from dml.run.model_tests.tested_threshold import evaluate_model_threshold
 from dml.run.resuming.stored_configuration import plain_config
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 from dml.training.loggers.wandb_logger import log_final_metrics
@@ -58,7 +58,7 @@ def run_test(
         folder: folder of retrieval.png, per_query.parquet, report.html and, last of all, metrics.json.
         split: name of the tested split, such as "test".
         description: values in metrics.json beside the metrics of the split.
-        neighbors_file: file of the neighbours before the training, for evaluation.fixed_neighbors.
+        neighbors_file: file of the neighbors before the training, for evaluation.fixed_neighbors.
 
     Returns:
         The contents of metrics.json.
@@ -129,13 +129,13 @@ def _name_device(device: torch.device) -> str:
 def _compute_test_metrics(
     config: DictConfig, table: ImageTable, embeddings: UnitEmbeddings, rows: Tensor, neighbors_file: Path
 ) -> Metrics:
-    """Compute the metrics that no other split has: recall among fixed neighbours, and the metrics by other labels."""
+    """Compute the metrics that no other split has: recall among fixed neighbors, and the metrics by other labels."""
     metrics: Metrics = {}
     if config.evaluation.fixed_neighbors:
         labels = table.select_evaluated("test").labels[rows.numpy()]
         metrics |= _recall_fixed(config, embeddings, labels, rows, neighbors_file)
-    for name, relabelled in builders.read_other_labels(config, table).items():
-        other_evaluator = Evaluator(relabelled, build_metric_config(config, relabelled))
+    for name, relabeled in builders.read_other_labels(config, table).items():
+        other_evaluator = Evaluator(relabeled, build_metric_config(config, relabeled))
         metrics |= {f"{name}/{metric}": value for metric, value in other_evaluator(embeddings, rows).items()}
     return metrics
 
@@ -151,7 +151,7 @@ def _count_special_images(config: DictConfig, table: ImageTable, skipped: int) -
 def _recall_fixed(
     config: DictConfig, embeddings: UnitEmbeddings, labels: NDArray[np.int64], rows: Tensor, path: Path
 ) -> Metrics:
-    """Compute recall among the neighbours of each image before the training -> fixed/level0/recall@1 and so on."""
+    """Compute recall among the neighbors of each image before the training -> fixed/level0/recall@1 and so on."""
     option = f"evaluation.fixed_neighbors={config.evaluation.fixed_neighbors}"
     if not path.exists():
         raise InputError(f"{option}: no {path}, which training leaves; null tests without")

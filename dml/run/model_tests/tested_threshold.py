@@ -7,9 +7,9 @@ from pytorch_lightning.utilities import rank_zero_only
 from dml.data.table import ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.threshold import evaluate_threshold, make_pairs
-from dml.metrics.pairs import LabelledPairs
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.metrics.pairs import LabeledPairs
 from dml.run.evaluators import build_threshold_settings
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.data import EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, ModelEmbedder
 
@@ -53,7 +53,7 @@ def evaluate_model_threshold(
     return metrics
 
 
-def _embed_validation(trainer: Trainer, embedder: ModelEmbedder, images: EvaluationData) -> LabelledPairs | None:
+def _embed_validation(trainer: Trainer, embedder: ModelEmbedder, images: EvaluationData) -> LabeledPairs | None:
     """Embed the validation split and return its pairs; None if there is no such split."""
     table = images.table.select_evaluated("val")
     if not len(table):

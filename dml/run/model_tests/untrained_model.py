@@ -1,4 +1,4 @@
-"""The tests of a model before its training: the metrics of the backbone's features, and the neighbours by the model."""
+"""The tests of a model before its training: the metrics of the backbone's features, and the neighbors by the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,6 @@ from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import PCA
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.models.recurrent import AnyModel
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder, configuration_id
 from dml.report.console import print_raw_metrics, print_raw_test
 from dml.retrieval.search import nearest_neighbors
 from dml.run import builders, loop
@@ -27,6 +25,8 @@ from dml.run.evaluators import build_metric_config, choose_tested_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.resuming.stored_configuration import plain_config
 from dml.run.settings import list_keys
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder, configuration_id
 from dml.training.data import DataModule, EvaluationData
 from dml.training.embedders import CHOSEN_HEADS, RawFeatures
 from dml.training.module import MetricLearner
@@ -95,7 +95,7 @@ def _keep_readable(features: Tensor) -> tuple[Tensor, Tensor]:
 def _embed_training_sample(
     config: DictConfig, images: DataModule, model: AnyModel, source: FeatureSource | None
 ) -> Tensor:
-    """Compute the backbone's L2-normalised features (M, F) of evenly spread training images.
+    """Compute the backbone's L2-normalized features (M, F) of evenly spread training images.
 
     They are at most 5,000, so that a large data set isn't embedded once more.
     """
@@ -109,7 +109,7 @@ def _embed_training_sample(
 
 
 def store_fixed_neighbors(config: DictConfig, learner: MetricLearner, images: DataModule, path: Path) -> None:
-    """Write the nearest neighbours of each test image by the model as it is, unless the file holds them.
+    """Write the nearest neighbors of each test image by the model as it is, unless the file holds them.
 
     Raises:
         InputError: if the test isn't of one split that is its own gallery.

@@ -6,10 +6,10 @@ from omegaconf import DictConfig
 
 from dml.data.overview.split_changes import SplitSummary, describe_changes, summarize_data
 from dml.data.table import TEST_SPLITS, ImageTable
-from dml.ops.errors import InputError
-from dml.ops.filesystem.paths import expand_home
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.resuming.stored_configuration import StoredConfiguration, plain_config, without_unset
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.paths import expand_home
+from dml.runtime.run_folders.run_folder import RunFolder
 
 ADVICE = "accept_changed_data=true goes on with the data as it is now"
 

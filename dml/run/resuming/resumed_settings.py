@@ -7,13 +7,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.configuration.nested import flat
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.resuming.resolved_values import open_stored, resolve_values
 from dml.run.resuming.stored_configuration import list_callbacks, plain_config
 from dml.run.settings import BEGINNING, CHOICE, STEPS, list_fixed, what_fixes
 from dml.run.stages import Stage, find_stage
+from dml.runtime.configuration.nested import flat
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.checkpoints import TrainingProgress
 
 

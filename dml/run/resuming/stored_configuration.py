@@ -11,17 +11,17 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from dml.ops.configuration.former_keys import rename_keys, rename_override
-from dml.ops.configuration.nested import flat, is_below
-from dml.ops.configuration.overrides import key_of
-from dml.ops.configuration.targets import TARGET, unknown_targets
-from dml.ops.errors import InputError
-from dml.ops.escaping import printable
-from dml.ops.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
-from dml.ops.text.console import console
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
 from dml.run.settings import all_keys
+from dml.runtime.configuration.former_keys import rename_keys, rename_override
+from dml.runtime.configuration.nested import flat, is_below
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.configuration.targets import TARGET, unknown_targets
+from dml.runtime.errors import InputError
+from dml.runtime.escaping import printable
+from dml.runtime.run_folders.run_folder import RUN_KEYS, RunFolder, newest_runs, without_run_keys
+from dml.runtime.text.console import console
 
 LEARNING_RATE, FORMER_LEARNING_RATE = "${learning_rate:3.0e-4}", "${oc.select:model.pretraining.lr,3.0e-4}"
 """The default of ``optimizer.lr``, and that of older versions, which is the same number without ``training.frozen``."""

@@ -8,8 +8,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from dml.evaluation.names import full_metric_name
-from dml.ops.run_folders.run_folder import RunFolder
-from dml.ops.text.console import console
+from dml.runtime.run_folders.run_folder import RunFolder
+from dml.runtime.text.console import console
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -6,8 +6,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from dml.ops.errors import InputError
 from dml.ops.training_protocols import UsesEmbeddingBank
+from dml.runtime.errors import InputError
 from dml.samplers.local_neighborhood import hard_shares
 from dml.training.data import DataModule
 from dml.training.distributed import gather_batch
@@ -24,7 +24,7 @@ class EmbeddingBankUpdates(Callback):
     The images are embedded with the transform of a test and the network in evaluation mode. Checkpoints hold the bank,
     and a resumed run uses it.
 
-    While the bank has neighbours, the shares of hard negatives and positives in a batch (`hard_shares`) are logged as
+    While the bank has neighbors, the shares of hard negatives and positives in a batch (`hard_shares`) are logged as
     ``batch/...``.
 
     Args:
@@ -53,7 +53,7 @@ class EmbeddingBankUpdates(Callback):
             batches = self.every_n_steps * trainer.accumulate_grad_batches
             if batches % len(sampler):
                 raise InputError(
-                    f"training.bank_every_n_steps={self.every_n_steps}: the sampler takes new neighbours up with its "
+                    f"training.bank_every_n_steps={self.every_n_steps}: the sampler takes new neighbors up with its "
                     f"next epoch, and has {len(sampler)} batches an epoch; sampler.batches_per_epoch={batches} would do"
                 )
             get_training_data(trainer).batches_between_bank_updates = batches
@@ -111,7 +111,7 @@ class EmbeddingBankUpdates(Callback):
         count = len(get_training_data(trainer).train_table)
         embeddings = {head: rows.new_zeros(count, rows.shape[1]) for head, rows in embedded.embeddings.items()}
         for head, rows in embedded.embeddings.items():
-            # An image that can't be read stays at 0, where it is the nearest neighbour of no other image.
+            # An image that can't be read stays at 0, where it is the nearest neighbor of no other image.
             embeddings[head][embedded.rows] = rows
         self._find_neighbors(trainer, module, embeddings)
 
@@ -120,7 +120,7 @@ class EmbeddingBankUpdates(Callback):
 
     def _find_neighbors(self, trainer: Trainer, module: MetricLearner, embeddings: dict[str, Tensor]) -> None:
         bank = find_neighbors(module.model, embeddings, self._num_neighbors(trainer, module))
-        # Neighbours at nearly equal distances may come in another order on another machine.
+        # Neighbors at nearly equal distances may come in another order on another machine.
         self.bank = HeadBank(embeddings, trainer.strategy.broadcast(bank.neighbors))
 
     def _set_bank(self, trainer: Trainer, module: MetricLearner) -> None:

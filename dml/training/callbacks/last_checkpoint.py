@@ -11,10 +11,10 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.runtime import signals
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.checkpoints import read_checkpoint
 from dml.training.frozen_weights import FrozenWeights, fill_in
 from dml.training.history import History

@@ -5,7 +5,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
-from dml.ops.errors import InputError, check_number
+from dml.runtime.errors import InputError, check_number
 
 ARGUMENTS = ("attribute", "start", "end")
 """The arguments of `LossSchedule`."""

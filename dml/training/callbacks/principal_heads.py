@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from dml.models.embedding import EmbeddingModel
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.embedding_bank_updates import embed_training_images
 from dml.training.module import MetricLearner
 
@@ -28,11 +28,11 @@ def last_layers(heads: nn.ModuleDict) -> dict[str, nn.Linear]:
 def begin_at_principal_components(layer: nn.Linear, inputs: Tensor, whitening: float = 0.0) -> None:
     """Set a linear layer to the principal components of the directions of its inputs.
 
-    Without whitening, it then changes the inner products of the L2-normalised inputs least of all layers of this size
+    Without whitening, it then changes the inner products of the L2-normalized inputs least of all layers of this size
     (Eckart and Young, 1936), so that an untrained head finds nearly what its inputs find. With whitening, components
     along which the inputs vary much count for less, and an untrained head often finds more.
 
-    The components are those of the inputs about 0 and not about their mean, as cosine similarities are. A randomised
+    The components are those of the inputs about 0 and not about their mean, as cosine similarities are. A randomized
     method finds them, with a negligible error, since heads may have tens of thousands of inputs. The weights keep their
     norm, which decides how fast a learning rate turns them; a bias becomes 0. If there are more outputs than
     components, as with few images, the other rows keep the part of their weights that is orthogonal to all components,

@@ -7,9 +7,9 @@ from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedCo
 from rich.console import Console
 
 from dml.evaluation.names import choose_shown_metrics, describe_metric, format_value
-from dml.ops.escaping import printable
-from dml.ops.text.console import console
-from dml.ops.text.speed import LINE_EVERY, ProgressMeter
+from dml.runtime.escaping import printable
+from dml.runtime.text.console import console
+from dml.runtime.text.speed import LINE_EVERY, ProgressMeter
 
 FIRST_ESTIMATE = 10
 """Batches after which the first line about the time left is printed into a file or a pipe."""

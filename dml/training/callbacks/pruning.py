@@ -8,9 +8,9 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 
-from dml.ops.escaping import in_markup
-from dml.ops.run_folders.run_folder import RunFolder, RunState, runs_below
-from dml.ops.text.console import console
+from dml.runtime.escaping import in_markup
+from dml.runtime.run_folders.run_folder import RunFolder, RunState, runs_below
+from dml.runtime.text.console import console
 from dml.training.callbacks.last_checkpoint import RunEnder
 from dml.training.history import History
 

@@ -23,9 +23,9 @@ from dml.evaluation.per_query import (
     read_queries,
     score_queries,
 )
-from dml.ops.errors import InputError
-from dml.ops.filesystem.files import replacing
-from dml.ops.run_folders.run_folder import RunFolder
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.run_folders.run_folder import RunFolder
 from dml.training.history import History
 
 ID_FILE = "wandb_id.txt"

@@ -7,7 +7,7 @@ from configurations import CONF, compose
 from omegaconf import OmegaConf
 
 from dml.commands.checks.training_checks import check_crops, check_job
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CROP = "torchvision.transforms.v2.CenterCrop"
 TRANSFORMS = sorted(path.stem for path in (CONF / "transform").glob("*.yaml"))

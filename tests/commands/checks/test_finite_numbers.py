@@ -2,7 +2,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dml.commands.checks.training_checks import check_finite
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 INFINITE, NAN = float("inf"), float("nan")
 

@@ -8,7 +8,7 @@ from conftest import ROOT
 from hydra import compose, initialize_config_dir
 
 from dml.commands.checks.trust import check_overrides, check_targets, file_source, is_trusted
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.pipeline
 

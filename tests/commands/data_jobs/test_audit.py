@@ -20,7 +20,7 @@ CLASSES, IMAGES = 8, 8
 
 
 def draw(label: int, number: int) -> Image.Image:
-    """A picture of its class's colours, with noise of its own."""
+    """A picture of its class's colors, with noise of its own."""
     rng = np.random.default_rng((label, number))
     low = np.random.default_rng(label).integers(0, 256, (4, 4, 3))
     pixels = np.kron(low, np.ones((12, 12, 1))) + rng.normal(0, 12, (48, 48, 3)) + rng.integers(-20, 20, 3)
@@ -91,7 +91,7 @@ def test_planted_errors_are_found_and_decisions_come_back(
     assert [row["path"] for row in find("broken_image")] == ["test/class5/0.png"]
     assert [row["label"] for row in find("small_class")] == ["single"]
     odd = {row["path"]: row["remark"] for row in find("odd_image")}
-    assert "of one colour" in odd["test/class6/flat.png"]
+    assert "of one color" in odd["test/class6/flat.png"]
     assert "7.5 times as long as wide" in odd["test/class7/long.png"]
     assert {row["action"] for row in read_rows()} == {""}
     page = Path("found/audit.html").read_text()
@@ -108,8 +108,8 @@ def test_planted_errors_are_found_and_decisions_come_back(
     decided = [row for row in rows if row["action"]]
     write_rows(rows)
     printed = audit("dataset.corrections=found/audit.csv")
-    relabelled = len([row for row in rows if row["action"] == "relabel"])
-    assert f"corrections  dropped 2 images, relabelled {relabelled}, merged 0 classes into others" in printed
+    relabeled = len([row for row in rows if row["action"] == "relabel"])
+    assert f"corrections  dropped 2 images, relabeled {relabeled}, merged 0 classes into others" in printed
     assert f"kept     {len(decided)} lines of the earlier audit.csv" in printed
     after = read_rows()
     assert after[: len(decided)] == decided

@@ -26,7 +26,7 @@ SETTINGS += ["sheet.classes=2", "sheet.pictures=2"]
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Twelve classes of four coloured pictures in the folders train/ and test/; work in the folder above."""
+    """Twelve classes of four colored pictures in the folders train/ and test/; work in the folder above."""
     rng = np.random.default_rng(0)
     for number in range(12):
         folder = tmp_path / "mine" / ("train" if number < 6 else "test") / f"class{number}"
@@ -51,7 +51,7 @@ def inspect(here: Here, mine: Path, capfd: pytest.CaptureFixture[str]) -> Callab
 
 
 def embed_by_hand(mine: Path, split: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Resize, crop and embed each image alone -> L2-normalised features, labels."""
+    """Resize, crop and embed each image alone -> L2-normalized features, labels."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("inspect", overrides=["dataset=folder", *SETTINGS])
     torch.manual_seed(config.seed)
@@ -168,7 +168,7 @@ def test_a_test_of_one_class_says_nothing(inspect: Callable[..., str], mine: Pat
     for folder in [*(mine / "test").iterdir()][1:]:
         shutil.rmtree(folder)
     printed = " ".join(inspect("transform.size=32", "components=4", "sheet=null").split())
-    assert "All images of the test split are of one class, so that every neighbour is right." in printed
+    assert "All images of the test split are of one class, so that every neighbor is right." in printed
     assert "finds most" not in printed
 
 

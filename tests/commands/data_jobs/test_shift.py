@@ -11,10 +11,10 @@ from conftest import PLAIN, Here, Refused
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.config_folders import CONF
 from dml.run.table_reading import read_table
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_folder import RunFolder
 
 SETTINGS = ["model=small_cnn", "dataset.counts=null", "transform.size=32", "data.num_workers=0", "levels=3"]
 

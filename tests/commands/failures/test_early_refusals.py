@@ -67,7 +67,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["checkpoints.every_n_seconds=abc"], "checkpoints.every_n_seconds=abc: must be a number"),
         (["checkpoints.tie_breaker=3"], "checkpoints.tie_breaker=3: must be a text"),
         (["trainer.strategy=dpp"], "trainer.strategy=dpp: unknown; nearest: ddp"),
-        (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalisations that conv"),
+        (["trainer.sync_batchnorm=true"], "trainer.sync_batchnorm=true: replaces the batch normalizations that conv"),
         (
             ["training.compile={mode: max-autotune}", "training.gradient_cache=8"],
             "its CUDA graphs overwrite what gradient_cache keeps; ",
@@ -100,8 +100,8 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["trainer.max_time=10"], "trainer.max_time=10: must be days:hours:minutes:seconds, such as 00:08:00:00"),
         (["trainer.max_time=abc"], "trainer.max_time=abc: must be days:hours:minutes:seconds, such as 00:08:00:00"),
         (["+trainer.max_time=00:00:00:00"], "trainer.max_time=00:00:00:00: longer than nothing, such as 00:08:00:00"),
-        (["recurrent=lstm"], "recurrent: it finds neighbours by a trained network, and the run has none; training"),
-        (["+stages.first.recurrent={_target_:dml.models.recurrent.RecurrentModel}"], "recurrent: it finds neighbours"),
+        (["recurrent=lstm"], "recurrent: it finds neighbors by a trained network, and the run has none; training"),
+        (["+stages.first.recurrent={_target_:dml.models.recurrent.RecurrentModel}"], "recurrent: it finds neighbors"),
     ],
 )
 def test_a_setting_that_no_training_can_take(

@@ -9,9 +9,9 @@ import pytest
 from conftest import PLAIN, ROOT, Refused
 from omegaconf import OmegaConf
 
-from dml.ops.run_folders.new_folders import remove_unused_folder
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run import resolvers
+from dml.runtime.run_folders.new_folders import remove_unused_folder
+from dml.runtime.run_folders.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("mistake", ["dataset.root=/nowhere", "loss.margin=abc"])

@@ -92,9 +92,9 @@ def test_an_upload_that_never_ends_keeps_it_for_seconds_only(index: str) -> None
         answer = b"".join(iter(partial(upload.recv, 1000), b""))
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"the server was stopped meanwhile" in answer
-    first, cancelled, last = done.stderr.splitlines()
+    first, canceled, last = done.stderr.splitlines()
     assert first == "stopping; Ctrl-C again stops at once"
-    assert cancelled.startswith("Cancel 1 running task")  # uvicorn's own words
+    assert canceled.startswith("Cancel 1 running task")  # uvicorn's own words
     assert last == "stopped by SIGTERM"
     assert done.returncode == 143
 
@@ -130,5 +130,5 @@ def test_a_model_of_other_weights_is_refused(index: str, tmp_path: Path, capsys:
 def test_a_missing_library_is_named_with_its_command(
     index: str, library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dml.ops.libraries.extras.find_spec", lambda name: None if name == library else name)
+    monkeypatch.setattr("dml.runtime.libraries.extras.find_spec", lambda name: None if name == library else name)
     assert refused(capsys, index) == f"error: {library}: not installed; pip install 'dml[serve]'"

@@ -19,11 +19,11 @@ from stored_arrays import stored_arrays
 import dml
 from dml.__main__ import dispatch
 from dml.inference.index_folder import hold_folder
-from dml.ops.errors import InputError
-from dml.ops.run_folders.run_files import read_values, write_values
 from dml.report.page import search_report
 from dml.report.pictures import COLORS, OTHER, SAME
 from dml.report.searches import FoundImage, ImageSearches
+from dml.runtime.errors import InputError
+from dml.runtime.run_folders.run_files import read_values, write_values
 
 
 @pytest.fixture(scope="module")

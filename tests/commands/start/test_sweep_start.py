@@ -18,7 +18,7 @@ TRIED = ["-m", "sweep=optuna", *PLAIN, "hydra.sweeper.n_trials=2"]
         ("checkpoints.monitor=foo", "checkpoints.monitor=foo: no metric that a validation has"),
         (
             "trainer.val_check_interval=null",
-            "trainer.val_check_interval=null validates never, and the search optimises",
+            "trainer.val_check_interval=null validates never, and the search optimizes",
         ),
         ("dataset.root=/nowhere", "dataset.root=/nowhere: "),
         ("loss=glob(*)", "loss=glob(*): sweep=optuna takes choice(A,B), and no glob"),

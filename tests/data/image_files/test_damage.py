@@ -23,7 +23,7 @@ from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.verification import check_images, write_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Pipeline, Resize
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 RESIZE = Resize("warp", 16)
 FLIPS = 40

@@ -17,20 +17,20 @@ from torch import Tensor
 from dml.data.image_files.decoding import PixelValueError, decode_opened
 from dml.data.image_files.images import Box, ImageFile, MissingImageError, UnreadableImageError, read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
-COLOURS = np.array(
+COLORS = np.array(
     [[[250, 0, 0], [0, 250, 0], [0, 0, 250]], [[0, 0, 0], [250, 250, 250], [250, 250, 0]]], dtype=np.uint8
 )
 """2 x 3 pixels: red, green, blue; black, white, yellow."""
 
 
-def large(pixels: np.ndarray = COLOURS) -> Image.Image:
+def large(pixels: np.ndarray = COLORS) -> Image.Image:
     """Each pixel as a block of 16 x 16, for formats that blur."""
     return Image.fromarray(pixels.repeat(16, axis=0).repeat(16, axis=1))
 
 
-def centres(image: Tensor) -> np.ndarray:
+def centers(image: Tensor) -> np.ndarray:
     """(3, H, W) -> the middle pixel of each block, (H / 16, W / 16, 3)."""
     return image[:, 8::16, 8::16].permute(1, 2, 0).numpy()
 
@@ -52,7 +52,7 @@ def test_formats(tmp_path: Path, kind: str) -> None:
     assert image.shape == (3, 32, 48)
     assert image.dtype == torch.uint8
     assert image.permute(1, 2, 0).is_contiguous()  # as decoders give it and networks take it
-    np.testing.assert_allclose(centres(image).astype(int), COLOURS, atol=8 if kind in ("JPEG", "WEBP") else 0)
+    np.testing.assert_allclose(centers(image).astype(int), COLORS, atol=8 if kind in ("JPEG", "WEBP") else 0)
 
 
 def test_the_tensor_may_be_written_to(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_tensor_may_be_written_to(tmp_path: Path) -> None:
     assert image[0, 0, 0] == 251
 
 
-# colour
+# color
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -69,12 +69,12 @@ def test_grayscale(tmp_path: Path, kind: str) -> None:
     levels = np.array([[0, 100, 250]], dtype=np.uint8)
     image = read(tmp_path, saved(large(levels), kind))
     assert image.shape == (3, 16, 48)
-    np.testing.assert_allclose(centres(image).astype(int), levels[..., None].repeat(3, axis=2), atol=2)
+    np.testing.assert_allclose(centers(image).astype(int), levels[..., None].repeat(3, axis=2), atol=2)
 
 
 def test_one_bit(tmp_path: Path) -> None:
     image = read(tmp_path, saved(large(np.array([[0, 255]], dtype=np.uint8)).convert("1"), "PNG"))
-    assert centres(image).tolist() == [[[0, 0, 0], [255, 255, 255]]]
+    assert centers(image).tolist() == [[[0, 0, 0], [255, 255, 255]]]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -84,7 +84,7 @@ def test_sixteen_bits_are_scaled(tmp_path: Path, kind: str) -> None:
     assert image.permute(1, 2, 0).tolist() == [[[0] * 3, [100] * 3, [128] * 3, [255] * 3]]
 
 
-GREY_VALUES = [
+GRAY_VALUES = [
     # 16 bits, of which a camera uses 12, or of which a program has used 8
     ([0, 1000, 4095], np.uint16, [0, 62, 255]),
     ([0, 100, 255], np.uint16, [0, 100, 255]),
@@ -101,8 +101,8 @@ GREY_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("values", "dtype", "expected"), GREY_VALUES)
-def test_grey_values_of_more_than_eight_bits(tmp_path: Path, values: list[float], dtype: type, expected: list) -> None:
+@pytest.mark.parametrize(("values", "dtype", "expected"), GRAY_VALUES)
+def test_gray_values_of_more_than_eight_bits(tmp_path: Path, values: list[float], dtype: type, expected: list) -> None:
     image = read(tmp_path, saved(Image.fromarray(np.array([values], dtype)), "TIFF"))
     assert image.permute(1, 2, 0).tolist() == [[[value] * 3 for value in expected]]
 
@@ -110,17 +110,17 @@ def test_grey_values_of_more_than_eight_bits(tmp_path: Path, values: list[float]
 @pytest.mark.parametrize(
     ("values", "dtype", "found"),
     [
-        ([0, 70000], np.int32, "grey values from 0 to 70000; 0 to 255, 0 to 4095 or 0 to 65535 could be read"),
-        ([-5, 200], np.int32, "grey values from -5 to 200; "),
-        ([0, 1.2], np.float32, "grey values from 0 to 1.2; 0 to 1, 0 to 255 or 0 to 65535 could be read"),
-        ([0, 300], np.float32, "grey values from 0 to 300; "),
-        ([-0.1, 1], np.float32, "grey values from -0.1 to 1; "),
-        ([0, 1e6], np.float32, "grey values from 0 to 1e+06; "),
-        ([0, np.nan], np.float32, "grey values from nan to nan; "),
-        ([0, np.inf], np.float32, "grey values from 0 to inf; "),
+        ([0, 70000], np.int32, "gray values from 0 to 70000; 0 to 255, 0 to 4095 or 0 to 65535 could be read"),
+        ([-5, 200], np.int32, "gray values from -5 to 200; "),
+        ([0, 1.2], np.float32, "gray values from 0 to 1.2; 0 to 1, 0 to 255 or 0 to 65535 could be read"),
+        ([0, 300], np.float32, "gray values from 0 to 300; "),
+        ([-0.1, 1], np.float32, "gray values from -0.1 to 1; "),
+        ([0, 1e6], np.float32, "gray values from 0 to 1e+06; "),
+        ([0, np.nan], np.float32, "gray values from nan to nan; "),
+        ([0, np.inf], np.float32, "gray values from 0 to inf; "),
     ],
 )
-def test_grey_values_without_a_white_are_refused(tmp_path: Path, values: list[float], dtype: type, found: str) -> None:
+def test_gray_values_without_a_white_are_refused(tmp_path: Path, values: list[float], dtype: type, found: str) -> None:
     path = tmp_path / "image.tif"
     path.write_bytes(saved(Image.fromarray(np.array([values], dtype)), "TIFF"))
     fails(str(path), found)
@@ -156,10 +156,10 @@ def test_twelve_bits(tmp_path: Path) -> None:
     assert dark.permute(1, 2, 0).tolist() == [[[1] * 3, [15] * 3]]
 
 
-def test_sixteen_bits_a_colour(tmp_path: Path) -> None:
-    colours = np.array([[0, 25600, 65535], [4096, 0, 0]], "<u2")
-    assert read(tmp_path, tiff((16, 16, 16), colours.tobytes()))[:, 0].T.tolist() == [[0, 100, 255], [16, 0, 0]]
-    (tmp_path / "dark.tif").write_bytes(tiff((16, 16, 16), (colours % 4096).tobytes()))
+def test_sixteen_bits_a_color(tmp_path: Path) -> None:
+    colors = np.array([[0, 25600, 65535], [4096, 0, 0]], "<u2")
+    assert read(tmp_path, tiff((16, 16, 16), colors.tobytes()))[:, 0].T.tolist() == [[0, 100, 255], [16, 0, 0]]
+    (tmp_path / "dark.tif").write_bytes(tiff((16, 16, 16), (colors % 4096).tobytes()))
     fails(f"{tmp_path}/dark.tif", "colors of 16 bits, all below 4096, would become black")
     with Image.open(tmp_path / "dark.tif") as opened, pytest.raises(PixelValueError, match="would become black"):
         decode_opened(opened, print, None, in_place=False)
@@ -175,13 +175,13 @@ def test_a_jpeg_of_twelve_bits_is_refused(tmp_path: Path) -> None:
 def test_cmyk_jpeg(tmp_path: Path) -> None:
     content = saved(large().convert("CMYK"), "JPEG", quality=95)
     assert Image.open(BytesIO(content)).mode == "CMYK"
-    np.testing.assert_allclose(centres(read(tmp_path, content)).astype(int), COLOURS, atol=12)
+    np.testing.assert_allclose(centers(read(tmp_path, content)).astype(int), COLORS, atol=12)
 
 
 def test_palette(tmp_path: Path) -> None:
     content = saved(large().quantize(8), "PNG")
     assert Image.open(BytesIO(content)).mode == "P"
-    assert (centres(read(tmp_path, content)) == COLOURS).all()
+    assert (centers(read(tmp_path, content)) == COLORS).all()
 
 
 # transparency
@@ -191,9 +191,9 @@ SHAPE = np.array([[255, 0, 255], [0, 128, 0]], dtype=np.uint8)
 
 
 def drawing(mode: str, alpha: np.ndarray = SHAPE, hidden: int = 0) -> Image.Image:
-    """A drawing of 2 x 3 blocks, whose pixels without alpha have the grey value ``hidden``, and the others 40."""
-    grey = np.where(alpha > 0, 40, hidden).astype(np.uint8)
-    image = large(grey)
+    """A drawing of 2 x 3 blocks, whose pixels without alpha have the gray value ``hidden``, and the others 40."""
+    gray = np.where(alpha > 0, 40, hidden).astype(np.uint8)
+    image = large(gray)
     image.putalpha(large(alpha))
     return image.convert(mode) if mode[0] == "L" else image.convert("RGBA").convert(mode)
 
@@ -218,7 +218,7 @@ def wide_png(channels: int, values: list[list[int]]) -> bytes:
 
 def seen(image: Tensor) -> list[list[int]]:
     """(3, H, W) -> the red value of the middle of each block."""
-    return centres(image)[..., 0].tolist()
+    return centers(image)[..., 0].tolist()
 
 
 OVER_WHITE = [[40, 255, 40], [255, 147, 255]]
@@ -248,7 +248,7 @@ CONTENT = np.array([[40, 90, 40], [90, 40, 90]], dtype=np.uint8)
         wide_png(2, [[40 * 256, 65535]] * 8 + [[0, 0]] * 16),
         wide_png(4, [[40 * 256] * 3 + [65535]] * 8 + [[90 * 256] * 3 + [0]] * 16),
     ],
-    ids=["grey", "color", "16 bits", "GIF", "16 bits, grey and alpha", "16 bits, color and alpha"],
+    ids=["gray", "color", "16 bits", "GIF", "16 bits, gray and alpha", "16 bits, color and alpha"],
 )
 def test_a_transparent_color_is_laid_over_white(tmp_path: Path, content: bytes) -> None:
     values = np.unique(read(tmp_path, content).numpy())
@@ -261,10 +261,10 @@ def test_palette_with_transparency(tmp_path: Path, transparency: int | bytes) ->
     image = large().quantize(8)
     alphas = bytes([0]) + bytes([255] * 7) if transparency == 0 else bytes(transparency).ljust(8, b"\xff")
     alpha = np.array([*alphas])[np.asarray(image)[8::16, 8::16]][..., None]
-    expected = np.rint(255 - (255.0 - COLOURS) * alpha / 255)
+    expected = np.rint(255 - (255.0 - COLORS) * alpha / 255)
     content = saved(image, "PNG", transparency=transparency)
     assert Image.open(BytesIO(content)).mode == "P"
-    np.testing.assert_allclose(centres(read(tmp_path, content)), expected, atol=1)
+    np.testing.assert_allclose(centers(read(tmp_path, content)), expected, atol=1)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "RGBa", "LA", "PA"])
@@ -298,12 +298,12 @@ def test_a_background_that_is_no_color_is_refused(background: object) -> None:
         ImageLimits.from_settings({"background": background})
 
 
-@pytest.mark.parametrize("grey", [0, 255])
-def test_drawings_that_differ_in_their_alpha_alone_differ(grey: int) -> None:
+@pytest.mark.parametrize("gray", [0, 255])
+def test_drawings_that_differ_in_their_alpha_alone_differ(gray: int) -> None:
     """Black ones are seen over white; white ones would vanish there, and are laid over black."""
     images = []
     for alpha in (SHAPE, 255 - SHAPE, np.zeros_like(SHAPE)):
-        image = large(np.full_like(SHAPE, grey))
+        image = large(np.full_like(SHAPE, gray))
         image.putalpha(large(alpha))
         images.append(ImageFile("drawing", content=saved(image, "PNG")).pixels())
     assert not torch.equal(images[0], images[1])
@@ -319,7 +319,7 @@ def test_a_fourth_byte_that_is_not_used_hides_nothing(tmp_path: Path, kind: str)
     """Programs write zeros there, where a PNG file with them shows nothing."""
     image = large()
     image.putalpha(0)
-    assert (centres(read(tmp_path, saved(image, kind))) == COLOURS).all()
+    assert (centers(read(tmp_path, saved(image, kind))) == COLORS).all()
     assert (read(tmp_path, saved(image, "PNG")) == 255).all()
 
 
@@ -348,13 +348,13 @@ def test_exif_orientation(tmp_path: Path, orientation: int, kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = read(tmp_path, saved(large(), kind, exif=exif))
-    np.testing.assert_allclose(centres(image).astype(int), ORIENTATIONS[orientation](COLOURS), atol=8)
+    np.testing.assert_allclose(centers(image).astype(int), ORIENTATIONS[orientation](COLORS), atol=8)
 
 
 def test_orientation_in_xmp(tmp_path: Path) -> None:
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     image = read(tmp_path, saved(large(), "JPEG", xmp=xmp))
-    np.testing.assert_allclose(centres(image).astype(int), ORIENTATIONS[6](COLOURS), atol=8)
+    np.testing.assert_allclose(centers(image).astype(int), ORIENTATIONS[6](COLORS), atol=8)
 
 
 @pytest.mark.parametrize("orientation", [None, 0, 9])
@@ -364,7 +364,7 @@ def test_exif_without_an_orientation(tmp_path: Path, orientation: int | None) ->
     if orientation is not None:
         exif[0x0112] = orientation
     image = read(tmp_path, saved(large(), "JPEG", exif=exif))
-    np.testing.assert_allclose(centres(image).astype(int), COLOURS, atol=8)
+    np.testing.assert_allclose(centers(image).astype(int), COLORS, atol=8)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -505,24 +505,24 @@ def test_a_damaged_scan_is_found_when_it_is_decoded(tmp_path: Path) -> None:
 def test_a_member_of_an_archive(tmp_path: Path, compression: int) -> None:
     with zipfile.ZipFile(tmp_path / "set.zip", "w", compression) as archive:
         archive.writestr("images/a b/1.png", saved(large(), "PNG"))
-        archive.writestr("2.png", saved(large(255 - COLOURS), "PNG"))
-    assert (centres(read_image(f"{tmp_path}/set.zip/images/a b/1.png")) == COLOURS).all()
-    assert (centres(read_image(f"{tmp_path}/set.zip/2.png")) == 255 - COLOURS).all()
+        archive.writestr("2.png", saved(large(255 - COLORS), "PNG"))
+    assert (centers(read_image(f"{tmp_path}/set.zip/images/a b/1.png")) == COLORS).all()
+    assert (centers(read_image(f"{tmp_path}/set.zip/2.png")) == 255 - COLORS).all()
     with pytest.raises(InputError, match=r"image .*set\.zip/3\.png: no such file"):
         read_image(f"{tmp_path}/set.zip/3.png")
 
 
 def test_an_archive_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
-    for colours in (COLOURS, 255 - COLOURS):
+    for colors in (COLORS, 255 - COLORS):
         with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
-            archive.writestr("1.png", saved(large(colours), "PNG"))
+            archive.writestr("1.png", saved(large(colors), "PNG"))
         (tmp_path / "new.zip").rename(tmp_path / "set.zip")
-        assert (centres(read_image(f"{tmp_path}/set.zip/1.png")) == colours).all()
+        assert (centers(read_image(f"{tmp_path}/set.zip/1.png")) == colors).all()
 
 
 def test_a_folder_that_is_called_as_an_archive(tmp_path: Path) -> None:
     (tmp_path / "set.zip").mkdir()
-    assert (centres(read(tmp_path, saved(large(), "PNG"), "set.zip/1.png")) == COLOURS).all()
+    assert (centers(read(tmp_path, saved(large(), "PNG"), "set.zip/1.png")) == COLORS).all()
     with pytest.raises(InputError, match=r"image .*set\.zip/2\.png: "):
         read_image(f"{tmp_path}/set.zip/2.png")
 

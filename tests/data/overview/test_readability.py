@@ -15,7 +15,7 @@ from dml.data.overview import readability
 from dml.data.overview.readability import check_readability, find_missing
 from dml.data.readers import emoji
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def table(paths: list[str], split: list[str] | None = None) -> ImageTable:

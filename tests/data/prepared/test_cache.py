@@ -31,7 +31,7 @@ from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.verification import check_images
 from dml.data.table import ImageTable
 from dml.data.transforms import Pad, Pipeline, RandomResizedCrop, Resize
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 PHOTO = Image.fromarray(load_sample_image("china.jpg"))
 RESIZES = [Resize("warp", 32), Resize("shorter", 20), Resize("longer", 48)]

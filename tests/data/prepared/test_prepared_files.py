@@ -20,7 +20,7 @@ from dml.data.prepared.prepared_files import (
     replacing_file,
     write_parquet,
 )
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 TABLE = pa.table(
     {"path": ["a.jpg", "dml.crc32=00000000", "b.jpg"], "bytes": [1, 2, 3]}, metadata={"dml": '{"format": 3}'}

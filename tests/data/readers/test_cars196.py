@@ -12,7 +12,7 @@ from trees.tree import remove
 
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.readers.cars196 import read, read_variable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def test_one_folder_and_one_list(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from trees.tree import write_lines
 
 from dml.data.image_files.images import read_image
 from dml.data.readers.csv import read, read_listed
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def written(folder: Path, *lines: str) -> Path:

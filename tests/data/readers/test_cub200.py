@@ -5,7 +5,7 @@ from trees.cub200 import IMAGES, NAMES, TREE
 from trees.tree import edit, write_images, write_lines
 
 from dml.data.readers.cub200 import read
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def test_the_first_hundred_classes_are_for_training(tmp_path: Path) -> None:

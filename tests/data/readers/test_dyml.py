@@ -10,7 +10,7 @@ from trees.tree import edit
 
 from dml.data.readers.dyml import _number_ids, read
 from dml.data.table import UNKNOWN, ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LEVELS = ("fine", "middle", "coarse")
 

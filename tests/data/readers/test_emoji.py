@@ -11,7 +11,7 @@ from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.readers.emoji import read
 from dml.data.table import ImageTable
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,12 @@ def test_half_of_each_subgroups_classes_is_for_testing(table: ImageTable) -> Non
     seen, unseen = (Counter(subgroup[c] for c in classes(table, *s)) for s in (("train", "val"), ("test",)))
     differences = [seen[s] - unseen[s] for s in range(95)]
     assert set(differences) <= {-1, 0, 1}
-    assert abs(sum(differences)) <= 1  # odd subgroups favour neither
+    assert abs(sum(differences)) <= 1  # odd subgroups favor neither
     assert {-1, 1} <= set(differences)
 
 
 def test_the_halves_are_drawn_at_random(table: ImageTable) -> None:
-    """Not every other emoji of a list in which neighbours look alike."""
+    """Not every other emoji of a list in which neighbors look alike."""
     testing = np.isin(np.arange(1146), [*classes(table, "test")])
     assert 0.4 < np.mean(testing[1:] != testing[:-1]) < 0.6
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
         read(tmp_path / "text.zip")
 
 
-def test_an_archive_that_read_image_would_not_recognise(tmp_path: Path, small_emoji: Path) -> None:
+def test_an_archive_that_read_image_would_not_recognize(tmp_path: Path, small_emoji: Path) -> None:
     (tmp_path / "emoji").write_bytes(small_emoji.read_bytes())
     with pytest.raises(InputError, match=r"emoji: give the \.zip file"):
         read(tmp_path / "emoji")

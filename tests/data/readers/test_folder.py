@@ -9,7 +9,7 @@ from trees.tree import write_images
 from dml.data.image_listing import list_images
 from dml.data.readers.folder import read
 from dml.data.table import ImageTable, load
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CLASSES = ["b", "a", "d", "c"]
 

@@ -9,7 +9,7 @@ from trees.tree import edit, write_lines
 from dml.data.readers import inat2018
 from dml.data.readers.inat2018 import read
 from dml.data.table import find_faults, hold_out_classes, load
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 LINES = [*listed("train"), *listed("test")]
 

@@ -5,7 +5,7 @@ from trees.inshop import HEADER, LIST, TREE, rows
 from trees.tree import edit
 
 from dml.data.readers.inshop import read
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def test_the_rows_are_those_of_the_list_in_their_order(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import limit_list_bytes
 from dml.data.image_files.pngs import find_or_write_png_archive, user_cache_folder
 from dml.data.readers import digits, mnist
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 @pytest.fixture

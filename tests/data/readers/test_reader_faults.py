@@ -16,8 +16,8 @@ from dml.data.image_files.images import read_image
 from dml.data.image_files.limits import MAX_LIST_BYTES, ImageLimits
 from dml.data.image_listing import SUFFIXES
 from dml.data.table import TRAINING_SPLITS, UNKNOWN, ImageTable
-from dml.ops.errors import InputError
 from dml.run import builders
+from dml.runtime.errors import InputError
 
 pytestmark = pytest.mark.data_sets
 

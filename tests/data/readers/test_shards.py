@@ -22,8 +22,8 @@ from dml.data.prepared.verification import CheckedImage
 from dml.data.readers.tar_shards import read
 from dml.data.table import RESERVED_LEVELS, ImageTable
 from dml.data.transforms import Pipeline
-from dml.ops.errors import InputError
-from dml.ops.filesystem.regular_files import RefusedFileError
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.regular_files import RefusedFileError
 
 IMAGE = encoded("RGB")
 

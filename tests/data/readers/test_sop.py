@@ -6,7 +6,7 @@ from trees.sop import HEADER, TREE, rows
 from trees.tree import edit
 
 from dml.data.readers.sop import read
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def test_the_rows_are_those_of_the_lists_in_their_order(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dml.data.table import ImageTable
 from dml.data.table_changes.class_splits import apply_class_splits, format_class_splits, read_class_splits
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 NAMES = ("ant", "bee, the", 'a "cat"', "dog")
 

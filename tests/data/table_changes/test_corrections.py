@@ -8,7 +8,7 @@ import pytest
 
 from dml.data.table import UNKNOWN, ImageTable
 from dml.data.table_changes.corrections import Correction, apply_corrections, read_corrections
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 ROOT = "/data/mine"
 
@@ -46,7 +46,7 @@ def test_dropped_images_and_classes_are_gone_and_labels_have_no_gap() -> None:
     }
     assert np.unique(table.labels[:, 0]).tolist() == [0, 1, 2]
     assert table.names[0] == ("robin", "owl", "lynx")
-    assert counts.describe() == "dropped 3 images, relabelled 0, merged 0 classes into others"
+    assert counts.describe() == "dropped 3 images, relabeled 0, merged 0 classes into others"
 
 
 @pytest.mark.parametrize(("in_table", "in_file"), [("\u00eb", "e\u0308"), ("e\u0308", "\u00eb")])
@@ -56,16 +56,16 @@ def test_a_class_composed_and_decomposed_is_one_and_paths_stay(in_table: str, in
     paths[0] = f"/data/mine/{in_file}.jpg"
     file = tmp_path / "corrections.csv"
     file.write_text(f"action,path,label,other_label\nrelabel,{paths[0]},robin,{in_file}\n", encoding="utf-8")
-    relabelled, _ = apply_corrections(replace(table, paths=np.array(paths)), read_corrections(file))
-    assert relabelled.labels[0, 0] == 1
+    relabeled, _ = apply_corrections(replace(table, paths=np.array(paths)), read_corrections(file))
+    assert relabeled.labels[0, 0] == 1
 
 
 def test_a_new_label_brings_the_coarser_class_and_the_split_of_the_class() -> None:
-    relabelled = Correction("relabel", "/data/mine/0.jpg", label="robin", other_label="wren", new_label="lynx")
-    table, counts = apply_corrections(make_table(), [relabelled])
+    relabeled = Correction("relabel", "/data/mine/0.jpg", label="robin", other_label="wren", new_label="lynx")
+    table, counts = apply_corrections(make_table(), [relabeled])
     assert list_classes(table) == list_classes(make_table()) | {"0": ("lynx", "cats", "test")}
     assert counts.moved == 1
-    suggested = replace(relabelled, new_label="")
+    suggested = replace(relabeled, new_label="")
     assert apply(suggested)["0"] == ("wren", "birds", "train")
 
 
@@ -178,11 +178,11 @@ def test_mistakes_name_the_line(correction: Correction, message: str) -> None:
 
 
 def test_contradictions_are_refused() -> None:
-    relabelled = Correction("relabel", "/data/mine/0.jpg", new_label="wren")
+    relabeled = Correction("relabel", "/data/mine/0.jpg", new_label="wren")
     with pytest.raises(InputError, match=r"0\.jpg has two new classes"):
-        apply(relabelled, replace(relabelled, new_label="owl"))
-    with pytest.raises(InputError, match=r"0\.jpg is both dropped and relabelled"):
-        apply(relabelled, Correction("drop", "/data/mine/0.jpg"))
+        apply(relabeled, replace(relabeled, new_label="owl"))
+    with pytest.raises(InputError, match=r"0\.jpg is both dropped and relabeled"):
+        apply(relabeled, Correction("drop", "/data/mine/0.jpg"))
     with pytest.raises(InputError, match="no image is left"):
         apply(*(Correction("drop", label=name) for name in make_table().names[0]))
 

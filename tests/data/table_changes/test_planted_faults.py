@@ -7,7 +7,7 @@ import pytest
 
 from dml.data.table import ImageTable
 from dml.data.table_changes.planted_faults import PlantedFaults, plant_faults, read_planted_faults
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 CLASSES, IMAGES = 40, 30
 

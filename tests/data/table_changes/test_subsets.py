@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from dml.data.table import ImageTable
 from dml.data.table_changes.subsets import draw_share_of_classes, take_some_classes
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def make_table(labels: list[int], split: list[str], benchmark: list[int] | None = None) -> ImageTable:

@@ -24,7 +24,7 @@ SETTINGS = AuditSettings()
 
 
 def draw_pictures(count: int, side: int = 32) -> torch.Tensor:
-    """Draw smooth pictures (N, side, side) of grey values from 0 to 255, the same for each side."""
+    """Draw smooth pictures (N, side, side) of gray values from 0 to 255, the same for each side."""
     coarse = 255 * torch.rand(count, 1, 12, 12, generator=torch.Generator().manual_seed(1))
     return F.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 255)[:, 0]
 
@@ -197,7 +197,7 @@ def test_small_classes_and_odd_images() -> None:
     similarities = find_neighbors(images, AuditSettings(isolation=1e9))[1]
     odd = {f.path: f.remark for f in report_odd_images(images, similarities, AuditSettings(isolation=1e9))}
     assert odd == {
-        "/mine/3.jpg": "of one colour",
+        "/mine/3.jpg": "of one color",
         "/mine/4.jpg": "only 64 x 10 pixels; 6.4 times as long as wide",
     }
 

@@ -13,9 +13,9 @@ from dml.evaluation.metric import MetricConfig
 from dml.evaluation.ranking.items import Items
 from dml.evaluation.ranking.queries import rank_queries
 from dml.losses.hyperbolic import poincare_distances, to_ball
-from dml.ops.errors import InputError
 from dml.ops.poincare import ranking_vectors
 from dml.retrieval import nearest_neighbors
+from dml.runtime.errors import InputError
 
 BALLS = [(0.1, 2.3), (1.0, 1.0), (1.0, 4.0), (2.0, 0.5)]
 
@@ -51,7 +51,7 @@ def test_inner_products_are_in_the_order_of_the_distances(ball: tuple[float, flo
 
 @pytest.mark.parametrize("ball", BALLS)
 @pytest.mark.parametrize("metrics", [("recall",), ("recall", "ap")])
-def test_the_nearest_neighbours_are_those_of_all_distances(ball: tuple[float, float], metrics: tuple[str, ...]) -> None:
+def test_the_nearest_neighbors_are_those_of_all_distances(ball: tuple[float, float], metrics: tuple[str, ...]) -> None:
     query, gallery = points(30, *ball), points(80, *ball, seed=1)
     labels, gallery_labels = np.arange(30) % 5, np.arange(80) % 5
     distances = brute_force(query, gallery, ball[0])

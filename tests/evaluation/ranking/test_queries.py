@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from dml.evaluation import MetricConfig, PerQuery, query_share, rank_queries
 from dml.evaluation.ranking.items import Items, Positives, check_query_and_gallery
 from dml.evaluation.ranking.queries import MOST_SEARCHED, SORT_FACTOR, Ranking
-from dml.ops.errors import InputError
 from dml.retrieval.gallery import Gallery
+from dml.runtime.errors import InputError
 
 RANKING = ("recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi")
 NEAREST = ("recall", "map@r", "r_precision")

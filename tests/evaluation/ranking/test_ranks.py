@@ -84,7 +84,7 @@ def test_rows_do_not_tie_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("largest", [1, 3, 7])
-def test_neighbouring_floats_do_not_tie(largest: int) -> None:
+def test_neighboring_floats_do_not_tie(largest: int) -> None:
     distances = np.float32(0.3) + np.zeros((1, 50), dtype=np.float32)
     for item in range(1, 50):
         distances[0, item] = np.nextafter(distances[0, item - 1], np.float32(-1 if item % 2 else 1), dtype=np.float32)

@@ -106,8 +106,8 @@ def test_it_describes_the_index(client: TestClient, index: Index) -> None:
 
 
 def test_images_without_a_label_count_for_no_label(index: Index) -> None:
-    unlabelled = Index.build(index.model, index.items.paths.tolist())
-    with TestClient(create_app(ImageSearch(unlabelled), HOSTS), base_url="http://localhost") as client:
+    unlabeled = Index.build(index.model, index.items.paths.tolist())
+    with TestClient(create_app(ImageSearch(unlabeled), HOSTS), base_url="http://localhost") as client:
         facts = client.get("/api/index").json()
         assert (facts["labels"], facts["prior"], facts["prior_is_of_labels"]) == (0, 0.05, False)
         assert client.get("/api/labels").json() == []

@@ -7,9 +7,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from dml.commands.parsed_commands.compare_command import compare_runs
-from dml.ops.filesystem.files import write_text
-from dml.ops.run_folders.run_folder import RunFolder
 from dml.run.resuming.resolved_values import resolve_environment, resolve_values
+from dml.runtime.filesystem.files import write_text
+from dml.runtime.run_folders.run_folder import RunFolder
 
 CONFIG = {
     "seed": 3,

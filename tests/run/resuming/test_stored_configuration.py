@@ -5,8 +5,6 @@ from configurations import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from dml.ops.configuration.overrides import key_of
-from dml.ops.errors import InputError
 from dml.run.config_folders import CONF
 from dml.run.resuming.stored_configuration import (
     FORMER_LEARNING_RATE,
@@ -16,6 +14,8 @@ from dml.run.resuming.stored_configuration import (
     keep_transform,
     plain_config,
 )
+from dml.runtime.configuration.overrides import key_of
+from dml.runtime.errors import InputError
 
 STORED = StoredConfiguration(["loss=rll", "loss.margin=0.4"], {"loss": {"margin": 0.4, "alpha": None}, "seed": 0})
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dml.models.heads import AuxiliaryHead, ClassTokenHead, NormalizedPoolHead, PoolHead
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 from dml.training.callbacks.principal_heads import begin_at_principal_components, last_layers
 
 

@@ -1,4 +1,4 @@
-// This script sends the query to the server, and shows the neighbours that it answers with.
+// This script sends the query to the server, and shows the neighbors that it answers with.
 "use strict";
 
 (() => {

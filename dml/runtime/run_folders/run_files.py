@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dml.ops.configuration.nested import check_parts
-from dml.ops.filesystem.checksums import DamageError, seal_text, seal_values, unseal_text, unseal_values
-from dml.ops.filesystem.files import replacing
-from dml.ops.filesystem.plain_text import parse_json, parse_yaml, read_bounded
+from dml.runtime.configuration.nested import check_parts
+from dml.runtime.filesystem.checksums import DamageError, seal_text, seal_values, unseal_text, unseal_values
+from dml.runtime.filesystem.files import replacing
+from dml.runtime.filesystem.plain_text import parse_json, parse_yaml, read_bounded
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from dml.ops.filesystem import plain_text
-from dml.ops.filesystem.plain_text import check_plain, parse_json, parse_yaml, read_bounded
+from dml.runtime.filesystem import plain_text
+from dml.runtime.filesystem.plain_text import check_plain, parse_json, parse_yaml, read_bounded
 
 
 def test_files_are_read_as_by_python() -> None:

@@ -5,7 +5,7 @@ import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from dml.ops.filesystem.files import replacing
+from dml.runtime.filesystem.files import replacing
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:

@@ -40,7 +40,7 @@ class RunPaths:
 
     @property
     def queries_file(self) -> Path:
-        """The path of the table of each test query's metrics and nearest neighbours."""
+        """The path of the table of each test query's metrics and nearest neighbors."""
         return self.path / "per_query.parquet"
 
     @property
@@ -50,7 +50,7 @@ class RunPaths:
 
     @property
     def picture_file(self) -> Path:
-        """The path of the picture of some queries and their nearest neighbours."""
+        """The path of the picture of some queries and their nearest neighbors."""
         return self.path / "retrieval.png"
 
     @property
@@ -65,7 +65,7 @@ class RunPaths:
 
     @property
     def fixed_neighbors_file(self) -> Path:
-        """The path of the test images' neighbours before the last stage (``evaluation.fixed_neighbors``)."""
+        """The path of the test images' neighbors before the last stage (``evaluation.fixed_neighbors``)."""
         return self.path / "fixed_neighbors.npz"
 
     @property

@@ -11,12 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dml.ops.configuration.former_keys import rename_keys, rename_override
-from dml.ops.errors import InputError
-from dml.ops.filesystem.checksums import DamageError, file_checksum
-from dml.ops.filesystem.files import remove_partial_files
-from dml.ops.filesystem.locks import holding, is_held
-from dml.ops.run_folders.run_files import (
+from dml.runtime.configuration.former_keys import rename_keys, rename_override
+from dml.runtime.errors import InputError
+from dml.runtime.filesystem.checksums import DamageError, file_checksum
+from dml.runtime.filesystem.files import remove_partial_files
+from dml.runtime.filesystem.locks import holding, is_held
+from dml.runtime.run_folders.run_files import (
     read_configuration,
     read_curves,
     read_metrics,
@@ -31,7 +31,7 @@ from dml.ops.run_folders.run_files import (
     write_splits,
     write_values,
 )
-from dml.ops.run_folders.run_paths import RunPaths
+from dml.runtime.run_folders.run_paths import RunPaths
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 from collections.abc import Container, Iterable, Mapping
 
-from dml.ops.configuration.nested import is_below
-from dml.ops.errors import InputError
+from dml.runtime.configuration.nested import is_below
+from dml.runtime.errors import InputError
 
 
 def key_of(override: str) -> str:

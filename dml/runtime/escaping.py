@@ -1,6 +1,6 @@
 """Functions that make names and paths safe to show: a terminal obeys no character of the result.
 
-Without them, a file name could move the cursor, change colours, or reverse the direction of a line.
+Without them, a file name could move the cursor, change colors, or reverse the direction of a line.
 """
 
 import re

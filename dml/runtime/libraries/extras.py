@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from dml.ops.errors import InputError
+from dml.runtime.errors import InputError
 
 
 def check_installed(*libraries: str, extra: str) -> None:

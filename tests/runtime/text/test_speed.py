@@ -1,4 +1,4 @@
-from dml.ops.text.speed import ProgressMeter
+from dml.runtime.text.speed import ProgressMeter
 
 
 class Clock:
