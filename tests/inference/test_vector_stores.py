@@ -356,7 +356,9 @@ def test_mistakes_are_named(
     image = next(photos.rglob("*.png"))
     with pytest.raises(InputError, match="given 2 times"):
         upload(model, address, [image, image])
-    settings = replace(SETTINGS, config={**SETTINGS.config, "geometry": {"curvature": 0.1, "clip": 2.3}})
+    settings = replace(
+        SETTINGS, config={**SETTINGS.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
+    )
     ball = ImageEmbedder(settings.build_model(), settings)
     with pytest.raises(InputError, match=r"compares by cosine similarity, the model by poincare \(curvature 0.1\)"):
         Upload(ball, address, "pictures")

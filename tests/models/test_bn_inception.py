@@ -4,8 +4,9 @@ from copy import deepcopy
 
 import pytest
 import torch
-from dml.models.bn_inception import BNInception
 from torch import Tensor, nn
+
+from dml.models.bn_inception import BNInception
 
 pytestmark = pytest.mark.networks
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from configurations import compose
-from dml.models.bn_inception import BNInception
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from dml.models import networks
+from dml.models.bn_inception import BNInception
 from dml.models.heads import AuxiliaryHead, PoolHead
 from dml.models.weights import read_caffemodel
 from dml.runtime.errors import InputError

@@ -360,7 +360,7 @@ def test_heads_that_do_not_fit_the_tap(tap: str, head: type[nn.Module], message:
         ({"embed_dim": None}, r"model\.embed_dim=None: head L needs an integer size"),
         ({"embed_dim": "large"}, r"model\.embed_dim=large: head L needs an integer size"),
         ({"embed_dim": 6.5}, r"model\.embed_dim=6\.5: head L needs an integer size"),
-        ({"concatenation": "normalized"}, r"model\.concatenation=normalized: must be normalized or raw"),
+        ({"concatenation": "whitened"}, r"model\.concatenation=whitened: must be normalized or raw"),
         (
             {"taps": {**TAPS, "M": "stages.3"}},
             r"model\.taps\.M=stages\.3: no such module; nearest: .*stages\.\d",

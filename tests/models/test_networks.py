@@ -9,12 +9,12 @@ import pytest
 import timm
 import torch
 import torchvision
-from dml.models.bn_inception import BNInception
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import Tensor, nn
 
 from dml.models import networks
 from dml.models.backbone import Backbone
+from dml.models.bn_inception import BNInception
 from dml.models.embedding import EmbeddingModel
 from dml.models.heads import PoolHead
 from dml.runtime.errors import InputError

@@ -97,7 +97,7 @@ class RunFolder(RunPaths):
     def write_configuration(self, config: str, hydra: str, overrides: str) -> None:
         """Write the three files of `.hydra/`, all of them YAML texts."""
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        for cached in ("config", "overrides", "choices", "start_folder"):
+        for cached in ("config", "_stored_config", "overrides", "choices", "start_folder"):
             self.__dict__.pop(cached, None)
         # The configuration is written last, because it decides whether metrics.json holds the metrics of this run.
         for path, text in ((self.overrides_file, overrides), (self.hydra_file, hydra), (self.config_file, config)):
