@@ -25,7 +25,7 @@ seeds: 2
 claims: {}
 metrics: [map@r]
 datasets: {emoji: {}}
-conditions: {heads: {}, whole: {overrides: [frozen=false]}}
+conditions: {heads: {}, whole: {overrides: [training.frozen=false]}}
 search:
   condition: heads
   score: level0/map@r

@@ -50,7 +50,7 @@ def test_each_row_of_the_ablation_changes_one_part_of_the_default(dataset: str, 
     study = read("ablation", f"datasets.photographs.root={tmp_path / 'list.csv'}")
     cells = [cell for cell in study.cells if (cell.dataset, cell.condition) == (dataset, condition)]
     default, *others = (flat(plain_config(compose(cell.training.extended(cell.after)))) for cell in cells)
-    assert default.get("frozen", False) is (condition == "heads")
+    assert default.get("training.frozen", False) is (condition == "heads")
     for cell, changed in zip(cells[1:], others, strict=True):
         keys = {
             key.partition(".")[0] for key in default.keys() | changed.keys() if default.get(key) != changed.get(key)
@@ -65,7 +65,7 @@ def test_each_condition_of_robustness_plants_its_faults_with_the_seed_of_the_run
     for cell in study.selected:
         config = compose(cell.training.extended(cell.after))
         config.seed = 5
-        assert (config.dataset.planted.seed, config.frozen) == (5, True)
+        assert (config.dataset.planted.seed, config.training.frozen) == (5, True)
         assert cell.like == ("emoji", "heads", "rll")
 
 
