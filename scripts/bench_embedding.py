@@ -88,7 +88,7 @@ def print_embedding(model: ImageEmbedder, paths: list[str]) -> None:
         function()
     seconds = time_in_turns(functions, ROUNDS)
     for name, times in seconds.items():
-        ratios = [bare / own for bare, own in zip(seconds["bare loop"], times, strict=True)]
+        ratios = [bare / measured for bare, measured in zip(seconds["bare loop"], times, strict=True)]
         print(
             f"{name:18} {len(paths) / statistics.median(times):8.1f} images/s  {statistics.median(ratios):.3f} x bare"
         )

@@ -239,7 +239,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Do what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     if options.install:
         install_environments(options.environments)
     elif options.show:

@@ -116,8 +116,8 @@ def measure_small(share: Share, batch: int) -> tuple[float, float, float]:
     """Return the milliseconds of a step without and with sharding, and the median ratio of the two."""
     share.step(batch, shard=True)
     turns = [[1000 * share.step(batch, shard=shard)[1] for shard in (False, True)] for _ in range(TURNS)]
-    whole, sharded = (median(times) for times in zip(*turns, strict=True))
-    return whole, sharded, median(second / first for first, second in turns)
+    unsharded, sharded = (median(times) for times in zip(*turns, strict=True))
+    return unsharded, sharded, median(second / first for first, second in turns)
 
 
 def run_process(
@@ -160,8 +160,8 @@ def main() -> None:
     print(f"\n{'loss':<14}{'batch':>10}{'whole, ms':>12}{'sharded, ms':>14}{'ratio':>8}")
     for name in options.losses:
         for batch in SMALL_BATCHES:
-            whole, sharded, ratio = on_processes(2, measure_small, name, options.dim, batch)[0]
-            print(f"{name:<14}{batch:>10}{whole:>12.2f}{sharded:>14.2f}{ratio:>8.2f}", flush=True)
+            unsharded, sharded, ratio = on_processes(2, measure_small, name, options.dim, batch)[0]
+            print(f"{name:<14}{batch:>10}{unsharded:>12.2f}{sharded:>14.2f}{ratio:>8.2f}", flush=True)
 
 
 if __name__ == "__main__":

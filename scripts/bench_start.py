@@ -68,7 +68,7 @@ class Cost(NamedTuple):
 
     Args:
         cpu: CPU time, of user and system together.
-        wall: wall time.
+        wall: wall time of the process.
     """
 
     cpu: float

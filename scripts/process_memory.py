@@ -9,7 +9,7 @@ class AddedMemory:
 
     Attributes:
         peak: the most that was added at any time.
-        left: what is still added at the end.
+        left: memory that is still added at the end.
     """
 
     def __enter__(self) -> "AddedMemory":

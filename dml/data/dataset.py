@@ -142,7 +142,7 @@ def _seed_generator(seed: tuple[int, ...] | None) -> Iterator[None]:
 
 
 def make_unreadable_class_error(path: str, label: int, class_names: Sequence[str]) -> InputError:
-    """Return the error for a class of which no image can be read; its line says how to leave the class out."""
+    """Return the error for a class of which no image can be read; its line tells how to leave the class out."""
     line = f"image {printable(path)}: not one image of its class can be read"
     if not class_names or label == UNKNOWN:
         return InputError(f"{line}; drop its images in a file for dataset.corrections (docs/audit.md)")

@@ -128,7 +128,7 @@ def divide_by_folders(folders: Sequence[tuple[str, ...]], source: str) -> tuple[
 
 
 def read_split_columns(columns: Mapping[str, Sequence[str]], chosen: str = "") -> tuple[str, list[str], list[str]]:
-    """Read the split of each row from the columns that say it.
+    """Read the split of each row from the columns that name it.
 
     They are a column of words, which is a `SPLIT_COLUMN`, or holds words of splits alone; or all that have a word of a
     split in their name and hold `TRUE` and `FALSE`. Beside words, these say only what is query or gallery. Rows in

@@ -77,7 +77,7 @@ def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concat
         vectors: (N, D) vectors, the heads side by side.
         head_dims: size of the embedding of each head, in the order of the dimensions.
         size: largest number of dimensions of each head.
-        concatenation: that of the model, see `dml.models.embedding.EmbeddingModel`.
+        concatenation: how the model joins its heads, see `dml.models.embedding.EmbeddingModel`.
     """
     if size >= max(head_dims.values()):
         return vectors

@@ -102,16 +102,16 @@ def find_nearest(pairs: LabeledPairs) -> NearestItems:
         best_other = similarities.masked_fill_(is_same, -torch.inf).max(dim=1)
         scores.append(torch.stack([best.values, best_other.values]).cpu().numpy())
         rights.append(is_same.gather(1, best.indices[:, None])[:, 0].cpu().numpy())
-    found, is_right = np.concatenate(scores, axis=1), np.concatenate(rights)
-    is_known, has_found = np.broadcast_to([[True], [False]], found.shape), np.isfinite(found)
-    return NearestItems(found[has_found], is_known[has_found], (is_known & is_right)[has_found])
+    best_scores, is_right = np.concatenate(scores, axis=1), np.concatenate(rights)
+    is_known, has_found = np.broadcast_to([[True], [False]], best_scores.shape), np.isfinite(best_scores)
+    return NearestItems(best_scores[has_found], is_known[has_found], (is_known & is_right)[has_found])
 
 
 def judge_nearest(nearest: NearestItems, threshold: float | None) -> Metrics:
     """Compute how well the nearest item's similarity tells queries of known classes from others.
 
     Args:
-        nearest: what the queries find.
+        nearest: nearest items of the queries, see `find_nearest`.
         threshold: similarity from which on the nearest item is judged to be of the query's class; None for the first of
             the metrics alone.
 
@@ -193,7 +193,7 @@ def choose_threshold(pairs: LabeledPairs, nearest: NearestItems, settings: Thres
 
     Args:
         pairs: pairs of both kinds, see `has_both_kinds`.
-        nearest: what the queries of the pairs find, see `find_nearest`.
+        nearest: nearest items of the pairs' queries, see `find_nearest`.
         settings: the wanted share or rate.
     """
     if settings.fmr is None:

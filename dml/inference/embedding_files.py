@@ -74,10 +74,12 @@ def write_embeddings(file: Path, tables: Iterable[pa.Table], facts: Mapping[str,
     """
     check_output(file)
     if file.suffix == ".npz":
-        whole = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
-        check_readable(len(whole), images)
+        joined_table = pa.concat_tables(table.replace_schema_metadata(None) for table in tables)
+        check_readable(len(joined_table), images)
         with replacing(file) as partial, partial.open("wb") as opened:
-            np.savez(opened, allow_pickle=False, **_as_arrays(whole), **{key: np.array(facts[key]) for key in facts})
+            np.savez(
+                opened, allow_pickle=False, **_as_arrays(joined_table), **{key: np.array(facts[key]) for key in facts}
+            )
         return
     described = (table.replace_schema_metadata(dict(facts)) for table in tables)
     with replacing(file) as partial:

@@ -65,9 +65,9 @@ class Backbone(nn.Module):
             "all" (scale and shift as well), or None. True means "all" and False means None; runs of earlier versions
             stored these.
         channels_last: whether images are stored channels last in memory, which halves the time of a step on CPU.
-        fold_batchnorm: whether convolutions compute the batch normalizations behind them, where these use their running
-            statistics: in evaluations, and in training with ``freeze_batchnorm``. Results differ by rounding. None, as
-            runs of earlier versions have it, means False.
+        fold_batchnorm: whether convolutions compute the batch normalizations behind them while these use running
+            statistics, that is in evaluations, and in training with ``freeze_batchnorm``. Results differ by rounding.
+            None, as runs of earlier versions have it, means False.
         stages: names of the submodules that end the network's stages, shallowest first.
         layers: number of the layer, from 0 for the first, of each of the network's parameters by name; with them, an
             optimizer can give deeper layers larger learning rates. An empty mapping if the layers are unknown.

@@ -82,9 +82,9 @@ class FindingSection:
     """The findings of one kind.
 
     Args:
-        issue: the kind.
+        issue: the kind of finding.
         title: title of the section.
-        explanation: what is found, and what an action does.
+        explanation: text on what is found, and what an action does.
         count: number of all findings of the kind.
         findings: the first of them.
     """
@@ -105,7 +105,7 @@ def make_finding_sections(report: AuditReport, tiles: Tiles) -> list[FindingSect
     """Make a section for each kind of finding, also for those of which there is none.
 
     Args:
-        report: what the page shows.
+        report: content of the page.
         tiles: sheet of the page's pictures, to which those of the findings are added.
     """
     sections = []

@@ -312,16 +312,16 @@ def describe_differences(rows: Sequence[ConfigurationResult], metric: str) -> st
     Returns:
         The table and a sentence; "" for one configuration, or if a run has no value of the metric for each query.
     """
-    best, *others = sort_results(rows, metric)
-    tested = [_read_tests(row, metric) for row in (best, *others)]
-    if not others or any(test is None for test in tested):
+    best, *other_rows = sort_results(rows, metric)
+    tested = [_read_tests(row, metric) for row in (best, *other_rows)]
+    if not other_rows or any(test is None for test in tested):
         return ""
     (classes, best_sums), *other_tests = [test for test in tested if test is not None]
     if any((names, sums.counts) != (classes, best_sums.counts) for names, sums in other_tests):
         return f"{metric}: no differences over the test classes, whose queries aren't the same for all runs\n"
     description = describe_metric(metric, best.custom_metrics)
     lines = []
-    for row, (_, sums) in zip(others, other_tests, strict=True):
+    for row, (_, sums) in zip(other_rows, other_tests, strict=True):
         numbers = (sums.mean(metric) - best_sums.mean(metric), *sums.interval(metric, best_sums))
         difference, low, high = (format_value(number, description) for number in numbers)
         lines.append([row.escaped_name, f"{difference} [{low}, {high}]"])

@@ -215,7 +215,7 @@ def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 
 def _print_threshold(metrics: Mapping[str, Any]) -> None:
-    """Print the threshold, how it was chosen on the validation classes, and what it says of the tested ones."""
+    """Print the threshold, how it was chosen on the validation classes, and the results with it on the tested ones."""
     values = {name.removeprefix(THRESHOLD_PREFIX): value for name, value in metrics.items()}
     choice = f"{describe_choice(values)} on the validation classes"
     if "similarity" in values and "wrong_share" in values:

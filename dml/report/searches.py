@@ -35,11 +35,11 @@ class ImageSearches:
     Args:
         index: name of the index.
         size: number of its images.
-        score: what a score is, in words.
+        score: meaning of a score, in words.
         threshold: score from which on two images are judged to be of one class; None if the model has no threshold.
         found: pairs of a query's path and what was found, best first.
         prior: share of pairs of one class for which the probabilities are, in percent; empty if the model has none.
-        choice: which threshold was chosen, as the end of a sentence.
+        choice: description of the chosen threshold, as the end of a sentence.
     """
 
     index: str
@@ -55,7 +55,7 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
     """Make what a page shows of searches; files are named without their folders, since a page is passed on.
 
     Args:
-        searches: the searches.
+        searches: the searches to show.
         tiles: sheet of the page's pictures, to which those of the queries and of the found images are added.
 
     Raises:
@@ -63,9 +63,9 @@ def make_search_results(searches: ImageSearches, tiles: Tiles) -> list[QueryResu
     """
     results = [
         QueryResult(
-            CaptionedPicture(tiles.place(query), _name_file(query)), "", (), [[_show(image, tiles) for image in found]]
+            CaptionedPicture(tiles.place(query), _name_file(query)), "", (), [[_show(image, tiles) for image in images]]
         )
-        for query, found in searches.found
+        for query, images in searches.found
     ]
     if tiles.rows > MOST_ROWS:
         raise InputError(

@@ -23,7 +23,7 @@ def build_model(config: DictConfig) -> AnyModel:
 
 
 def build_embedding_model(config: DictConfig) -> EmbeddingModel:
-    """Build the backbone with its heads, and change it as ``adapter`` says."""
+    """Build the backbone with its heads, and change it by ``adapter``."""
     built: EmbeddingModel = build(config.model)
     if config.get("adapter") is not None:  # configurations of older versions lack it
         build(config.adapter)(built)

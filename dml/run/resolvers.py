@@ -103,8 +103,8 @@ def _identify(config: dict[str, Any]) -> str:
     completed = OmegaConf.create(config)
     complete_metric_names(completed)
     values: Any = flat(OmegaConf.to_container(completed, resolve=False))
-    whole = {key: int(value) for key, value in values.items() if isinstance(value, float) and value.is_integer()}
-    return configuration_id(values | whole)
+    integers = {key: int(value) for key, value in values.items() if isinstance(value, float) and value.is_integer()}
+    return configuration_id(values | integers)
 
 
 def resize_for(size: int) -> int:

@@ -21,9 +21,9 @@ class Key:
     """What depends on a key, beside its type.
 
     Args:
-        fixed: what fixes the value in a resumed run, and what is below it: `BEGINNING`, `STEPS`, `CHOICE` or `NOTHING`;
+        fixed: the part of a run that fixes the key's value and those below it: `BEGINNING`, `STEPS`, `CHOICE` or `NOTHING`;
             None as for the key above.
-        is_path: whether it holds a path.
+        is_path: whether the key holds a path.
         is_trained: whether only a training uses it, and no test of a checkpoint.
         is_shared: whether all stages of a run share it.
         is_saved: whether a saved model keeps it.
@@ -31,7 +31,7 @@ class Key:
         is_built: whether a run builds one object of it, so that it needs a ``_target_``.
         is_finite: whether the numbers below it have to be finite; elsewhere an infinite one may stand for no limit.
         is_ignored: whether another value is another run, or another machine, of the same training.
-        is_process: whether it says how many processes train, and how they train together.
+        is_process: whether the key sets how many processes train, and how they train together.
         keeps_environment: whether a run stores the variables of the environment that it names, and not their values.
         decides_raw: whether the metrics of the features before the training depend on it.
         unset: value with which a run counts as one of a version that lacked the key; `MISSING` if there is none.
@@ -408,7 +408,7 @@ def list_keys(fact: str) -> tuple[str, ...]:
 
 
 def what_fixes(path: str) -> str | None:
-    """Return what fixes a value in a resumed run; the nearest key at or above it that says so decides.
+    """Return what fixes a value in a resumed run; the nearest key at or above it with such a fact decides.
 
     >>> what_fixes("loss.margin"), what_fixes("model.backbone.weights"), what_fixes("data.cache")
     ('steps', 'nothing', None)

@@ -219,15 +219,15 @@ def _describe(key: str, value: Any, annotation: Any) -> str:
         return f"a list, such as '{key}=[{show(value)}]'"
     bounds = [bound for part in parts if get_origin(part) is Annotated for bound in part.__metadata__]
     if limits := _describe_bounds(bounds):
-        others = expected[1:]
-        return f"{expected[0]}, {limits}" + (f", or {' or '.join(others)}" if others else "")
+        other_kinds = expected[1:]
+        return f"{expected[0]}, {limits}" + (f", or {' or '.join(other_kinds)}" if other_kinds else "")
     return " or ".join(expected)
 
 
 def _describe_bounds(bounds: list[Any]) -> str:
     """Return the bounds of a number, such as "0 or more"."""
     words = []
-    for bound in (part for given in bounds for part in (given if isinstance(given, Interval) else [given])):
+    for bound in (part for entry in bounds for part in (entry if isinstance(entry, Interval) else [entry])):
         if isinstance(bound, Ge):
             words.append(f"{bound.ge} or more")
         elif isinstance(bound, Gt):

@@ -52,7 +52,7 @@ def count_processes(trainer: Mapping[str, Any]) -> int:
 
 
 def is_launched(trainer: Mapping[str, Any]) -> bool:
-    """Return whether a launcher has started this process as one of a job, or the configuration says so.
+    """Return whether a launcher has started this process as one of a job, or the configuration implies it.
 
     Args:
         trainer: the values below ``trainer`` in the configuration.
@@ -157,7 +157,7 @@ def fail(code: int, text: str, *, is_explained: bool = True) -> NoReturn:
     """End this process at once, whatever the others of its job wait for; one of them tells the user.
 
     Args:
-        code: exit code.
+        code: exit code of this process.
         text: lines about the error, which all processes may have.
         is_explained: whether the error is the user's. Any other may follow from the end of another process; then the
             launcher ends rank 0 as well before it tells anything.

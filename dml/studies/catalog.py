@@ -37,24 +37,24 @@ def find_studies(name: str | None, settings: Sequence[str] = (), data: Path | No
         InputError: if nothing has the name, or a setting can't be used.
     """
     if name is None:
-        own = [read_study(REFERENCE / f"{study}.yaml") for study in STUDIES]
-        return [*own, *(table.make_study() for table in read_tables()), *read_figures(data)]
+        file_studies = [read_study(REFERENCE / f"{study}.yaml") for study in STUDIES]
+        return [*file_studies, *(table.make_study() for table in read_tables()), *read_figures(data)]
     if name in STUDIES or name.endswith((".yaml", ".yml")):
         return [read_study(REFERENCE / f"{name}.yaml" if name in STUDIES else Path(name), settings, data)]
     if "," in name:
-        return [study for one in name.split(",") for study in find_studies(one, settings, data)]
+        return [study for part in name.split(",") for study in find_studies(part, settings, data)]
     if name == "reproducibility":
         return [Study(name, name, (), {})]
     figures = list(read_figures(data))
     label = name.removeprefix("table-")  # as targets of make begin
-    found = [figure for figure in figures if name in ("figures", figure.name)]
-    found = found or [table.make_study() for table in read_tables() if label in ("tables", table.paper, str(table))]
-    if not found:
+    studies = [figure for figure in figures if name in ("figures", figure.name)]
+    studies = studies or [table.make_study() for table in read_tables() if label in ("tables", table.paper, str(table))]
+    if not studies:
         names = [*STUDIES, *GROUPS, *PAPERS, *map(str, read_tables()), *(figure.name for figure in figures)]
         raise InputError(f"{name}: no study of this name{suggest(name, names)}; dml study list lists all")
-    content = {"seeds": found[0].seeds}
+    content = {"seeds": studies[0].seeds}
     apply_settings(content, settings, {})
-    return [replace(study, seeds=content["seeds"]) for study in found]
+    return [replace(study, seeds=content["seeds"]) for study in studies]
 
 
 def read_figures(data: Path | None) -> Iterator[Study]:

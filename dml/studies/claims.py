@@ -111,7 +111,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper: what the study's file says of it, and its outcomes on each data set."""
+    """A claim of a paper: its entry in the study's file, and its outcomes on each data set."""
 
     number: str
     content: Mapping[str, Any]
@@ -199,7 +199,10 @@ def _read_side(
     values = [read_values(cells[row], metric, results) for row in rows or [side]]
     if rows is None:
         return values[0]
-    return {seed: statistics.stdev(of_row[seed] for of_row in values) for seed in set.intersection(*map(set, values))}
+    return {
+        seed: statistics.stdev(row_values[seed] for row_values in values)
+        for seed in set.intersection(*map(set, values))
+    }
 
 
 def read_values(cell: Cell, metric: str, results: Results) -> dict[int, float]:
@@ -210,10 +213,10 @@ def read_values(cell: Cell, metric: str, results: Results) -> dict[int, float]:
 
 def _find_printed(claim: Mapping[str, Any], side: str, metric: str) -> float | None:
     """Return the number in percent that the paper prints for a side."""
-    wanted = (claim["paper"], claim["rows"].get(side), claim["dataset"], metric)
+    side_key = (claim["paper"], claim["rows"].get(side), claim["dataset"], metric)
     for number in read_numbers():
-        found = (number.paper, number.row, number.dataset, number.metric.partition("/")[0])
-        if found == wanted and number.table in claim["tables"] and number.value is not None:
+        number_key = (number.paper, number.row, number.dataset, number.metric.partition("/")[0])
+        if number_key == side_key and number.table in claim["tables"] and number.value is not None:
             return number.value**0.5 if number.statistic == "sd" else number.value  # Table XV prints the variance as SD
     return None
 
@@ -237,7 +240,7 @@ def render_claims(study: Study, results: Results) -> str:
         },
         tested_claims=claims,
         compared_metrics=metrics,
-        metrics=list(dict.fromkeys(metric for own in metrics.values() for metric in own)),
+        metrics=list(dict.fromkeys(metric for row_metrics in metrics.values() for metric in row_metrics)),
         zip=zip,
         fewest=FEWEST_SEEDS,
     )

@@ -28,11 +28,11 @@ class Job:
     """A run of a cell.
 
     Args:
-        cell: the cell.
+        cell: cell that the run belongs to.
         stage: `SEARCH` or `TEST`.
-        overrides: what the search tries, or what it chose.
+        overrides: overrides that the search tries, or that it chose.
         fold: fold that validates the training, counted from 1; 0 without folds.
-        run: the run.
+        run: the training with its seed and folder.
     """
 
     cell: Cell
@@ -65,8 +65,8 @@ class Engine:
     """The runs of a study, whose results come from their folders, or from earlier commands.
 
     Args:
-        study: the study.
-        plan: where and how its runs are made.
+        study: the study to run.
+        plan: the folders and options of the study's runs, see `dml.studies.runs.Plan`.
         stored: results of earlier commands, also those of the study that this one takes choices from.
     """
 
@@ -88,7 +88,9 @@ class Engine:
         for cell in self.study.selected:
             setters |= dict.fromkeys(map(key_of, cell.after), "the study")
             if self.study.kind == "file":  # a row of a table may be changed
-                rows |= {key_of(one): "the study" for one in cell.training.overrides if one not in shared}
+                rows |= {
+                    key_of(override): "the study" for override in cell.training.overrides if override not in shared
+                }
             setters |= dict.fromkeys(cell.search.keys if cell.search else (), f"the search of {cell.row}")
         check_set_elsewhere([*self.plan.overrides, *shared], setters, below=setters)
         check_set_elsewhere(self.plan.overrides, rows)
@@ -238,11 +240,11 @@ class Engine:
         return [job for jobs in tests for job in jobs if self._find(job) is None]
 
     def _find_all(self, jobs: Iterable[Job]) -> tuple[Result, ...]:
-        found = map(self._find, jobs)
-        return tuple(result for result in found if result is not None)
+        results = map(self._find, jobs)
+        return tuple(result for result in results if result is not None)
 
     def _find(self, job: Job) -> Result | None:
-        """Return the result of a job; None as long as nobody has it."""
+        """Return the result of a job; None as long as there is none."""
         if job not in self._read and job.run.is_finished:
             self._read[job] = self._read_result(job)
         return self._read.get(job) or self._find_stored(job, job.stage, job.run.configuration)
@@ -250,7 +252,7 @@ class Engine:
     def _find_stored(self, job: Job, stage: str, configuration: str) -> Result | None:
         stored = self._stored.get(job.cell.key, ())
         known = (stage, job.run.seed, configuration)
-        return next((one for one in stored if (one.stage, one.seed, one.configuration) == known), None)
+        return next((result for result in stored if (result.stage, result.seed, result.configuration) == known), None)
 
     def _read_result(self, job: Job) -> Result:
         """Read the result of a finished job from the folder of its run."""
@@ -265,8 +267,8 @@ class Engine:
         )
         if job.stage == SEARCH and job.cell.search is not None:
             return replace(result, metrics={"score": job.run.read_score(job.cell.search.score)})
-        kept = {name: value for name, value in job.run.metrics.items() if name.endswith(self.study.metrics)}
-        metrics = {name: float(value) for name, value in kept.items() if isinstance(value, int | float)}
+        stored_metrics = {name: value for name, value in job.run.metrics.items() if name.endswith(self.study.metrics)}
+        metrics = {name: float(value) for name, value in stored_metrics.items() if isinstance(value, int | float)}
         result = replace(result, facts=describe_run(job.run, job.cell.heads), metrics=metrics)
         return _add_sums(result, sum_runs_by_class([RunFolder(job.run.folder)])) if self.study.sums_classes else result
 
@@ -294,10 +296,10 @@ class Engine:
 
 
 def describe_run(run: Run, heads: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what the metrics of a finished run are of: what it stored, else what its configuration says.
+    """Return what the metrics of a finished run are of: the facts that it stored, else those by its configuration.
 
     Args:
-        run: the run.
+        run: the finished run.
         heads: heads whose embeddings the metrics are of; none stands for those of the whole embedding.
     """
     config = read_described_keys(run.training, heads)

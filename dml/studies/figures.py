@@ -151,7 +151,7 @@ def draw_planes(
         title: title above the panels.
         planes: {name of the panel: embeddings to draw}; a panel without embeddings says that no run is done.
         path: file to write.
-        legend_title: what the classes are; "" for no legend.
+        legend_title: title of the legend, such as "digit" for classes that are digits; "" for no legend.
         size: width and height of a panel in inches.
     """
     names = sorted({name for plane in planes.values() if plane for name in plane.classes.tolist()})

@@ -96,11 +96,15 @@ def list_compared(
     study: Study, results: Results, dataset: str, sort: str
 ) -> list[tuple[RowResult, dict[str, RowResult | None]]]:
     """List the rows of the first condition that have results of others, with these: of the same overrides."""
-    first, *others = study.content["conditions"]
+    first, *other_conditions = study.content["conditions"]
     rows = []
     for row in list_rows(study, results, dataset, first, sort=sort):
-        found = {other: results.find_row(study.by_key[dataset, other, row.cell.row]) for other in others}
-        same = {name: other if other and other.overrides == row.overrides else None for name, other in found.items()}
+        other_results = {
+            other: results.find_row(study.by_key[dataset, other, row.cell.row]) for other in other_conditions
+        }
+        same = {
+            name: other if other and other.overrides == row.overrides else None for name, other in other_results.items()
+        }
         if any(same.values()):
             rows.append((row, same))
     return rows
@@ -121,7 +125,7 @@ def draw_conditions(study: Study, results: Results, path: Path) -> None:
 
 def compute_difference(row: RowResult, other: RowResult, metric: str) -> tuple[float, float, float]:
     """Compute the difference of two rows in points, over the runs that both have, and its interval over the classes."""
-    first, second = (one.select_runs(row.run_keys & other.run_keys).tested for one in (row, other))
+    first, second = (result.select_runs(row.run_keys & other.run_keys).tested for result in (row, other))
     low, high = first.interval(metric, second)
     return 100 * (first.mean(metric) - second.mean(metric)), 100 * low, 100 * high
 
@@ -168,7 +172,10 @@ def format_code(overrides: Iterable[str]) -> str:
 def format_chosen(row: RowResult) -> str:
     """Format the overrides that a search chose, as far as the tested trainings leave them as they are."""
     replaced = set(map(key_of, row.cell.after))
-    return format_code(one for one in shlex.split(row.overrides) if key_of(one) not in replaced) or "as configured"
+    return (
+        format_code(override for override in shlex.split(row.overrides) if key_of(override) not in replaced)
+        or "as configured"
+    )
 
 
 def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
@@ -177,13 +184,15 @@ def format_table(columns: Mapping[str, str], rows: Sequence[RowResult]) -> str:
     Args:
         columns: {heading: "name", "code", "chosen" or "changed", or a kind of number and its metric, such as
             "interval map@r"; the kinds are interval, mean, deviation, seeds and difference}.
-        rows: the rows.
+        rows: rows of the results.
 
     Raises:
         InputError: if there is no such kind, or no such metric.
     """
-    lines = [[_format_cell(row, rows[0], *what.split(" ", 1)) for what in columns.values()] for row in rows]
-    return markdown_table(list(columns), lines, [place for place, what in enumerate(columns.values()) if " " in what])
+    lines = [[_format_cell(row, rows[0], *content.split(" ", 1)) for content in columns.values()] for row in rows]
+    return markdown_table(
+        list(columns), lines, [place for place, content in enumerate(columns.values()) if " " in content]
+    )
 
 
 def _format_cell(row: RowResult, first: RowResult, kind: str, metric: str = "") -> str:
@@ -225,7 +234,7 @@ def describe_facts(rows: Sequence[RowResult], mark: str = "`") -> str:
     """Return sentences on what the metrics of rows are of, with the smallest and the largest size of their vectors."""
     facts_by_name = {f"{mark}{row.cell.row}{mark}": row.facts for row in rows}
     vectors = " ".join(facts.get("vector", "") for facts in facts_by_name.values())
-    sizes = sorted({int(size.replace(",", "")) for found in SIZE.findall(vectors) for size in found if size})
+    sizes = sorted({int(size.replace(",", "")) for match in SIZE.findall(vectors) for size in match if size})
     dimensions = " to ".join(f"{size:,}" for size in dict.fromkeys((*sizes[:1], *sizes[-1:]))) + " dimensions"
     for facts in facts_by_name.values():
         kinds = dict.fromkeys(SIZE.sub(dimensions, facts.get("vector", "")).split(" or "))

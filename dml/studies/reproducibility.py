@@ -1,4 +1,4 @@
-"""What the comments of the experiments say of the papers' protocols, and the page that is made of them.
+"""The comments of the experiments on the papers' protocols, and the page that is made of them.
 
 A comment that begins with "differs: " tells where an experiment departs from its paper, and why. A comment behind a
 value that has "not stated" or the like in it tells who chose a value that the paper leaves unsaid.
@@ -101,7 +101,7 @@ def find_unstated_values(training: Training) -> list[UnstatedValue]:
 def read_files(experiment: str) -> list[ExperimentFile]:
     """Read the files of an experiment in the order in which Hydra merges them, each once, the experiment's last."""
     file = read_file(experiment)
-    included = {one.path: one for name in file.includes for one in read_files(name)}
+    included = {included_file.path: included_file for name in file.includes for included_file in read_files(name)}
     return [*included.values(), file]
 
 
@@ -113,10 +113,12 @@ def read_file(experiment: str) -> ExperimentFile:
     values = parse_yaml(text) or {}
     defaults = [_read_default(entry) for entry in values.pop("defaults", [])]
     paragraphs = [(DIFFERS.fullmatch(paragraph), paragraph) for paragraph in _comment_paragraphs(text.splitlines())]
-    sentences = [one for found, text in paragraphs if not found for one in re.split(r"(?<=\.)\s+(?=[A-Z])", text)]
+    sentences = [
+        sentence for match, text in paragraphs if not match for sentence in re.split(r"(?<=\.)\s+(?=[A-Z])", text)
+    ]
     lines, unstated = (
         _overrides_by_line(text),
-        [UnstatedValue(path, (), one) for one in sentences if "not stated" in one],
+        [UnstatedValue(path, (), sentence) for sentence in sentences if "not stated" in sentence],
     )
     for number, line in enumerate(text.splitlines()):
         content, _, comment = line.partition(" # ")
@@ -126,7 +128,7 @@ def read_file(experiment: str) -> ExperimentFile:
         path,
         includes=tuple(group.removeprefix(EXPERIMENT) for group, choice in defaults if choice is None and "/" in group),
         keys=frozenset({group for group, choice in defaults if choice is not None} | set(flat(values))),
-        differences=tuple(_read_difference(found) for found, _ in paragraphs if found),
+        differences=tuple(_read_difference(match) for match, _ in paragraphs if match),
         unstated=tuple(unstated),
     )
 
@@ -137,8 +139,8 @@ def _read_default(entry: Any) -> tuple[str, str | None]:
     return str(group).removeprefix("override ").removeprefix("/").rpartition("@")[2], choice
 
 
-def _read_difference(found: re.Match[str]) -> Difference:
-    return Difference(found["text"], tuple((found["metrics"] or "").replace(",", " ").split()))
+def _read_difference(match: re.Match[str]) -> Difference:
+    return Difference(match["text"], tuple((match["metrics"] or "").replace(",", " ").split()))
 
 
 def _comment_paragraphs(lines: Iterable[str]) -> Iterator[str]:
@@ -196,18 +198,24 @@ def _describe_paper(paper: str, tables: Sequence[Table]) -> dict[str, Any]:
     differences: dict[str, int] = {}
     lines = []
     for table in tables:
-        found = {number: find_differences(table, number) for number in table.numbers}
-        quoted = sum(one.is_quoted and (one.paper, one.table) == (paper, table.name) for one in read_numbers())
+        number_differences = {number: find_differences(table, number) for number in table.numbers}
+        quoted = sum(
+            number.is_quoted and (number.paper, number.table) == (paper, table.name) for number in read_numbers()
+        )
         marks = []
-        for difference in dict.fromkeys(one for of_number in found.values() for one in of_number):
-            touched = [number for number, of_number in found.items() if difference in of_number]
+        for difference in dict.fromkeys(
+            difference for differing in number_differences.values() for difference in differing
+        ):
+            touched = [number for number, differing in number_differences.items() if difference in differing]
             mark = str(differences.setdefault(difference.text, len(differences) + 1))
             marks.append(f"{mark}{_describe_scope(table, difference, touched)}")
-        as_stated = sum(not of_number for of_number in found.values())
+        as_stated = sum(not differing for differing in number_differences.values())
         datasets = ", ".join(dict.fromkeys(number.dataset for number in table.numbers))
         lines.append((table.name, datasets, quoted, len(table.numbers), as_stated, ", ".join(marks)))
     unstated: dict[str, dict[str, dict[str, None]]] = {}
-    for value in (one for table in tables for training in table.trainings for one in find_unstated_values(training)):
+    for value in (
+        value for table in tables for training in table.trainings for value in find_unstated_values(training)
+    ):
         comments = unstated.setdefault(value.path.removeprefix(f"{paper}/"), {})
         comments.setdefault(value.comment, {}).update(dict.fromkeys(value.overrides))
     choices = [(comments, [path for path in unstated if unstated[path] == comments]) for comments in unstated.values()]

@@ -36,7 +36,7 @@ class Result:
         overrides: overrides that a search chose, or that were tried, as a shell takes them.
         configuration: hash of what the run trained; "" if an older version stored the result.
         seconds: duration of the run.
-        facts: what the metrics are of, by the name of the fact.
+        facts: facts on the model and data of the metrics, by the name of the fact.
         metrics: metrics of the run, fractions; of a tried run only its "score".
         counts: number of queries of each test class; empty without sums.
         sums: {metric: sum of its values over the queries of each test class}.
@@ -173,7 +173,11 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write results in the order of their cells and stages; tried runs stay in the order in which they were tried."""
     ordered = sorted(
         results,
-        key=lambda one: (one.key, one.stage, *((0, 0) if one.stage == SEARCH else (one.seed, one.fold))),
+        key=lambda result: (
+            result.key,
+            result.stage,
+            *((0, 0) if result.stage == SEARCH else (result.seed, result.fold)),
+        ),
     )
     rows = np.repeat(np.arange(len(ordered)), [1 + len(result.counts) for result in ordered])
     table = {name: pa.array([getattr(result, name) for result in ordered]).take(pa.array(rows)) for name in KEYS}
@@ -193,8 +197,8 @@ def merge_results(old: Iterable[Result], new: Iterable[Result]) -> list[Result]:
     by_part: dict[tuple[Key, str], list[Result]] = {}
     for result in new:
         by_part.setdefault((result.key, result.stage), []).append(result)
-    kept = [result for result in old if (result.key, result.stage) not in by_part]
-    return [*kept, *(result for results in by_part.values() for result in results)]
+    old_results = [result for result in old if (result.key, result.stage) not in by_part]
+    return [*old_results, *(result for results in by_part.values() for result in results)]
 
 
 def store_results(path: Path, new: Iterable[Result]) -> list[Result]:

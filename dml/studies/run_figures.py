@@ -57,8 +57,8 @@ def _draw_sheet(name: str, figure: Mapping[str, Any], runs: Sequence[ReportedRun
     if better is None:
         queries = choose_queries(len(first), min(QUERIES_PER_SHEET, len(first))).tolist()
     else:
-        one, other = (table.find_shared_levels(neighbors, levels).mean(axis=1) for _, table in tables)
-        gains = one - other if better == "second" else other - one
+        first_shares, second_shares = (table.find_shared_levels(neighbors, levels).mean(axis=1) for _, table in tables)
+        gains = first_shares - second_shares if better == "second" else second_shares - first_shares
         queries = choose_lowest(np.where(gains > 0, -gains, np.nan), first.labels[:, 0], QUERIES_PER_SHEET)
         if not queries:
             raise InputError(f"{name}: the {better} run finds more for no query among its {neighbors} nearest images")

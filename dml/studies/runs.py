@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def launched(self) -> list[str]:
-        """The overrides that say how a launcher starts runs."""
+        """The overrides that set how a launcher starts runs."""
         return [override for override in self.overrides if override.startswith("hydra.")]
 
     @property

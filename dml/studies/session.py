@@ -23,7 +23,7 @@ class Session:
     """A study with the options of a call.
 
     Args:
-        study: the study.
+        study: the study of the call.
         options: options of the command line, see `dml.studies.study_command.parse_options`.
 
     Raises:

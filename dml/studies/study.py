@@ -104,7 +104,7 @@ class Study:
     Args:
         name: name of the study.
         kind: "file" for a study of a YAML file, "table", "figure", "run_figure" or "reproducibility".
-        cells: all cells.
+        cells: all cells of the study.
         content: further values, which the page needs.
         metrics: ends of the names of the metrics that are kept of each run; "" for all.
         sums_classes: whether the metrics of the queries are kept, summed by class.
@@ -154,10 +154,10 @@ class Study:
 
 
 def read_study(path: Path, settings: Sequence[str] = (), data: Path | None = None) -> Study:
-    """Read a study from its file; the head of leaderboard.yaml says what it holds.
+    """Read a study from its file; docs/studies.md describes its keys.
 
     Args:
-        path: YAML file.
+        path: path of the YAML file.
         settings: new values such as "seeds=5", and selections such as "rows=rll,*softmax".
         data: folder that holds the folders of the data sets; None if the user gave none.
 
@@ -278,14 +278,14 @@ def _read_rows(entries: Any) -> dict[str, dict[str, Any]]:
 
 
 def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | None) -> dict[str, dict[str, Any]]:
-    """Read the data sets -> {name: their values}; those whose place nobody names are not selected.
+    """Read the data sets -> {name: their values}; those without a place are not selected.
 
     Raises:
-        InputError: if the user selects one whose place nobody names, or there is no file.
+        InputError: if the user selects one without a place, or there is no file.
     """
     if isinstance(entries, list):  # choices of conf/dataset
         return {name: {"overrides": [f"dataset={name}"]} for name in entries}
-    asked = selection.get("datasets", [])
+    selected_names = selection.get("datasets", [])
     datasets = {name: dict(entry) for name, entry in entries.items()}
     for name, dataset in datasets.items():
         if "root" not in dataset:
@@ -293,10 +293,10 @@ def _read_datasets(entries: Any, selection: dict[str, list[str]], data: Path | N
         place = expand_home(dataset["root"])
         root = (data or Path()) / place
         if data is None and not place.is_absolute():
-            if name in asked:
+            if name in selected_names:
                 raise InputError(f"datasets={name}: give --data /data, if it is /data/{place}")
             selection["datasets"] = [other for other in selection.get("datasets", datasets) if other != name]
-        elif not root.exists() and name in (asked or datasets):
+        elif not root.exists() and name in (selected_names or datasets):
             raise InputError(f"{root}: no such file, which is the data set {name}")
         dataset["overrides"] = [*dataset.get("overrides", ()), f"dataset.root={quote(root.absolute())}"]
     return datasets
@@ -321,23 +321,23 @@ def _make_cell(content: Mapping[str, Any], key: Key) -> Cell:
         base = Training.parse(row["run"])
     else:
         base = Training(dataset.get("experiment") or content["experiment"], tuple(row.get("overrides", ())))
-    own = base.extended(row.get("datasets", {}).get(dataset_name, ())).overrides
+    overrides = base.extended(row.get("datasets", {}).get(dataset_name, ())).overrides
     named = [content["each"].format(name)] if "each" in content else []
     shared = [*named, *dataset.get("overrides", ()), *content.get("overrides", ())]
-    like = (dataset_name, condition_name, row["like"]) if "like" in row else None
-    if like and row["like"] not in content["rows"]:
+    like_key = (dataset_name, condition_name, row["like"]) if "like" in row else None
+    if like_key and row["like"] not in content["rows"]:
         raise InputError(f"row {name}: like: there is no {row['like']}")
     is_elsewhere = search.get("condition", condition_name) != condition_name
     return Cell(
         dataset=dataset_name,
         row=name,
-        training=Training(base.experiment).extended([*shared, *own]),
+        training=Training(base.experiment).extended([*shared, *overrides]),
         condition=condition_name,
-        own=own,
+        own=overrides,
         after=(*condition.get("overrides", ()), *content.get("tested", ())),
         part=row.get("part", ""),
         search=None if is_elsewhere or "of" in condition else _make_search(content, row, name),
-        like=(dataset_name, search["condition"], name) if is_elsewhere else like,
+        like=(dataset_name, search["condition"], name) if is_elsewhere else like_key,
         of=condition.get("of", ""),
         folds=content.get("folds", 0),
     )

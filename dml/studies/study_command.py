@@ -151,9 +151,9 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     words = options.words if options.name != "list" else ["list", *options.words]
     options.name = None if options.name == "list" else options.name
     options.action = words[0] if words and words[0] in ACTIONS else "show"
-    others = words[1:] if words and words[0] in ACTIONS else words
-    options.settings = [word for word in others if "=" in word]
-    options.folders = [expand_home(word) for word in others if "=" not in word]
+    other_words = words[1:] if words and words[0] in ACTIONS else words
+    options.settings = [word for word in other_words if "=" in word]
+    options.folders = [expand_home(word) for word in other_words if "=" not in word]
     if wrong := [str(folder) for folder in options.folders if not folder.is_dir()]:
         parser.error(f"{wrong[0]}: no such action, and no folder of a run{suggest(wrong[0], ACTIONS)}")
     return options

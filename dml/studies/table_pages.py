@@ -55,7 +55,7 @@ class Reproduction:
         """The reproduced numbers in percent, one for each seed of which all runs are finished and have the metric."""
         name, summarize = self.cells[0].find_metric(self.number.metric_name), STATISTICS[self.number.statistic]
         values = [[100 * run.metrics[name] for run in runs if name in run.metrics] for runs in self.runs.values()]
-        return [summarize(of_seed) for of_seed in values if len(of_seed) == len(self.cells)]
+        return [summarize(seed_values) for seed_values in values if len(seed_values) == len(self.cells)]
 
     @property
     def interval(self) -> Interval | None:
@@ -87,12 +87,12 @@ def reproduce(table: Table, results: Results, plan: Plan) -> list[Reproduction]:
         for row in filter(None, map(results.find_row, cells)):
             for run in row.runs:
                 runs.setdefault(run.seed, []).append(run)
-        wanted = plan.seeds * len(cells)
-        one = Reproduction(number, cells, dict(sorted(runs.items())), wanted, not plan.is_small)
+        wanted_runs = plan.seeds * len(cells)
+        reproduction = Reproduction(number, cells, dict(sorted(runs.items())), wanted_runs, not plan.is_small)
         name = cells[0].find_metric(number.metric_name)
-        if one.is_comparable and not all(name in run.metrics for run in one.finished):
-            raise InputError(f"{table}: a finished run of {one.name} has no {name}, which the table wants")
-        reproductions.append(one)
+        if reproduction.is_comparable and not all(name in run.metrics for run in reproduction.finished):
+            raise InputError(f"{table}: a finished run of {reproduction.name} has no {name}, which the table wants")
+        reproductions.append(reproduction)
     return reproductions
 
 
@@ -100,14 +100,14 @@ def render_table_page(study: Study, results: Results, plan: Plan) -> str:
     """Render a table: its numbers and ours, with half the 95 % interval, and how many runs are done."""
     table: Table = study.content["table"]
     reproductions = reproduce(table, results, plan)
-    finished = {(run.configuration, run.seed) for one in reproductions for run in one.finished}
+    finished = {(run.configuration, run.seed) for reproduction in reproductions for run in reproduction.finished}
     return render(
         "table.md.j2",
         table=table,
         departures=[*(["smoke on emoji"] if plan.is_small else []), *plan.departures],
         is_small=plan.is_small,
         reproductions=reproductions,
-        facts=join_facts({one.name: _describe_row(one, plan) for one in reproductions}),
+        facts=join_facts({reproduction.name: _describe_row(reproduction, plan) for reproduction in reproductions}),
         finished=len(finished),
         wanted=plan.seeds * len(table.trainings),
     )
@@ -117,19 +117,21 @@ def csv_rows(table: Table, results: Results, plan: Plan) -> list[list[object]]:
     """Return the rows of a CSV file of a table in full precision, the header first."""
     header = ["paper", "table", "row", "method", "dataset", "metric", "printed", "runs", "mean", "low_95", "high_95"]
     rows: list[list[object]] = [[*header, "difference", "configurations"]]
-    for one in reproduce(table, results, plan):
-        number, interval, values = one.number, one.interval, list[object]([0, "", "", ""])
+    for reproduction in reproduce(table, results, plan):
+        number, interval, values = reproduction.number, reproduction.interval, list[object]([0, "", "", ""])
         if interval is not None:
             values = [interval.runs, interval.mean]
             values += [interval.mean - interval.half_width, interval.mean + interval.half_width]
         names = [number.paper, number.table, number.row, number.method, number.dataset, number.metric, number.printed]
-        configurations = " ".join(dict.fromkeys(run.configuration for run in one.finished))
-        rows.append([*names, *values, "" if one.difference is None else one.difference, configurations])
+        configurations = " ".join(dict.fromkeys(run.configuration for run in reproduction.finished))
+        rows.append(
+            [*names, *values, "" if reproduction.difference is None else reproduction.difference, configurations]
+        )
     return rows
 
 
-def _describe_row(one: Reproduction, plan: Plan) -> Mapping[str, str]:
+def _describe_row(reproduction: Reproduction, plan: Plan) -> Mapping[str, str]:
     """Describe the models and data behind a number: those of its finished runs, else those configured."""
-    if one.finished:
-        return one.finished[0].facts
-    return describe_training(plan.list_runs(one.cells[0].training)[0].training, one.cells[0].heads)
+    if reproduction.finished:
+        return reproduction.finished[0].facts
+    return describe_training(plan.list_runs(reproduction.cells[0].training)[0].training, reproduction.cells[0].heads)

@@ -34,7 +34,7 @@ class FrozenWeights:
 
     Args:
         model: model as it was built, before other weights are loaded.
-        rebuilt: the same model, built again with other random numbers.
+        rebuilt: a copy of the model, built again with other random numbers.
     """
 
     def __init__(self, model: nn.Module, rebuilt: nn.Module) -> None:

@@ -49,7 +49,7 @@ def _signal_one(number: int, name: str) -> Callable[[Try], str]:
 
 def _find_processes(launcher: int) -> dict[str, int]:
     """Return the ids of the launcher, "launcher", and of the processes that it has started, "0" and "1"."""
-    found = {LAUNCHER: launcher}
+    processes = {LAUNCHER: launcher}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
@@ -57,8 +57,10 @@ def _find_processes(launcher: int) -> dict[str, int]:
         except OSError:  # the process has just ended
             continue
         if parent == launcher:
-            found |= {variable[5:].decode(): int(entry.name) for variable in variables if variable.startswith(b"RANK=")}
-    return found
+            processes |= {
+                variable[5:].decode(): int(entry.name) for variable in variables if variable.startswith(b"RANK=")
+            }
+    return processes
 
 
 def _is_running(process: int) -> bool:

@@ -50,7 +50,7 @@ class SameBatches:
     """Yields prepared batches again and again.
 
     Args:
-        batches: the batches.
+        batches: the prepared batches.
         steps: number of batches to yield.
     """
 
@@ -109,10 +109,10 @@ def evaluate(job: Job) -> Results:
     evaluator = Evaluator(table.select_evaluated("test"), build_metric_config(config, table))
     metrics = evaluator.evaluate(embedder.embedded.embeddings[CHOSEN_HEADS]).metrics
     seconds = perf_counter() - started
-    given = np.load(Path(job.folder, "embeddings.npz"))
+    arrays = np.load(Path(job.folder, "embeddings.npz"))
     given_started = perf_counter()
     settings: dict[str, Any] = {"metrics": ["recall", "map@r"], "recall_at": [1], "clustering": False}
-    given_metrics = evaluate_embeddings(given["embeddings"], given["labels"], **settings)
+    given_metrics = evaluate_embeddings(arrays["embeddings"], arrays["labels"], **settings)
     metrics_seconds = perf_counter() - given_started
     names = {"recall@1": "level0/recall@1", "map@r": "level0/map@r"}
     return {

@@ -111,9 +111,14 @@ def evaluate(job: Job) -> Results:
     seconds = perf_counter() - started
     embeddings, _ = parts.read_given_embeddings(job.folder)
     given_started = perf_counter()
-    given = compute_metrics(torch.nn.functional.normalize(embeddings), images)
+    given_metrics = compute_metrics(torch.nn.functional.normalize(embeddings), images)
     metrics_seconds = perf_counter() - given_started
-    return {**metrics, "given_recall@1": given["recall@1"], "evaluation_s": seconds, "metrics_s": metrics_seconds}
+    return {
+        **metrics,
+        "given_recall@1": given_metrics["recall@1"],
+        "evaluation_s": seconds,
+        "metrics_s": metrics_seconds,
+    }
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ def evaluate(job: Job) -> Results:
     seconds = perf_counter() - started
     embeddings, labels = parts.read_given_embeddings(job.folder)
     given_started = perf_counter()
-    given = make_calculator().get_accuracy(torch.nn.functional.normalize(embeddings), labels)
+    accuracies = make_calculator().get_accuracy(torch.nn.functional.normalize(embeddings), labels)
     metrics_seconds = perf_counter() - given_started
-    given_metrics = {"given_recall@1": given[RECALL], "given_map@r": given[MAP]}
+    given_metrics = {"given_recall@1": accuracies[RECALL], "given_map@r": accuracies[MAP]}
     return {**metrics, **given_metrics, "evaluation_s": seconds, "metrics_s": metrics_seconds}
 
 

@@ -134,8 +134,8 @@ class RecallClock:
         """Return the seconds and steps to the target, None if it wasn't found, and all validations."""
         last = self.validations[-1]
         is_found = last["recall@1"] >= self.job.target
-        found = {"target_s": last["seconds"], "target_step": last["step"]} if is_found else {"target_s": None}
-        return {**found, "validations": self.validations}
+        target_results = {"target_s": last["seconds"], "target_step": last["step"]} if is_found else {"target_s": None}
+        return {**target_results, "validations": self.validations}
 
 
 def read_peak_memory() -> float | None:
@@ -149,13 +149,13 @@ def read_peak_memory() -> float | None:
 
 def find_versions() -> dict[str, str]:
     """Return the versions of those of `PACKAGES` that this environment has, and that of Python."""
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def end_process(job: Job, results: Mapping[str, Any]) -> None:

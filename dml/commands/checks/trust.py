@@ -116,7 +116,7 @@ def check_targets(command: str, config: DictConfig, arguments: Sequence[str]) ->
         arguments: arguments of the command line.
 
     Returns:
-        The unknown objects that may be built: those that the command line names, or None, which means all.
+        The unknown objects that may be built: the command line's own, or None, which means all.
 
     Raises:
         InputError: if objects are unknown, unless the command line trusts the file: then they are printed.

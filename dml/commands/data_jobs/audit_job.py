@@ -162,9 +162,9 @@ def _print_summary(findings: list[Finding], decided: int, output: Path) -> None:
     for column in ("", "number", "the first"):
         shown.add_column(column, justify="right" if column == "number" else "left", overflow="fold")
     for issue in ISSUES:
-        of_issue = [finding for finding in findings if finding.issue == issue]
-        example = " ".join(filter(None, (of_issue[0].label, of_issue[0].remark))) if of_issue else ""
-        shown.add_row(issue.replace("_", " "), f"{len(of_issue):,}", in_markup(example))
+        issue_findings = [finding for finding in findings if finding.issue == issue]
+        example = " ".join(filter(None, (issue_findings[0].label, issue_findings[0].remark))) if issue_findings else ""
+        shown.add_row(issue.replace("_", " "), f"{len(issue_findings):,}", in_markup(example))
     console.print(shown)
     if decided:
         console.print(f"[bold]kept[/]     {decided:,} lines of the earlier audit.csv in which something was filled in")

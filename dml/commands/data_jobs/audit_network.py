@@ -30,7 +30,7 @@ class AuditNetwork:
     """A network that embeds the images of an audit.
 
     Args:
-        model: the network.
+        model: the network that embeds.
         model_config: configuration of the network.
         is_trained: whether the network comes from a checkpoint: then its heads embed, otherwise its backbone.
         description: the network in words, for the page.

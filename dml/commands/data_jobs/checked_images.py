@@ -44,7 +44,7 @@ def check_and_summarize(
 
     Args:
         config: configuration of the command.
-        table: the images.
+        table: the images to check.
         folder: folder of the prepared files, whose lock is held.
         whole_table: all images of the data set; only a table of all can be written to ``table.parquet``.
     """

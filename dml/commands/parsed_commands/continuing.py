@@ -8,7 +8,7 @@ from dml.runtime import signals
 
 @contextmanager
 def continuing() -> Iterator[None]:
-    """Let the line about a signal say that the same command goes on; it is printed within the ``with`` statement."""
+    """Make the line about a signal tell that the same command goes on; it is printed within the ``with`` statement."""
     before = signals.state.hint
     signals.state.hint = lambda: "the same command goes on"
     try:

@@ -42,10 +42,10 @@ class TarEntry(NamedTuple):
 
 
 class TarIndex(NamedTuple):
-    """What the headers of a tar file say.
+    """The content of the headers of a tar file.
 
     Args:
-        entries: where the bytes of each member lie that can be read, by the member's name.
+        entries: position of the bytes of each member that can be read, by the member's name.
         unread: names of the members that can't be read, by their kind: "symbolic link", "broken hard link" for one to
             no file in front of it, or "sparse file".
     """

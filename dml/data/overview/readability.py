@@ -75,7 +75,7 @@ def check_readability(
 
 
 def _describe_missing(missing: Set[str], paths: Sequence[str]) -> Iterator[str]:
-    """Yield a line that says how many of the paths lead to no file, and names the first of them; none if all do."""
+    """Yield a line on how many of the paths lead to no file, with the first of them; none if all do."""
     if missing:
         first = next(path for path in paths if path in missing)
         verb = "is" if len(missing) == 1 else "are"

@@ -91,7 +91,7 @@ def read_listed(root: str | Path | None) -> ImageTable:
 def _read_file(
     root: str | Path | None, columns: Mapping[str, str | None], encoding: str, *, needs_labels: bool = True
 ) -> ImageTable:
-    """Return the table of a file, with "" as the split where the file says none."""
+    """Return the table of a file, with "" as the split where the file has none."""
     file = _find_file(root)
     rows = read_csv_rows(file, encoding)
     _, header = next(rows)
@@ -136,7 +136,7 @@ def _read_file(
 def _read_splits(
     file: Path, cells: Mapping[str, list[str]], lines: Sequence[int], columns: Mapping[str, str | None]
 ) -> list[str]:
-    """Return the split of each line by its cells in the columns that are no path or label; "" if none says it."""
+    """Return the split of each line by its cells in the columns that are no path or label; "" if none names it."""
     if columns.get("split", "split") is None:
         return [""] * len(lines)
     name, words, splits = read_split_columns(cells, str(columns.get("split", "")))

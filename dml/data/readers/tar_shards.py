@@ -67,7 +67,7 @@ def read(
 
     Args:
         root: path of a tar file, or of a folder that holds tar files, at any depth.
-        labels: where the class of each level stands, from the finest to the coarsest: the ending of a text file, such
+        labels: places of the class of each level, from the finest to the coarsest: the ending of a text file, such
             as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``. A string
             stands for a single level.
         test_fraction: fraction of the classes that is drawn for testing, if the shards have no splits; 0 draws
@@ -162,8 +162,8 @@ def _find_shards(root: str | Path | None) -> dict[Path, str]:
         else ""
     )
     if not shards:
-        found = f", but {description}" if unread else ""
-        raise InputError(f"dataset.root={root}: no .tar file in it{found}; give the path of {LAYOUT}")
+        addition = f", but {description}" if unread else ""
+        raise InputError(f"dataset.root={root}: no .tar file in it{addition}; give the path of {LAYOUT}")
     if unread:
         logger.warning(
             "left out: %s: %s; unpack compressed ones, and end their names in .tar", printable(root), description

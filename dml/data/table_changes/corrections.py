@@ -223,8 +223,8 @@ def _merge_classes(corrections: Iterable[Correction], classes: _ClassNames) -> N
         if correction.action == "same_class":
             if not correction.label:
                 raise InputError(f"{correction.place}: same_class needs the class that stays in the column label")
-            kept, other = (classes.find(name, correction) for name in (correction.label, correction.target))
-            parents[find_root(other)] = find_root(kept)
+            staying, other = (classes.find(name, correction) for name in (correction.label, correction.target))
+            parents[find_root(other)] = find_root(staying)
     return np.array([find_root(label) for label in range(classes.size)], dtype=np.int64)
 
 

@@ -93,7 +93,7 @@ def _change_labels(table: ImageTable, share: float, random: np.random.Generator)
     if len(classes) < 2:
         raise InputError(f"dataset.planted.label_noise={share}: there is no second training class to take labels from")
     changed = random.choice(len(rows), number, replace=False)
-    others = (members[changed] + random.integers(1, len(classes), number)) % len(classes)  # never the class itself
+    new_classes = (members[changed] + random.integers(1, len(classes), number)) % len(classes)  # never the class itself
     labels = table.labels.copy()
-    labels[rows[changed]] = table.labels[rows[first[others]]]
+    labels[rows[changed]] = table.labels[rows[first[new_classes]]]
     return replace(table, labels=labels), number

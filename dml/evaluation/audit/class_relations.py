@@ -38,16 +38,16 @@ def report_mixed_classes(
     class has copies in the other, the score is this share of its images.
 
     Args:
-        images: the images.
+        images: the images of the audit.
         neighbors: (N, k) rows of the nearest neighbors of each image, without its copies; -1 where there are fewer.
         copies: rows of the copies of each image.
-        settings: the thresholds.
+        settings: the thresholds of the audit.
     """
     labels = images.labels
     sizes = np.bincount(labels[labels != UNKNOWN]).tolist()
     is_pair = (neighbors >= 0) & (labels[:, None] != UNKNOWN) & (labels[neighbors] != UNKNOWN)
-    own = np.broadcast_to(labels[:, None], neighbors.shape)[is_pair]
-    pairs, numbers = np.unique(np.stack([own, labels[neighbors[is_pair]]], axis=1), axis=0, return_counts=True)
+    query_labels = np.broadcast_to(labels[:, None], neighbors.shape)[is_pair]
+    pairs, numbers = np.unique(np.stack([query_labels, labels[neighbors[is_pair]]], axis=1), axis=0, return_counts=True)
     counts = Counter({(first, second): number for (first, second), number in zip(pairs.tolist(), numbers, strict=True)})
     copied = Counter(
         (label, other)
@@ -68,25 +68,25 @@ def report_mixed_classes(
     return [finding for _, finding in sorted(findings, key=lambda pair: (-pair[1].score, -pair[0]))]
 
 
-def _mix(counts: Counter[tuple[int, int]], sizes: Sequence[int], own: int, other: int) -> float:
+def _mix(counts: Counter[tuple[int, int]], sizes: Sequence[int], label: int, other: int) -> float:
     """Return the mixing of a class into another, at most 1, by the numbers of neighbors in either."""
-    expected = counts[own, own] * sizes[other] / max(1, sizes[own] - 1)
-    return min(1.0, counts[own, other] / expected) if expected else 1.0
+    expected = counts[label, label] * sizes[other] / max(1, sizes[label] - 1)
+    return min(1.0, counts[label, other] / expected) if expected else 1.0
 
 
 def _describe_mixed(images: AuditedImages, first: int, second: int, mixing: float, share: float) -> Finding:
     rows = [np.flatnonzero(images.labels == label) for label in (first, second)]
-    (kept, kept_rows), (other, other_rows) = sorted(
+    (larger, larger_rows), (smaller, smaller_rows) = sorted(
         zip((first, second), rows, strict=True), key=lambda pair: (-len(pair[1]), pair[0])
     )
     reason = "as near to each other as to themselves" if mixing >= share else "of one class have copies in the other"
     return Finding(
         issue=MIXED_CLASSES,
         score=max(mixing, share),
-        remark=f"{len(kept_rows)} and {len(other_rows)} images; {max(mixing, share):.0%} {reason}",
-        label=images.name_class(kept),
-        other_label=images.name_class(other),
-        pictures=(tuple(kept_rows[:SHOWN].tolist()), tuple(other_rows[:SHOWN].tolist())),
+        remark=f"{len(larger_rows)} and {len(smaller_rows)} images; {max(mixing, share):.0%} {reason}",
+        label=images.name_class(larger),
+        other_label=images.name_class(smaller),
+        pictures=(tuple(larger_rows[:SHOWN].tolist()), tuple(smaller_rows[:SHOWN].tolist())),
     )
 
 
@@ -99,8 +99,8 @@ def report_divided_classes(images: AuditedImages, settings: AuditSettings, seed:
     embeddings that tell no classes apart would divide all of them.
 
     Args:
-        images: the images.
-        settings: the thresholds.
+        images: the images of the audit.
+        settings: the thresholds of the audit.
         seed: seed of k-means.
     """
     findings = []
@@ -118,8 +118,8 @@ def report_divided_classes(images: AuditedImages, settings: AuditSettings, seed:
             continue
         centers = [images.embeddings[half].mean(dim=0) for half in halves]  # their products are mean similarities
         within = sum((len(half) * c @ c - 1) / (len(half) - 1) for half, c in zip(halves, centers, strict=True)) / 2
-        own = images.embeddings[rows].sum(dim=0)
-        outside = own @ (total - own) / (len(rows) * (sizes.sum() - len(rows)))
+        class_sum = images.embeddings[rows].sum(dim=0)
+        outside = class_sum @ (total - class_sum) / (len(rows) * (sizes.sum() - len(rows)))
         score = float((within - centers[0] @ centers[1]) / max(within - outside, TINY))
         findings.append(_describe_divided(images, label, halves, score))
     least = max(settings.divided, UNUSUAL * float(np.median([0.0, *(finding.score for finding in findings)])))
@@ -143,8 +143,8 @@ def report_small_classes(
     """Find the classes with fewer images than ``smallest_class``, the smallest first.
 
     Args:
-        images: the images.
-        settings: the thresholds.
+        images: the images of the audit.
+        settings: the thresholds of the audit.
         class_sizes: number of images of each class, where the images are a part of the data set; None counts them.
     """
     labels, counts = np.unique(images.labels[images.labels != UNKNOWN], return_counts=True)

@@ -52,9 +52,9 @@ def estimate_label_probabilities(
     of chance.
 
     Args:
-        images: the images.
+        images: the images of the audit.
         copies: rows of the copies of each image, which don't count as neighbors.
-        settings: the thresholds.
+        settings: the thresholds of the audit.
     """
     labels = images.labels
     rows = _find_testable(labels, copies)
@@ -74,10 +74,10 @@ def estimate_label_probabilities(
 def _find_testable(labels: NDArray[np.int64], copies: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Return the rows of the images whose class has an image that is neither the image itself nor one of its copies."""
     is_known = labels != UNKNOWN
-    others = np.where(is_known, np.bincount(labels[is_known])[np.maximum(labels, 0)] - 1, 0)
+    other_counts = np.where(is_known, np.bincount(labels[is_known])[np.maximum(labels, 0)] - 1, 0)
     for row, rows in enumerate(copies):
-        others[row] -= np.count_nonzero(labels[[copy for copy in rows if copy != row]] == labels[row])
-    return np.flatnonzero(is_known & (others > 0)).astype(np.int64)
+        other_counts[row] -= np.count_nonzero(labels[[copy for copy in rows if copy != row]] == labels[row])
+    return np.flatnonzero(is_known & (other_counts > 0)).astype(np.int64)
 
 
 def iterate_probabilities(
@@ -90,7 +90,7 @@ def iterate_probabilities(
     """Yield parts of the rows and the probabilities (B, C) of the classes for each image of a part, out of fold.
 
     Args:
-        images: the images.
+        images: the images of the audit.
         rows: (M,) rows of the images whose labels are tested.
         classes: (C,) labels of the classes, rising.
         copies: rows of the copies of each image, which don't count as neighbors.
@@ -136,7 +136,7 @@ def report_labels(
     """Describe the doubtful labels, the least probable first; the score counts powers of ten below chance.
 
     Args:
-        images: the images.
+        images: the images of the audit.
         probabilities: how well the labels agree with their neighbors.
         neighbors: (N, k) rows of the nearest neighbors of each image, without its copies; -1 where there are fewer.
     """

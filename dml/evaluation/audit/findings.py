@@ -29,7 +29,7 @@ class AuditedImages:
     """The images of an audit, each once, all of which can be read.
 
     Args:
-        table: the images.
+        table: table of the images.
         embeddings: (N, D) L2-normalized embeddings, see `spread_embeddings`.
         pictures: (N, S, S) gray values of the pictures, scaled to small squares, float32.
         contrasts: (N,) standard deviations of the gray values.

@@ -24,7 +24,7 @@ def audit_images(
 
     Args:
         images: at least two images.
-        settings: the thresholds.
+        settings: the thresholds of the audit.
         class_sizes: number of images of each class, where the images are a part of the data set; None counts them.
 
     Returns:
@@ -50,22 +50,22 @@ def find_neighbors(
 
     Args:
         images: at least two images.
-        settings: the thresholds.
+        settings: the thresholds of the audit.
         copies: rows of the copies of each image, which are left out; None leaves out none.
 
     Returns:
         Rows (N, neighbors) of the neighbors, nearest first and filled up with -1, and the similarities (N, k) of all
         neighbors, copies among them.
     """
-    scores, found = nearest_neighbors(images.embeddings, settings.neighbors + SPARE)
-    kept = _leave_out_copies(found.numpy(), copies or [()] * len(images.table))
-    return kept[:, : settings.neighbors], scores.numpy()
+    scores, rows = nearest_neighbors(images.embeddings, settings.neighbors + SPARE)
+    neighbors = _leave_out_copies(rows.numpy(), copies or [()] * len(images.table))
+    return neighbors[:, : settings.neighbors], scores.numpy()
 
 
 def _leave_out_copies(neighbors: NDArray[np.int64], copies: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """Move the neighbors (N, k) of each image that aren't its copies to the front, and fill up with -1."""
-    kept = np.full_like(neighbors, -1)
-    for row, found in enumerate(neighbors):
-        others = found[~np.isin(found, copies[row])] if len(copies[row]) > 1 else found
-        kept[row, : len(others)] = others
-    return kept
+    moved = np.full_like(neighbors, -1)
+    for row, rows in enumerate(neighbors):
+        remaining = rows[~np.isin(rows, copies[row])] if len(copies[row]) > 1 else rows
+        moved[row, : len(remaining)] = remaining
+    return moved

@@ -120,8 +120,8 @@ def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor)
     unique_rows, counts = np.unique(whole_rows, return_counts=True)
     parts = _sample(pictures[unique_rows], PLACES, LEVELS[0][0])
     groups = torch.split(_sample(sought, PLACES[:1], LEVELS[0][0])[:, 0], counts.tolist())
-    found = [(targets @ own_parts.T).max(dim=1) for targets, own_parts in zip(groups, parts, strict=True)]
-    correlations, nearest = (torch.cat(column) for column in zip(*found, strict=True))
+    best_parts = [(targets @ own_parts.T).max(dim=1) for targets, own_parts in zip(groups, parts, strict=True)]
+    correlations, nearest = (torch.cat(column) for column in zip(*best_parts, strict=True))
     rows = torch.nonzero(correlations >= FIRST_CORRELATION).flatten()
     places = PLACES[nearest[rows]]
     for side, step, least in LEVELS:
@@ -132,8 +132,8 @@ def _find_parts(pictures: Tensor, whole_rows: NDArray[np.int64], sought: Tensor)
             correlations, best = (_sample(wholes, tried, side) @ targets.mT)[..., 0].max(dim=1)
             places = tried[torch.arange(len(tried)), best]
             steps = torch.where(best[:, None, None] == 0, steps / 2, steps)
-        kept = (correlations >= least) & (places[:, 2:] - places[:, :2] >= SMALLEST).all(dim=1)
-        rows, places, targets, wholes = rows[kept], places[kept], targets[kept], wholes[kept]
+        is_similar = (correlations >= least) & (places[:, 2:] - places[:, :2] >= SMALLEST).all(dim=1)
+        rows, places, targets, wholes = rows[is_similar], places[is_similar], targets[is_similar], wholes[is_similar]
     parts = _sample(wholes, places[:, None], side)
     hashes = [hash_pictures(squares.view(-1, side, side)) for squares in (parts, targets)]
     bits = np.full(len(sought), HASH_SIDE**2)
@@ -158,8 +158,8 @@ def _list_pairs(rows: Tensor, neighbors: int) -> NDArray[np.int64]:
     """Return the pairs (P, 2) of each row and its nearest neighbors, the lower row first."""
     if len(rows) < 2:
         return np.empty((0, 2), dtype=np.int64)
-    _, found = nearest_neighbors(rows, min(neighbors, len(rows) - 1))
-    pairs = torch.stack([torch.arange(len(rows))[:, None].expand_as(found), found], dim=2).reshape(-1, 2)
+    _, nearest = nearest_neighbors(rows, min(neighbors, len(rows) - 1))
+    pairs = torch.stack([torch.arange(len(rows))[:, None].expand_as(nearest), nearest], dim=2).reshape(-1, 2)
     sorted_pairs: NDArray[np.int64] = pairs.sort(dim=1).values.numpy()
     return sorted_pairs
 
@@ -171,13 +171,13 @@ def report_duplicates(images: AuditedImages, pairs: DuplicatePairs) -> list[Find
     """
     count = len(images.table)
     order = np.lexsort((np.arange(count), -images.sizes.prod(axis=1), ~np.isin(images.table.split, TEST_SPLITS)))
-    kept = {*order[np.unique(pairs.group(count)[order], return_index=True)[1]].tolist()}
-    is_with_kept = np.isin(pairs.first, [*kept]) | np.isin(pairs.second, [*kept])
+    kept_rows = {*order[np.unique(pairs.group(count)[order], return_index=True)[1]].tolist()}
+    is_with_kept = np.isin(pairs.first, [*kept_rows]) | np.isin(pairs.second, [*kept_rows])
     best_pairs: dict[int, int] = {}
     for number in np.lexsort((-pairs.scores, ~is_with_kept)).tolist():
         for row in (int(pairs.first[number]), int(pairs.second[number])):
             best_pairs.setdefault(row, number)
-    findings = [_describe(images, pairs, number, row) for row, number in best_pairs.items() if row not in kept]
+    findings = [_describe(images, pairs, number, row) for row, number in best_pairs.items() if row not in kept_rows]
     return sorted(findings, key=lambda finding: -finding.score)
 
 

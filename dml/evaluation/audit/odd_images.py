@@ -38,9 +38,9 @@ def report_odd_images(
     """Find images of one color, tiny or very long images, and images that are far from all others.
 
     Args:
-        images: the images.
+        images: the images of the audit.
         similarities: (N, k) cosine similarities of the nearest neighbors of each image, the highest first.
-        settings: the thresholds.
+        settings: the thresholds of the audit.
     """
     isolation = _measure_isolation(similarities[:, :NEAREST].mean(axis=1))
     shorter, longer = images.sizes.min(axis=1), images.sizes.max(axis=1)

@@ -63,7 +63,7 @@ class Points(NamedTuple):
     Args:
         ids: n ids, UUIDs.
         vectors: (n, D) vectors.
-        paths: n paths.
+        paths: n paths of the images.
         labels: n names of classes; empty strings where none is known.
         contents: n hashes of the files and labels, which tell later whether an image has changed.
     """
@@ -174,7 +174,7 @@ class Retries:
 
 
 def describe(error: Exception) -> str:
-    """Return what a library says of an error, in one line."""
+    """Return a library's description of an error, in one line."""
     return printable(" ".join(str(error).split())[:500]) or type(error).__name__
 
 
@@ -216,7 +216,7 @@ class StoreAddress(NamedTuple):
 
     Args:
         kind: one of `KINDS`.
-        place: what the library takes: an address, a folder, or a file.
+        place: address, folder or file that the library takes.
     """
 
     kind: str

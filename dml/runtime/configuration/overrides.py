@@ -14,7 +14,7 @@ def check_set_elsewhere(overrides: Iterable[str], setters: Mapping[str, str], be
 
     Args:
         overrides: values of ``--set``.
-        setters: what sets each key instead, such as {"seed": "--seeds"}.
+        setters: the setter of each key instead, such as {"seed": "--seeds"}.
         below: keys of ``setters`` whose nested keys may not be set either: ``loss`` stands for ``loss.margin`` too.
 
     Raises:

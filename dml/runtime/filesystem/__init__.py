@@ -1,1 +1,1 @@
-"""Reading and writing of files, whatever interrupts it and whoever wrote them."""
+"""Reading and writing of files, safe against interruptions and against files of unknown origin."""

@@ -142,7 +142,7 @@ def write_text(path: Path, text: str, *, on_disk: bool = False) -> None:
     Args:
         path: file to write or to replace; a missing folder is made.
         text: content of the file, which becomes UTF-8.
-        on_disk: see `replacing`.
+        on_disk: whether to wait until the disk has the file, see `replacing`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, on_disk=on_disk) as partial:

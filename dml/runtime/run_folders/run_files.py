@@ -97,7 +97,7 @@ def write_values(path: Path, values: Mapping[str, Any], checksums: Mapping[str, 
         path: path of the file.
         values: plain values by name. NaN becomes null, because JSON has no NaN.
         checksums: checksums of other files, by file name; the checksum of the values is added to them.
-        on_disk: see `replacing`.
+        on_disk: whether to wait until the disk has the file, see `replacing`.
     """
     with replacing(path, on_disk=on_disk) as partial:
         text = json.dumps(seal_values(replace_nan(values), path.name, checksums), indent=2)
