@@ -21,8 +21,8 @@ class Key:
     """What depends on a key, beside its type.
 
     Args:
-        fixed: the part of a run that fixes the key's value and those below it: `BEGINNING`, `STEPS`, `CHOICE` or `NOTHING`;
-            None as for the key above.
+        fixed: the part of a run that fixes the value of the key and of those below it: `BEGINNING`, `STEPS`, `CHOICE`
+            or `NOTHING`; None as for the key above.
         is_path: whether the key holds a path.
         is_trained: whether only a training uses it, and no test of a checkpoint.
         is_shared: whether all stages of a run share it.
@@ -408,7 +408,7 @@ def list_keys(fact: str) -> tuple[str, ...]:
 
 
 def what_fixes(path: str) -> str | None:
-    """Return what fixes a value in a resumed run; the nearest key at or above it with such a fact decides.
+    """Return what fixes a value in a resumed run; the nearest key at or above it that has a fact `fixed` decides.
 
     >>> what_fixes("loss.margin"), what_fixes("model.backbone.weights"), what_fixes("data.cache")
     ('steps', 'nothing', None)
