@@ -35,6 +35,7 @@ class Key:
         keeps_environment: whether a run stores the variables of the environment that it names, and not their values.
         decides_raw: whether the metrics of the features before the training depend on it.
         unset: value with which a run counts as one of a version that lacked the key; `MISSING` if there is none.
+        formerly: value that a version without the key trained with, if the default is another one; `MISSING` if not.
     """
 
     fixed: str | None = None
@@ -50,6 +51,7 @@ class Key:
     keeps_environment: bool = False
     decides_raw: bool = False
     unset: Any = MISSING
+    formerly: Any = MISSING
 
 
 def key(**facts: Any) -> Any:
@@ -79,7 +81,7 @@ class DataSettings:
     max_image_bytes: Count = key()
     max_pixels: Count = key()
     max_list_bytes: Count = key()
-    background: str = key()
+    background: str = key(formerly="none")
     eval_batch_size: Count = key()
     pin_memory: bool | Literal["auto"] = key()
     cache: str | None = key(is_path=True)

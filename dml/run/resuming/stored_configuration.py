@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dml.run.config_folders import CONF, format_value
 from dml.run.resuming.resolved_values import resolve_environment
@@ -44,7 +44,7 @@ def read_stored_configuration(folder: RunFolder) -> StoredConfiguration:
     if folder.is_evaluation:
         raise InputError(f"resume={folder.path}: a test of a checkpoint, which has no training to go on with")
     if folder.has_configuration:
-        return StoredConfiguration(_task_overrides(folder.overrides), folder.config)
+        return _complete(_task_overrides(folder.overrides), folder.config)
     if folder.last_checkpoint.exists():
         return read_checkpoint_configuration(folder.last_checkpoint)
     is_checkpoint = folder.path.suffix == ".ckpt" and folder.path.is_file()
@@ -89,7 +89,18 @@ def keep_transform(stored: StoredConfiguration, arguments: Sequence[str]) -> lis
 def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
     """Return the overrides and configuration among the contents of a checkpoint."""
     run = checkpoint["run"]
-    return StoredConfiguration(_task_overrides(run["overrides"]), rename_keys(run["config"]))
+    return _complete(_task_overrides(run["overrides"]), rename_keys(run["config"]))
+
+
+def _complete(overrides: list[str], config: dict[str, Any]) -> StoredConfiguration:
+    """Add the values of keys that the run's version lacked, where the default is another one than it trained with."""
+    stored, added = OmegaConf.create(config), []
+    for key, facts in all_keys().items():
+        if facts.formerly is not MISSING and key.split(".")[0] in config and OmegaConf.select(stored, key) is None:
+            OmegaConf.update(stored, key, facts.formerly)
+            added.append(f"{key}={facts.formerly}")
+    plain: Any = OmegaConf.to_container(stored, resolve=False)
+    return StoredConfiguration([*added, *overrides], plain if added else config)
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:

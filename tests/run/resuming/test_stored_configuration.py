@@ -11,6 +11,7 @@ from dml.run.resuming.stored_configuration import (
     LEARNING_RATE,
     StoredConfiguration,
     check_unchanged,
+    extract_configuration,
     keep_transform,
     plain_config,
 )
@@ -36,6 +37,16 @@ def test_a_threshold_is_chosen_as_the_present_version_does() -> None:
     check_unchanged(config(evaluation=now), [], stored)
     with pytest.raises(InputError, match=r"^evaluation\.alpha=2: the run was made with 1"):
         check_unchanged(config(evaluation={**now, "alpha": 2}), [], stored)
+
+
+def test_a_run_of_a_version_without_a_key_goes_on_with_what_that_version_did() -> None:
+    older = extract_configuration(
+        {"run": {"overrides": ["loss=rll"], "config": {"data": {"num_workers": 1}, "ema": 0.9}}}
+    )
+    assert older.overrides == ["data.background=none", "loss=rll"]
+    assert older.config == {"data": {"num_workers": 1, "background": "none"}, "training": {"ema": 0.9}}
+    newer = extract_configuration({"run": {"overrides": [], "config": {"data": {"background": "white"}}}})
+    assert (newer.overrides, newer.config) == ([], {"data": {"background": "white"}})
 
 
 @pytest.mark.parametrize("override", ["loss.margin=0.2", "loss=rll_other", "experiment=rll/some"])
