@@ -42,7 +42,7 @@ def build(settings: ModelSettings, heads: list[str] | None = None) -> dml.ImageE
 
 
 BGR = {"_target_": "dml.models.small_cnn.small_cnn", "channels": "bgr", "scale": 1.0, "mean": [104, 117, 128]}
-BALL = {"geometry": {"curvature": 0.1, "clip": 2.3}}
+BALL = {"evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
 VARIANTS = {
     "heads": build(change_model()),
     "one head": build(change_model(), ["H"]),

@@ -128,6 +128,22 @@ def test_nodes_in_lists_are_checked():
         check_types(config)
 
 
+@pytest.mark.parametrize(
+    ("command", "override", "line"),
+    [
+        ("prepare", "sheet.pictures=-1", "sheet.pictures=-1: must be a whole number, 1 or more"),
+        ("prepare", "verify=true", "verify=true: must be one of stamp, content"),
+        ("prepare", "resize=abc", "resize=abc: must be a whole number or null"),
+        ("inspect", "components=0", "components=0: must be a whole number, 1 or more, or null"),
+        ("audit", "shown=251", "shown=251: must be a whole number, 1 or more and 250 at most"),
+        ("shift", "beginning=own", "beginning=own: must be one of drawn, data_set"),
+    ],
+)
+def test_keys_of_a_command_alone_are_checked(command: str, override: str, line: str):
+    with pytest.raises(InputError, match=f"^{line}$"):
+        check_types(compose(override, command=command), command=command)
+
+
 @pytest.mark.parametrize("command", SETTINGS)
 def test_every_key_of_a_command_is_declared(command: str):
     check_types(compose("dataset=folder", command=command), command=command)

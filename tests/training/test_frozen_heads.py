@@ -58,7 +58,7 @@ def make_learner(model: EmbeddingModel, loss: str = "rll", **changes: Any) -> tu
     config.model.heads = ["L", "H"]
     config.sampler.classes_per_batch, config.sampler.images_per_class = 3, 4
     for key, value in changes.items():
-        config[key] = value
+        config.training[key] = value
     images = builders.build_data(config, TABLE)
     builders.count_in_steps(config, len(images.sampler))
     learner = builders.build_learner(config, images, model)

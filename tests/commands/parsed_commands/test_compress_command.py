@@ -59,7 +59,7 @@ def test_a_run_and_its_saved_model_have_the_digits_of_the_test(
 
 def test_refuses_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = make_model()
-    config = {**plain.settings.config, "geometry": {"curvature": 0.1, "clip": 2.3}}
+    config = {**plain.settings.config, "evaluation": {"geometry": {"curvature": 0.1, "clip": 2.3}}}
     ball = ImageEmbedder(plain.model, replace(plain.settings, config=config)).save_pretrained(tmp_path / "ball")
     reader = {"_target_": "os.system", "command": "true"}
     data = {**plain.settings.config["data"], "max_list_bytes": 1000}
