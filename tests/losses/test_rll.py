@@ -56,7 +56,7 @@ def test_equals_the_published_vectors(batch: dict[str, Any], expected: dict[str,
     unit = F.normalize(embeddings, dim=1).requires_grad_()
     value = build(expected["params"])(unit, labels)
     value.backward()
-    gradient = torch.tensor(expected["grad_normalized"], dtype=torch.float64)
+    gradient = torch.tensor(expected["grad_normalised"], dtype=torch.float64)
     # the loss normalizes again, which keeps of a gradient what is tangent to the sphere
     tangent = gradient - (gradient * unit.detach()).sum(dim=1, keepdim=True) * unit.detach()
 

@@ -58,7 +58,7 @@ def _check_rate(hydra: Any, first: DictConfig) -> None:
     """
     is_given = any(override.startswith("optimizer.lr=") for override in hydra.overrides.task)
     stated = OmegaConf.select(first, "model.pretraining.lr")
-    if is_given or stated is None or first.frozen or first.optimizer.lr <= LARGEST_FACTOR * stated:
+    if is_given or stated is None or first.training.frozen or first.optimizer.lr <= LARGEST_FACTOR * stated:
         return
     raise InputError(
         f"sweep=optuna: it searches optimizer.lr from {first.optimizer.lr:g} on, and the rate of these weights is "
