@@ -25,6 +25,7 @@ from small_emoji import slice_of_emoji
 
 from dml.run.building import trusting
 from dml.studies import experiments
+from dml.studies.study_command import run_study
 
 import_lean()  # as commands do, and before the tests import torch
 
@@ -148,6 +149,7 @@ def in_a_process(script: str, *arguments: str) -> str:
 
 Here = Callable[..., None]
 Refused = Callable[..., str]
+Printed = Callable[..., str]
 
 
 @pytest.fixture
@@ -182,3 +184,14 @@ def own_code() -> Iterator[None]:
     """Build objects that dml doesn't know, as a run does that nothing but the command line describes."""
     with trusting(None):
         yield
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
+    """printed("rll-V", "page") -> what ``dml study`` prints, run within this process."""
+
+    def printed(*arguments: str) -> str:
+        run_study(arguments)
+        return capfd.readouterr().out
+
+    return printed

@@ -68,11 +68,12 @@ def _list_most(command: str, program: str, config: DictConfig) -> str:
     first = next(number for number, line in enumerate(header) if line.startswith("dml "))
     examples = [line for line in header[first:] if line.startswith(("dml ", "    "))]
     keys = " ".join(line.removeprefix(SHOWN) for line in header if line.startswith(SHOWN)).split()
+    comments = _read_comments(file)
     return SHORT.format(
         program=program,
         description=textwrap.fill(" ".join(header[:first]), WIDTH),
         examples="\n".join(f"  {line.replace(f'dml {command}', program)}" for line in examples),
-        keys="\n".join(line for key in keys if (line := _describe_key(key, config, _read_comments(file)))),
+        keys="\n".join(line for key in keys if (line := _describe_key(key, config, comments))),
     )
 
 

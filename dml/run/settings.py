@@ -419,6 +419,6 @@ def what_fixes(path: str) -> str | None:
 
 
 @cache
-def list_fixed(what: str) -> tuple[str, ...]:
+def list_fixed(fixed_by: str) -> tuple[str, ...]:
     """Return the keys that something fixes in a resumed run, such as `CHOICE`, without those below them."""
-    return tuple(name for name, facts in all_keys().items() if facts.fixed == what)
+    return tuple(name for name, facts in all_keys().items() if facts.fixed == fixed_by)

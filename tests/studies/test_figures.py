@@ -1,12 +1,13 @@
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import Printed
 from PIL import Image, ImageColor
 from report_runs import MakeRun
 
@@ -277,20 +278,6 @@ def test_a_map_of_digits_is_trained_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "nra_4.png").exists()
     unit = torch.nn.functional.normalize(torch.from_numpy(places), dim=1).numpy()
     assert run.metrics["level0/ap"] == pytest.approx(euclidean_map(unit, labels), abs=1e-3)  # cosines are ranked alike
-
-
-Printed = Callable[..., str]
-
-
-@pytest.fixture
-def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
-    """printed("figures", "list") -> what ``dml study`` prints, run within this process."""
-
-    def printed(*arguments: str) -> str:
-        run_study(arguments)
-        return capfd.readouterr().out
-
-    return printed
 
 
 def test_the_commands_are_those_of_what_is_missing(printed: Printed, tmp_path: Path) -> None:

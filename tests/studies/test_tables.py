@@ -8,12 +8,12 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from conftest import Printed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -33,7 +33,6 @@ from dml.studies.paper_tables import PrintedNumber, Table, read_entries, read_nu
 from dml.studies.results import Results
 from dml.studies.runs import Plan, Run, check_data
 from dml.studies.study import Cell, Training
-from dml.studies.study_command import run_study
 from dml.studies.table_pages import csv_rows, render_table_page, reproduce
 
 pytestmark = pytest.mark.pipeline
@@ -432,20 +431,6 @@ def test_make_shows_the_commands() -> None:
     assert [shlex.split(line)[4:] for line in shown] == [
         run.train_arguments(Path("/d")) for run in runs if not run.is_finished
     ]
-
-
-Printed = Callable[..., str]
-
-
-@pytest.fixture
-def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
-    """printed("rll-V", "page") -> what ``dml study`` prints, run within this process."""
-
-    def printed(*arguments: str) -> str:
-        run_study(arguments)
-        return capfd.readouterr().out
-
-    return printed
 
 
 def test_the_list_names_each_table_with_its_cells_and_runs(printed: Printed) -> None:

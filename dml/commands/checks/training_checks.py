@@ -28,6 +28,16 @@ from dml.training.callbacks.loss_schedule import make_loss_schedule
 from dml.training.optimizers import optimizer_by_role
 from dml.training.trainer_arguments import check_arguments
 
+logger = logging.getLogger(__name__)
+
+CROPS = ("torchvision.transforms.v2.CenterCrop", "torchvision.transforms.v2.RandomCrop")
+"""Transforms that cut out a part of the resized image and don't scale it."""
+RESIZES = ("dml.data.transforms.Resize", "torchvision.transforms.v2.Resize")
+PAD = "dml.data.transforms.Pad"
+CROP_REMEDY = "transform=imagenet resizes in proportion to transform.size"
+PACKAGES = ("dml", "pytorch_metric_learning", "timm", "torch", "torchvision")
+"""The packages whose parts take no infinite number; a part of the user's own may."""
+
 INTERVALS = 1000
 """The length that stands for each ``???`` of a schedule, whose true length is known once the data has been read."""
 
@@ -160,16 +170,6 @@ def _describe(schedule_config: DictConfig) -> str:
     return f"{str(plain['_target_']).rpartition('.')[2]}({values})"
 
 
-logger = logging.getLogger(__name__)
-
-CROPS = ("torchvision.transforms.v2.CenterCrop", "torchvision.transforms.v2.RandomCrop")
-"""Transforms that cut out a part of the resized image and don't scale it."""
-
-RESIZES = ("dml.data.transforms.Resize", "torchvision.transforms.v2.Resize")
-PAD = "dml.data.transforms.Pad"
-CROP_REMEDY = "transform=imagenet resizes in proportion to transform.size"
-
-
 def check_crops(transform: DictConfig, *, is_trained: bool = False) -> None:
     """Refuse a crop that is larger than the image is resized to before, and log a warning if it is less than half.
 
@@ -210,10 +210,6 @@ def _find_crops(transform: DictConfig) -> Iterator[tuple[str, int, int]]:
                 side = max(side, size)
             elif side is not None and target in CROPS:
                 yield split, size, side
-
-
-PACKAGES = ("dml", "pytorch_metric_learning", "timm", "torch", "torchvision")
-"""The packages whose parts take no infinite number; a part of the user's own may."""
 
 
 def check_finite(config: DictConfig) -> None:

@@ -29,6 +29,22 @@ from dml.runtime.filesystem.files import DISK_ERRORS
 from dml.runtime.text.console import console
 from dml.training.trainer_arguments import explain_refusal
 
+CALLED_TARGET = re.compile(r"Error in call to target '([^']+)'")
+"""How Hydra names the class or function that raised an exception."""
+RAISE = dis.opmap["RAISE_VARARGS"]
+STDOUT = 1
+"""The file descriptor of a process's output."""
+CLOSED_PIPE_CODE = 128 + getattr(signal, "SIGPIPE", 13)
+"""The exit code that a shell shows for a program which SIGPIPE has ended."""
+SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes less"
+LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly)"
+)
+KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
+"""Folders in which the kernel shows its state, and no file can be made."""
+PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+"""Errors that are a path's only if they name one: sockets and signals have them, too."""
+
 
 @contextmanager
 def one_line_errors(debug: bool = False) -> Iterator[None]:
@@ -195,12 +211,6 @@ def _first_lines(error: BaseException) -> str:
     return " ".join(lines)
 
 
-CALLED_TARGET = re.compile(r"Error in call to target '([^']+)'")
-"""How Hydra names the class or function that raised an exception."""
-
-RAISE = dis.opmap["RAISE_VARARGS"]
-
-
 def is_refusal(error: BaseException, target: str) -> bool:
     """Return whether a class or function refused its arguments, as opposed to a failure in something that it uses.
 
@@ -224,13 +234,6 @@ def is_refusal(error: BaseException, target: str) -> bool:
     return str(last.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == package
 
 
-STDOUT = 1
-"""The file descriptor of a process's output."""
-
-CLOSED_PIPE_CODE = 128 + getattr(signal, "SIGPIPE", 13)
-"""The exit code that a shell shows for a program which SIGPIPE has ended."""
-
-
 def is_output_closed() -> bool:
     """Return whether this process's output is a pipe whose reader has ended."""
     if not hasattr(select, "poll"):  # on Windows
@@ -244,16 +247,6 @@ def end_silently() -> NoReturn:
     """Exit as other programs do at a closed pipe: without a line, and with `CLOSED_PIPE_CODE`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest of its buffer there when it exits
     sys.exit(CLOSED_PIPE_CODE)
-
-
-SHORT_MEMORY = "most often memory is short, and a smaller data.num_workers takes less"
-LOST_WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (is killed by signal: [^.]*|exited unexpectedly)"
-)
-KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
-"""Folders in which the kernel shows its state, and no file can be made."""
-PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""Errors that are a path's only if they name one: sockets and signals have them, too."""
 
 
 def explain_fault(error: BaseException) -> str | None:

@@ -94,13 +94,14 @@ def extract_configuration(checkpoint: Mapping[str, Any]) -> StoredConfiguration:
 
 def _complete(overrides: list[str], config: dict[str, Any]) -> StoredConfiguration:
     """Add the values of keys that the run's version lacked, where the default is another one than it trained with."""
-    stored, added = OmegaConf.create(config), []
+    added = []
     for key, facts in all_keys().items():
-        if facts.formerly is not MISSING and key.split(".")[0] in config and OmegaConf.select(stored, key) is None:
-            OmegaConf.update(stored, key, facts.formerly)
+        part, _, name = key.partition(".")
+        values = config.get(part)
+        if facts.formerly is not MISSING and isinstance(values, dict) and name not in values:
+            config = config | {part: values | {name: facts.formerly}}
             added.append(f"{key}={facts.formerly}")
-    plain: Any = OmegaConf.to_container(stored, resolve=False)
-    return StoredConfiguration([*added, *overrides], plain if added else config)
+    return StoredConfiguration([*added, *overrides], config)
 
 
 def write_configuration(folder: RunFolder, config: DictConfig, overrides: list[str]) -> None:

@@ -47,6 +47,8 @@ def test_a_run_of_a_version_without_a_key_goes_on_with_what_that_version_did() -
     assert older.config == {"data": {"num_workers": 1, "background": "none"}, "training": {"ema": 0.9}}
     newer = extract_configuration({"run": {"overrides": [], "config": {"data": {"background": "white"}}}})
     assert (newer.overrides, newer.config) == ([], {"data": {"background": "white"}})
+    foreign = {"data": {"background": "${oc.env:NONE_OF_THIS_NAME}"}}
+    assert extract_configuration({"run": {"overrides": [], "config": foreign}}).config == foreign  # nothing is resolved
 
 
 @pytest.mark.parametrize("override", ["loss.margin=0.2", "loss=rll_other", "experiment=rll/some"])
