@@ -13,8 +13,8 @@ from torch import Tensor
 from dml.evaluation.benchmark_lists import BenchmarkList
 from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.ranking.items import Items, Positives, find_nearest_items
-from dml.evaluation.ranking.queries import LARGEST_BLOCK, PerQuery
+from dml.evaluation.items import Items, Positives, find_nearest_items
+from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
