@@ -45,6 +45,7 @@ from dml.inference.image_inputs import read_pixels
 from dml.inference.index_folder import Source, list_source
 from dml.run import builders
 from dml.run.evaluators import choose_final_split
+from dml.run.settings import Settings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.filesystem.files import replacing, write_text
@@ -114,7 +115,7 @@ def read_test(embedder: ImageEmbedder) -> Probe:
         raise InputError("probe images: this model doesn't say how its data set is read; --probe FOLDER gives images")
     try:
         with embedder.settings.building():
-            table = builders.build_table(OmegaConf.create(parts))
+            table = builders.build_table(read_settings(OmegaConf.create(parts), Settings))
     except InputError as error:
         raise InputError(f"probe images: {error}; --probe FOLDER gives others") from error
     tested = table.select_evaluated(choose_final_split(table))

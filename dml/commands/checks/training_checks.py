@@ -19,7 +19,7 @@ from dml.run.building import build
 from dml.run.evaluators import check_evaluation, choose_tested_split, complete_metric_names
 from dml.run.loop import make_loggers
 from dml.run.model_tests.feature_source import check_frozen
-from dml.run.settings import list_keys
+from dml.run.settings import DatasetSettings, Settings, list_keys, read_settings
 from dml.run.stages import check_stages, list_stages
 from dml.run.sweeps import build_pruner, monitored_metric
 from dml.run.value_types import check_types
@@ -53,34 +53,35 @@ def check_job(command: str, config: DictConfig) -> None:
         InputError: if one refuses a setting, isn't installed, or contradicts ``frozen`` or ``stages``.
     """
     if command == "train":
-        make_loggers(config)
-        check_fold(config.dataset)
+        make_loggers(read_settings(config, Settings))
+        check_fold(read_settings(config, Settings).dataset)
     stages = [] if command == "prepare" else list_stages(config)
     for stage, changes in zip(stages, config.stages.values() or [config], strict=False):
         if config.stages:
             check_types(select_used_parts(command, stage.config), changes or OmegaConf.create(), command=command)
+        settings = stage.settings
         check_crops(stage.config.transform, is_trained=command == "evaluate")
         if command == "train":
-            check_arguments(stage.config.trainer)
-            check_strategy(stage.config.trainer.strategy)
-            check_folding(stage.config)
-            check_graphs(stage.config)
-            make_loss_schedule(stage.config.scheduler.loss)  # it checks its arguments
-            check_frozen(stage.config)
-            check_optimizer(stage.config)
-            build(stage.config.get("adapter"))  # an adapter checks its numbers, and that peft is installed
+            check_arguments(settings.trainer)
+            check_strategy(settings.trainer.strategy)
+            check_folding(settings)
+            check_graphs(settings)
+            make_loss_schedule(settings.scheduler.loss)  # it checks its arguments
+            check_frozen(settings)
+            check_optimizer(settings)
+            build(settings.adapter)  # an adapter checks its numbers, and that peft is installed
         check_finite(stage.config)
     if command == "train":
         check_stages(config, stages[0])
 
 
-def check_fold(dataset: DictConfig) -> None:
+def check_fold(dataset: DatasetSettings) -> None:
     """Make sure that a data set without folds isn't asked for one: a sweep over folds would train on one split.
 
     Raises:
         InputError: if it is.
     """
-    if dataset.get("fold") and not dataset.get("folds"):
+    if dataset.fold and not dataset.folds:
         raise InputError(f"dataset.fold={dataset.fold}: it needs dataset.folds=5, which divides the training classes")
 
 
@@ -95,31 +96,32 @@ def check_strategy(strategy: Any) -> None:
         raise InputError(f"trainer.strategy={strategy}: unknown{suggest(strategy, known)}")
 
 
-def check_folding(config: DictConfig) -> None:
+def check_folding(settings: Settings) -> None:
     """Make sure that no normalization is replaced that a convolution computes.
 
     Raises:
         InputError: if ``trainer.sync_batchnorm`` would replace those that ``model.backbone.fold_batchnorm`` folds.
     """
-    if config.trainer.sync_batchnorm and OmegaConf.select(config, "model.backbone.fold_batchnorm"):
+    if settings.trainer.sync_batchnorm and settings.model.backbone.get("fold_batchnorm"):
         raise InputError(
             "trainer.sync_batchnorm=true: replaces the batch normalizations that convolutions compute too; leave it "
             "out, as they are frozen and have no statistics to share"
         )
 
 
-def check_graphs(config: DictConfig) -> None:
+def check_graphs(settings: Settings) -> None:
     """Make sure that nothing keeps outputs of a network that is compiled to CUDA graphs: its next call overwrites them.
 
     Raises:
         InputError: if ``gradient_cache`` or ``trainer.accumulate_grad_batches`` would.
     """
-    mode = OmegaConf.select(config, "training.compile.mode") if OmegaConf.is_config(config.training.compile) else None
+    compilation = settings.training.compile
+    mode = compilation.get("mode") if isinstance(compilation, Mapping) else None
     if mode not in ("max-autotune", "reduce-overhead"):
         return
-    several_batches = config.trainer.accumulate_grad_batches not in (None, 1)
+    several_batches = settings.trainer.accumulate_grad_batches not in (None, 1)
     for key, is_given in (
-        ("gradient_cache", config.training.gradient_cache),
+        ("gradient_cache", settings.training.gradient_cache),
         ("accumulate_grad_batches", several_batches),
     ):
         if is_given:
@@ -129,25 +131,25 @@ def check_graphs(config: DictConfig) -> None:
             )
 
 
-def check_optimizer(config: DictConfig) -> None:
+def check_optimizer(settings: Settings) -> None:
     """Make the optimizer and the schedule for three parameters of one value each, and move them by one step.
 
     An optimizer of the user's own that is no `optimizer_by_role`, and a schedule that isn't PyTorch's, are left alone:
     they may need the parameters of the real model.
 
     Args:
-        config: configuration of a stage.
+        settings: settings of a stage.
 
     Raises:
         InputError: if they refuse a setting.
     """
-    make_optimizer = build(config.optimizer)
+    make_optimizer = build(settings.optimizer)
     if not isinstance(make_optimizer, partial) or make_optimizer.func is not optimizer_by_role:
         return
     # two dimensions: some optimizers take matrices alone
     groups = {name: LayeredParameters([nn.Parameter(torch.zeros(1, 1))], [0]) for name in ("backbone", "heads", "loss")}
     optimizer = make_optimizer(groups)
-    schedule_config = config.scheduler.schedule
+    schedule_config = settings.scheduler.schedule
     if schedule_config is None or not str(schedule_config.get("_target_")).startswith("torch."):
         return
     filled: DictConfig = schedule_config.copy()
@@ -254,14 +256,15 @@ def check_search(config: DictConfig) -> None:
     Raises:
         InputError: if no run could give the search a value.
     """
-    build_pruner(config)
     complete_metric_names(config)
-    table = builders.build_table(config)
-    choose_tested_split(config, table)
+    settings = read_settings(config, Settings)
+    build_pruner(settings)
+    table = builders.build_table(settings)
+    choose_tested_split(settings, table)
     stages = list_stages(config)
     for stage in stages:
-        check_evaluation(stage.config, table)
-    trainer, metric = stages[-1].config.trainer, monitored_metric(config)
+        check_evaluation(stage.settings, table)
+    trainer, metric = stages[-1].settings.trainer, monitored_metric(settings)
     if metric.startswith("val/") and not len(table.rows("val")):
         raise InputError(
             f"sweep=optuna: {table.source} has no validation split for {metric}; dataset.folds=5 holds classes out"

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from dml.commands.data_jobs.audit_network import AuditNetwork, build_network
 from dml.commands.data_jobs.checked_images import check_and_summarize, read_part, set_for_readable, take_readable
 from dml.data.image_files.images import read_image
-from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.picture_traits import FORMAT, SIDE, measure_traits
 from dml.data.overview.split_changes import find_base_folder, make_relative
 from dml.data.prepared.cache import CacheFolder
@@ -24,10 +23,12 @@ from dml.data.worker_processes import choose_processes
 from dml.evaluation.audit.findings import (
     ISSUES,
     AuditedImages,
-    AuditSettings,
     Finding,
     read_decided_rows,
     write_findings,
+)
+from dml.evaluation.audit.findings import (
+    AuditSettings as AuditThresholds,
 )
 from dml.evaluation.audit.inspection import audit_images, report_broken_images
 from dml.evaluation.raw_features import spread_embeddings
@@ -35,6 +36,7 @@ from dml.report.audit import AuditReport
 from dml.report.page import audit_report
 from dml.run.building import build
 from dml.run.prepare_job import make_cache_folder
+from dml.run.settings import AuditSettings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import in_markup
 from dml.runtime.filesystem.files import write_text
@@ -53,28 +55,29 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
         InputError: if an option can't be used, the network can't be had, the data set has a
             fault or fewer than two images that can be read, or another process prepares the data set.
     """
-    settings: AuditSettings = build(config.audit)
-    folder = make_cache_folder(config)
-    output = expand_home(config.output) if config.output else folder.path
+    settings = read_settings(config, AuditSettings)
+    thresholds: AuditThresholds = build(settings.audit)
+    folder = make_cache_folder(settings)
+    output = expand_home(settings.output) if settings.output else folder.path
     read_decided_rows(output / FILE)  # a file that isn't one of an audit is refused before the work
     network = build_network(config)
-    table, whole_table = read_part(config)
+    table, whole_table = read_part(settings)
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, whole_table)
-        images = collect_images(config, take_readable(table, checked), checked, folder, network, settings)
+        checked = check_and_summarize(settings, table, folder, whole_table)
+        images = collect_images(settings, take_readable(table, checked), checked, folder, network, thresholds)
     class_sizes = None if len(table) == len(whole_table) else _count_images(whole_table)
-    findings = [*audit_images(images, settings, class_sizes), *report_broken_images(table, checked)]
+    findings = [*audit_images(images, thresholds, class_sizes), *report_broken_images(table, checked)]
     paths = [*dict.fromkeys(table.paths.tolist())]
-    shown_paths = make_relative(paths, find_base_folder(config.dataset.root, table))
+    shown_paths = make_relative(paths, find_base_folder(settings.dataset.root, table))
     report = AuditReport(
         facts=_describe_audit(folder.path.name, table, images, network),
         images=images,
         findings=findings,
         names=dict(zip(paths, shown_paths, strict=True)),
-        shown=config.shown,
+        shown=settings.shown,
         csv_path=str(output / FILE),
     )
-    limits = ImageLimits.from_settings(config.data)
+    limits = settings.data.limits
     page = audit_report(report, lambda path: read_image(path, limits))
     decided = read_decided_rows(output / FILE)  # the user may have decided on more while the audit ran
     write_findings(output / FILE, findings, report.names, decided)
@@ -84,22 +87,22 @@ def audit(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
 
 
 def collect_images(
-    config: DictConfig,
+    settings: AuditSettings,
     readable: ImageTable,
     checked: Mapping[str, CheckedImage],
     folder: CacheFolder,
     network: AuditNetwork,
-    settings: AuditSettings,
+    thresholds: AuditThresholds,
 ) -> AuditedImages:
     """Embed the images of all splits, each once, and scale them down; both are kept in the cache folder.
 
     Args:
-        config: configuration of the command.
+        settings: settings of the command.
         readable: images that can be read.
         checked: result of the check of each image, by path.
         folder: folder of the prepared files.
         network: network that embeds the images.
-        settings: the thresholds of the audit.
+        thresholds: the thresholds of the audit.
 
     Raises:
         InputError: if there are fewer than two images.
@@ -108,13 +111,13 @@ def collect_images(
     rows = _choose_rows(in_splits)
     table = in_splits.take(rows)
     if len(table) < 2:
-        raise InputError(f"{config.dataset.name}: {len(table)} images that can be read, at least 2 are compared")
-    features = network.embed(set_for_readable(config), table, folder)
-    traits = _load_traits(config, table, folder)
+        raise InputError(f"{settings.dataset.name}: {len(table)} images that can be read, at least 2 are compared")
+    features = network.embed(set_for_readable(settings), table, folder)
+    traits = _load_traits(settings, table, folder)
     sizes = [(checked[path].width, checked[path].height) for path in table.paths.tolist()]
     return AuditedImages(
         table=table,
-        embeddings=spread_embeddings(features, settings.components),
+        embeddings=spread_embeddings(features, thresholds.components),
         pictures=traits[:, :-1].reshape(-1, SIDE, SIDE),
         contrasts=traits[:, -1].numpy(),
         sizes=np.array(sizes, dtype=np.int64),
@@ -135,22 +138,22 @@ def _choose_rows(table: ImageTable) -> np.ndarray[tuple[int, ...], np.dtype[np.i
     return np.sort(order[first]).astype(np.int64)
 
 
-def _load_traits(config: DictConfig, table: ImageTable, folder: CacheFolder) -> Tensor:
+def _load_traits(settings: AuditSettings, table: ImageTable, folder: CacheFolder) -> Tensor:
     """Return the traits (N, 1025) of the images, computed once for each state of the files."""
-    limits = ImageLimits.from_settings(config.data)
+    limits = settings.data.limits
 
     def compute(images: ImageTable, _names: object) -> tuple[dict[str, Tensor], Tensor]:
         with progress_bar("scaled down", len(images)) as advance:
             traits = measure_traits(
                 images.paths.tolist(),
-                processes=choose_processes(config.processes),
+                processes=choose_processes(settings.processes),
                 advance=advance,
                 limits=limits,
             )
         return {"traits": torch.from_numpy(traits)}, torch.arange(len(images))
 
-    settings = {"traits": {"format": FORMAT, "background": limits.color}}
-    return FeatureCache(folder, warn).load(table, nn.Identity(), settings, compute)["traits"]
+    described = {"traits": {"format": FORMAT, "background": limits.color}}
+    return FeatureCache(folder, warn).load(table, nn.Identity(), described, compute)["traits"]
 
 
 def _describe_audit(name: str, table: ImageTable, images: AuditedImages, network: AuditNetwork) -> dict[str, str]:

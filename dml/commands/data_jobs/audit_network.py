@@ -13,6 +13,7 @@ from dml.data.table import TEST_SPLITS, ImageTable
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_model
 from dml.run.model_tests.feature_source import FeatureSource
+from dml.run.settings import AuditSettings, Settings, read_settings
 from dml.run.stages import find_stage
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.paths import expand_home
@@ -41,15 +42,15 @@ class AuditNetwork:
     is_trained: bool
     description: str
 
-    def embed(self, config: DictConfig, table: ImageTable, folder: CacheFolder) -> Tensor:
+    def embed(self, settings: Settings, table: ImageTable, folder: CacheFolder) -> Tensor:
         """Return the L2-normalized embeddings (N, D) of images; the features of the backbone are kept in the folder.
 
         Args:
-            config: configuration of the command, with the data, the transform and the trainer.
+            settings: settings of the command, with the data, the transform and the trainer.
             table: images that can be read.
             folder: cache folder of the data set.
         """
-        source = FeatureSource(config, self.model_config, self.model, folder)
+        source = FeatureSource(settings, self.model_config, self.model, folder)
         embeddings: Tensor | None = None
         for splits in GROUPS:
             rows = table.rows(*splits)
@@ -74,15 +75,15 @@ class AuditNetwork:
         return torch.cat(blocks)
 
 
-def build_backbone_network(config: DictConfig) -> AuditNetwork:
+def build_backbone_network(settings: Settings) -> AuditNetwork:
     """Build the backbone of ``model``, as it is before any training.
 
     Raises:
         InputError: if weights can't be had.
     """
-    model = build_seeded_model(config.model, config.seed)
-    name = config.model.backbone.get("name") or str(config.model.backbone._target_).rpartition(".")[2]
-    return AuditNetwork(model, config.model, is_trained=False, description=f"features of {name} as it was pretrained")
+    model = build_seeded_model(settings.model, settings.seed)
+    name = settings.model.backbone.get("name") or str(settings.model.backbone._target_).rpartition(".")[2]
+    return AuditNetwork(model, settings.model, is_trained=False, description=f"features of {name} as it was pretrained")
 
 
 def build_network(config: DictConfig) -> AuditNetwork:
@@ -91,18 +92,19 @@ def build_network(config: DictConfig) -> AuditNetwork:
     Raises:
         InputError: if the checkpoint can't be used, or weights can't be had.
     """
-    if not config.checkpoint:
-        return build_backbone_network(config)
-    path = expand_home(config.checkpoint)
+    settings = read_settings(config, AuditSettings)
+    if not settings.checkpoint:
+        return build_backbone_network(settings)
+    path = expand_home(settings.checkpoint)
     checkpoint = read_checkpoint(path, lazily=True)
-    stage_config = find_stage(config, TrainingProgress.from_checkpoint(checkpoint).stage).config
-    if not lacks_weights(checkpoint) and "weights" in stage_config.model.backbone:
-        stage_config.model.backbone.weights = None
-    trained = build_model(stage_config)
+    stage = find_stage(config, TrainingProgress.from_checkpoint(checkpoint).stage).settings
+    if not lacks_weights(checkpoint) and "weights" in stage.model.backbone:
+        stage.model.backbone.weights = None
+    trained = build_model(stage)
     if not isinstance(trained, EmbeddingModel):
         raise InputError(f"checkpoint={path}: a recurrent network embeds neighborhoods, not images; give another one")
     load_model(trained, path)
-    return AuditNetwork(trained, stage_config.model, is_trained=True, description=f"the network of {_name_run(path)}")
+    return AuditNetwork(trained, stage.model, is_trained=True, description=f"the network of {_name_run(path)}")
 
 
 def _name_run(path: Path) -> str:

@@ -1,11 +1,12 @@
 """What the commands that look at a data set as it is have in common: its part, the check of its images, a network."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from omegaconf import DictConfig
 
 from dml.data.image_files.images import suggest_slashes
-from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.split_overview import make_overview_table, summarize_splits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
@@ -15,20 +16,21 @@ from dml.data.worker_processes import choose_processes
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_table
 from dml.run.building import build
+from dml.run.settings import AuditSettings, InspectSettings, Settings, ShiftSettings
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.text.console import console, progress_bar, warn
 from dml.runtime.text.counts import format_count
 
 
-def read_part(config: DictConfig) -> tuple[ImageTable, ImageTable]:
+def read_part(settings: InspectSettings | AuditSettings | ShiftSettings) -> tuple[ImageTable, ImageTable]:
     """Read the data set -> the table, with ``max_images`` of a part of each class, and the table of the whole.
 
     Raises:
         InputError: if the data set has a fault, or ``max_images`` isn't a number above 0.
     """
-    whole_table = build_table(config)
-    table = draw_share_of_classes(whole_table, config.max_images, config.seed)
+    whole_table = build_table(settings)
+    table = draw_share_of_classes(whole_table, settings.max_images, settings.seed)
     if len(table) < len(whole_table):
         number, total = len(table), len(whole_table)
         console.print(
@@ -38,12 +40,15 @@ def read_part(config: DictConfig) -> tuple[ImageTable, ImageTable]:
 
 
 def check_and_summarize(
-    config: DictConfig, table: ImageTable, folder: CacheFolder, whole_table: ImageTable
+    settings: InspectSettings | AuditSettings | ShiftSettings,
+    table: ImageTable,
+    folder: CacheFolder,
+    whole_table: ImageTable,
 ) -> dict[str, CheckedImage]:
     """Read and decode each image once, and print what the splits hold; ``dml prepare`` and later calls use the results.
 
     Args:
-        config: configuration of the command.
+        settings: settings of the command.
         table: the images to check.
         folder: folder of the prepared files, whose lock is held.
         whole_table: all images of the data set; only a table of all can be written to ``table.parquet``.
@@ -52,25 +57,23 @@ def check_and_summarize(
         images = check_images(
             table,
             folder,
-            processes=choose_processes(config.processes),
+            processes=choose_processes(settings.processes),
             advance=advance,
             warn=warn,
-            limits=ImageLimits.from_settings(config.data),
+            limits=settings.data.limits,
         )
-    is_whole = len(table) == len(whole_table) and not config.get("quick")
-    dataset = config.dataset
-    is_changed = dataset.get("corrections") or dataset.get("class_splits") or dataset.get("planted")
+    is_whole = len(table) == len(whole_table) and not settings.quick
+    dataset = settings.dataset
+    is_changed = dataset.corrections or dataset.class_splits or dataset.planted
     if is_whole and not is_changed:
-        write_table(folder, _read_without_folds(config) if dataset.get("folds") else table, images)
+        write_table(folder, _read_without_folds(settings) if dataset.folds else table, images)
     console.print(make_overview_table(summarize_splits(table, images)))
     return images
 
 
-def _read_without_folds(config: DictConfig) -> ImageTable:
+def _read_without_folds(settings: Settings) -> ImageTable:
     """Read the data set with the splits that its lists give, as ``dml prepare`` does."""
-    unfolded: DictConfig = config.copy()
-    unfolded.dataset.folds = None
-    return build_table(unfolded)
+    return build_table(replace(settings, dataset=replace(settings.dataset, folds=None)))
 
 
 def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTable:
@@ -89,11 +92,9 @@ def take_readable(table: ImageTable, images: dict[str, CheckedImage]) -> ImageTa
     return table.take(np.flatnonzero(readable).astype(np.int64))
 
 
-def set_for_readable(config: DictConfig) -> DictConfig:
-    """Return a configuration for images that could all be read before: one that can't be any more is an error."""
-    reading: DictConfig = config.copy()
-    reading.data.on_corrupt = "raise"
-    return reading
+def set_for_readable(settings: Settings) -> Settings:
+    """Return settings for images that could all be read before: one that can't be any more is an error."""
+    return replace(settings, data=replace(settings.data, on_corrupt="raise"))
 
 
 def build_seeded_model(model_config: DictConfig, seed: int) -> EmbeddingModel:

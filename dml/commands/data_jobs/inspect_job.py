@@ -19,7 +19,6 @@ from dml.commands.data_jobs.checked_images import (
     take_readable,
 )
 from dml.commands.failures.error_lines import explain
-from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.split_overview import describe_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
@@ -33,6 +32,7 @@ from dml.report.pictures import write_contact_sheets
 from dml.run.evaluators import build_metric_config, choose_final_split
 from dml.run.model_tests.feature_source import FeatureSource
 from dml.run.prepare_job import make_cache_folder
+from dml.run.settings import InspectSettings, read_settings
 from dml.runtime.configuration.overrides import key_of
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.escaping import in_markup
@@ -52,25 +52,26 @@ def inspect(config: DictConfig, _folder: RunFolder, overrides: list[str]) -> dic
         InputError: if an option can't be used, a backbone is unknown or none has weights, the data set has a fault, no
             query has a positive, or another process prepares the data set.
     """
-    model_configs = compose_models(config, overrides)
-    table, whole_table = read_part(config)
-    folder = make_cache_folder(config)
+    settings = read_settings(config, InspectSettings)
+    model_configs = compose_models(settings, overrides)
+    table, whole_table = read_part(settings)
+    folder = make_cache_folder(settings)
     with hold_preparation_lock(folder.path):
-        images = check_and_summarize(config, table, folder, whole_table)
+        images = check_and_summarize(settings, table, folder, whole_table)
         for line in describe_copies(table, images):
             warn(line)
         readable = take_readable(table, images)
         if len(readable) < len(table):
             warn("missing and unreadable files are left out below; dml prepare lists them")
-        if config.sheet:
-            write_contact_sheets(readable, folder.path, ImageLimits.from_settings(config.data), **config.sheet)
-        results = _test_backbones(config, readable, folder, model_configs)
-    sheets = "sheet_*.png, " if config.sheet else ""
+        if settings.sheet:
+            write_contact_sheets(readable, folder.path, settings.data.limits, **vars(settings.sheet))
+        results = _test_backbones(settings, readable, folder, model_configs)
+    sheets = "sheet_*.png, " if settings.sheet else ""
     console.print(f"[bold]written[/]  {in_markup(folder.path)}: {in_markup(sheets)}features-*.npz")
     return results
 
 
-def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictConfig]:
+def compose_models(settings: InspectSettings, overrides: list[str]) -> dict[str, DictConfig]:
     """Compose the model of each entry of ``backbones`` -> {name: configuration of the model}.
 
     The chosen model keeps its own values, such as ``model.backbone.weights``; the others are as in conf/model.
@@ -82,13 +83,13 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
     other_overrides = [
         override for override in overrides if key_of(override).split(".")[0] not in ("model", "backbones")
     ]
-    names = [chosen] if config.backbones is None else config.backbones
+    names = [chosen] if settings.backbones is None else settings.backbones
     if not names:
         raise InputError(f"backbones={names}: a list of models, such as [tf_efficientnet_lite0,resnet18], or null")
     model_configs = {}
     for name in map(str, names):
         try:
-            composed = config if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
+            composed = settings if name == chosen else compose("inspect", overrides=[*other_overrides, f"model={name}"])
         except MissingConfigException as error:
             remedy = describe_timm_model(name) or suggest(name, error.options or ())
             raise InputError(f"backbones={name}: no such model{remedy}") from error
@@ -97,20 +98,20 @@ def compose_models(config: DictConfig, overrides: list[str]) -> dict[str, DictCo
 
 
 def _test_backbones(
-    config: DictConfig, table: ImageTable, folder: CacheFolder, model_configs: Mapping[str, DictConfig]
+    settings: InspectSettings, table: ImageTable, folder: CacheFolder, model_configs: Mapping[str, DictConfig]
 ) -> dict[str, Metrics]:
     """Print the metrics of each backbone's features, and what they mean; a backbone without weights is left out."""
     tested = table.select_evaluated(split := choose_final_split(table))
     check_queries(tested)
-    evaluator = _make_evaluator(config, tested)
+    evaluator = _make_evaluator(settings, tested)
     training = table.subset("train")
-    reading = set_for_readable(config)
-    size = config.components or _count_dimensions(config.model)
+    reading = set_for_readable(settings)
+    size = settings.components or _count_dimensions(settings.model)
     results: dict[str, Metrics] = {}
     errors: list[Exception] = []
     for name, model_config in model_configs.items():
         try:
-            model = build_seeded_model(model_config, config.seed)
+            model = build_seeded_model(model_config, settings.seed)
         except (InputError, InstantiationException) as error:  # often weights that can't be had
             if (line := explain(error)) is None:
                 raise
@@ -134,9 +135,9 @@ def _test_backbones(
     return results
 
 
-def _make_evaluator(config: DictConfig, tested: ImageTable) -> Evaluator:
+def _make_evaluator(settings: InspectSettings, tested: ImageTable) -> Evaluator:
     """Make the evaluator of recall@1 and MAP@R by cosine; what a ranking excludes is as in a test."""
-    metric_config = build_metric_config(config, tested)
+    metric_config = build_metric_config(settings, tested)
     shown = replace(metric_config, metrics=("recall", "map@r"), recall_at=(1,), clustering=False, curvature=0.0)
     return Evaluator(tested, shown)
 

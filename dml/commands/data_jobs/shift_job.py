@@ -17,6 +17,7 @@ from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
 from dml.data.table_changes.class_splits import format_class_splits, name_movable_classes
 from dml.evaluation.class_shift import ShiftLevel, average_classes, choose_levels, draw_half, reduce_features
 from dml.run.prepare_job import make_cache_folder
+from dml.run.settings import ShiftSettings, read_settings
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import in_markup, printable
 from dml.runtime.filesystem.files import write_text
@@ -35,32 +36,31 @@ def shift(config: DictConfig, _folder: RunFolder, _overrides: list[str]) -> list
         InputError: if an option can't be used, weights can't be had, the data set has a fault, its images can't be
             divided anew by class, too few swaps increase the distance, or another process prepares the data set.
     """
-    _check_options(config)
-    folder = make_cache_folder(config)
-    output = expand_home(config.output) if config.output else folder.path
-    network = build_backbone_network(config)
-    table, whole_table = read_part(config)
+    settings = read_settings(config, ShiftSettings)
+    _check_options(settings)
+    folder = make_cache_folder(settings)
+    output = expand_home(settings.output) if settings.output else folder.path
+    network = build_backbone_network(settings)
+    table, whole_table = read_part(settings)
     labels_by_name = name_movable_classes(table, "dml shift")
     with hold_preparation_lock(folder.path):
-        checked = check_and_summarize(config, table, folder, whole_table)
+        checked = check_and_summarize(settings, table, folder, whole_table)
         readable = take_readable(table, checked).subset(*SPLITS)
         _check_classes(labels_by_name, readable)
-        features = network.embed(set_for_readable(config), readable, folder).double().numpy()
+        features = network.embed(set_for_readable(settings), readable, folder).double().numpy()
     means = average_classes(features, readable.labels[:, 0])
-    is_test = _begin(config, readable)
-    reduced = reduce_features(means, is_test, config.components)
-    levels = choose_levels(reduced, is_test, config.levels)
-    _write_levels(levels, labels_by_name, output, _describe(config, network, reduced))
+    is_test = _begin(settings, readable)
+    reduced = reduce_features(means, is_test, settings.components)
+    levels = choose_levels(reduced, is_test, settings.levels)
+    _write_levels(levels, labels_by_name, output, _describe(settings, network, reduced))
     _print_levels(levels, output)
     return levels
 
 
-def _check_options(config: DictConfig) -> None:
+def _check_options(settings: ShiftSettings) -> None:
     for key in CHANGES:
-        if config.dataset.get(key):
-            raise InputError(
-                f"dataset.{key}={config.dataset[key]}: dml shift divides the data set as it is; give it to the training"
-            )
+        if value := getattr(settings.dataset, key):
+            raise InputError(f"dataset.{key}={value}: dml shift divides the data set as it is; give it to the training")
 
 
 def _check_classes(labels_by_name: dict[str, int], readable: ImageTable) -> None:
@@ -69,24 +69,24 @@ def _check_classes(labels_by_name: dict[str, int], readable: ImageTable) -> None
         raise InputError(f"dml shift: no image of the class {printable(lost[0])!r} can be read; dml prepare lists them")
 
 
-def _begin(config: DictConfig, table: ImageTable) -> NDArray[np.bool_]:
+def _begin(settings: ShiftSettings, table: ImageTable) -> NDArray[np.bool_]:
     """Return whether each class is for the test at level 0, (C,) bool, in the order of the labels."""
     classes = np.unique(table.labels[:, 0])
-    if config.beginning == "drawn":
-        return draw_half(len(classes), config.seed)
+    if settings.beginning == "drawn":
+        return draw_half(len(classes), settings.seed)
     training, test = (np.unique(table.subset(*part).labels[:, 0]) for part in (("train", "val"), TEST_SPLITS))
     if shared := len(np.intersect1d(training, test)):
         raise InputError(f"beginning=data_set: {shared:,} classes are in training and in test; beginning=drawn")
     return np.isin(classes, test)
 
 
-def _describe(config: DictConfig, network: AuditNetwork, reduced: NDArray[np.float64]) -> dict[str, str | int]:
+def _describe(settings: ShiftSettings, network: AuditNetwork, reduced: NDArray[np.float64]) -> dict[str, str | int]:
     return {
-        "dataset": str(config.dataset.name),
+        "dataset": str(settings.dataset.name),
         "compared_by": network.description,
         "components": reduced.shape[1],
-        "beginning": str(config.beginning),
-        "seed": int(config.seed),
+        "beginning": str(settings.beginning),
+        "seed": int(settings.seed),
     }
 
 

@@ -68,7 +68,7 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
 
     head_dims = {head: model.model.embed_dims[head] for head in model.heads}
     prefixes = choose_prefixes(options.prefixes, head_dims)
-    config, table = read_data_set(model, root=options.root)
+    settings, table = read_data_set(model, root=options.root)
     train, test = (
         embed_split(model, table, split, progress=True, **embedding_options(options))
         for split in ("train", options.split)
@@ -77,7 +77,7 @@ def _measure(model: "ImageEmbedder", options: Namespace) -> Any:
         UnitEmbeddings.normalize(train.vectors).rows,
         UnitEmbeddings.normalize(test.vectors),
         head_dims,
-        build_evaluator(config, table, test.table),
+        build_evaluator(settings, table, test.table),
         prefixes,
         options.rescore,
         model.model.concatenation,
