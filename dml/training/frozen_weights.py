@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dml.models.adapters import plain_name
 from dml.models.backbone import Backbone
-from dml.ops.tensor_hashes import hash_tensors
+from dml.models.weights import hash_tensors
 from dml.runtime.errors import InputError
 
 ENTRY = "frozen"
