@@ -36,12 +36,10 @@ from dml.data.overview.picture_traits import SIDE, measure_traits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.table import UNKNOWN, ImageTable
-from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes
-from dml.evaluation.audit.doubtful_labels import estimate_label_probabilities
-from dml.evaluation.audit.findings import DIVIDED_CLASS, ISSUES, MIXED_CLASSES, AuditedImages, Finding
+from dml.evaluation.audit.findings import DIVIDED_CLASS, ISSUES, MIXED_CLASSES, AuditedImages, AuditSettings, Finding
 from dml.evaluation.audit.inspection import audit_images, find_neighbors
+from dml.evaluation.audit.labels import estimate_label_probabilities, report_divided_classes, report_mixed_classes
 from dml.evaluation.audit.near_duplicates import find_duplicate_pairs, report_duplicates
-from dml.evaluation.audit.settings import AuditSettings
 from dml.evaluation.raw_features import spread_embeddings
 from dml.run.config_folders import CONF
 from dml.run.prepare_job import make_cache_folder

@@ -18,8 +18,8 @@ from conftest import SMALL, Here, Refused
 from omegaconf import OmegaConf
 
 from dml.commands import main
-from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.per_query import read_queries
+from dml.evaluation.raw_features import FixedNeighbors
 from dml.report.comparison import find_runs
 from dml.report.run import read_run
 from dml.run.resuming.stored_configuration import read_checkpoint_configuration, read_stored_configuration

@@ -2,7 +2,7 @@
 
 from dml.evaluation.evaluator import Evaluation, Evaluator, evaluate, evaluate_table
 from dml.evaluation.metric import Kind, Metric, MetricConfig
-from dml.evaluation.ranking.queries import PerQuery, query_share, rank_queries
+from dml.evaluation.ranking import PerQuery, query_share, rank_queries
 
 __all__ = [
     "Evaluation",

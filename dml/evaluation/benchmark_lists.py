@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.data.table import EVERY_LEVEL, ImageTable
-from dml.evaluation.ranking.items import Positives, find_copies
+from dml.evaluation.items import Positives, find_copies
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 

@@ -1,9 +1,9 @@
 """Vectors in smaller forms: their metrics, their bytes and their speed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,14 @@ from torch import Tensor
 from dml.evaluation.benchmark_lists import BenchmarkList
 from dml.evaluation.evaluator import Evaluator, Metrics
 from dml.evaluation.geometry import UnitEmbeddings
-from dml.evaluation.ranking.items import Items, Positives, find_nearest_items
-from dml.evaluation.ranking.queries import LARGEST_BLOCK, PerQuery
+from dml.evaluation.items import Items, Positives, find_nearest_items
+from dml.evaluation.ranking import LARGEST_BLOCK, PerQuery
 from dml.evaluation.raw_features import PrincipalComponents
 from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
 from dml.runtime.errors import InputError
+from dml.runtime.text.text_tables import markdown_table
 
 SMALLEST_PREFIX = 8
 """The number of dimensions of each head in the smallest prefix that is chosen without being named."""
@@ -294,3 +295,56 @@ def _count_per_second(task: Callable[[], None]) -> float:
         task()
         count += 1
     return count / seconds
+
+
+HEADER = ("vectors", "dimensions", "stored as", "bytes", "recall@1", "MAP@R", "queries/s")
+"""The columns of the table; the metrics are in percent."""
+
+FIELDS = {"numbers": int, "bytes": int, "rescored_bytes": int, "queries_per_second": float}
+
+
+def make_values(rows: Iterable[CompressionRow]) -> dict[str, Any]:
+    """Return values such as {"prefix8/int8/level0/recall@1": 0.93, "prefix8/int8/bytes": 24}, for compression.json."""
+    return {
+        f"{row.vectors}/{row.storage}/{name}": value
+        for row in rows
+        for name, value in {**{field: getattr(row, field) for field in FIELDS}, **row.metrics}.items()
+    }
+
+
+def read_values(values: Mapping[str, Any]) -> list[CompressionRow]:
+    """Return the rows of `make_values`, in their order; names without a row, such as "split", are left out."""
+    grouped: dict[tuple[str, str], dict[str, Any]] = {}
+    for key, value in values.items():
+        vectors, storage, name = (*key.split("/", 2), "", "")[:3]
+        if name:
+            grouped.setdefault((vectors, storage), {})[name] = value
+    return [
+        CompressionRow(
+            vectors,
+            storage,
+            metrics={name: value for name, value in row.items() if name not in FIELDS},
+            **{field: kind(row[field]) for field, kind in FIELDS.items()},
+        )
+        for (vectors, storage), row in grouped.items()
+    ]
+
+
+def format_cells(rows: Sequence[CompressionRow]) -> list[list[str]]:
+    """Return the cells of each row below `HEADER`; of several levels, the metrics are those of the finest."""
+    return [
+        [
+            row.vectors,
+            str(row.numbers),
+            row.storage,
+            f"{row.bytes} + {row.rescored_bytes}" if row.rescored_bytes else str(row.bytes),
+            *(f"{100 * row.metrics[f'level0/{metric}']:.1f}" for metric in METRICS),
+            f"{row.queries_per_second:,.0f}",
+        ]
+        for row in rows
+    ]
+
+
+def format_rows(rows: Sequence[CompressionRow]) -> str:
+    """Format the table in Markdown."""
+    return markdown_table(HEADER, format_cells(rows), right=(1, 3, 4, 5, 6))

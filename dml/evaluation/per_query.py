@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dml.data.table import ImageTable
-from dml.evaluation.ranking.queries import PerQuery
+from dml.evaluation.ranking import PerQuery
 from dml.runtime.errors import InputError
 from dml.runtime.filesystem.files import replacing
 from dml.runtime.filesystem.plain_text import parse_json

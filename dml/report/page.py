@@ -14,16 +14,19 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.table import UNKNOWN, ImageTable
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.per_query import join_lists, score_queries, write_queries
-from dml.evaluation.ranking.queries import PerQuery
+from dml.evaluation.ranking import PerQuery
 from dml.report.audit import AuditReport, make_finding_sections
 from dml.report.charts import make_charts, make_threshold_section
-from dml.report.compression import make_compression_section
 from dml.report.embedding_map import embedding_map, make_map
-from dml.report.metrics import choose_headlines, list_labels_not_in_percent, make_metric_tables
+from dml.report.metrics import (
+    choose_headlines,
+    list_labels_not_in_percent,
+    make_compression_section,
+    make_metric_tables,
+)
 from dml.report.pictures import ReadPicture, choose_queries, draw_queries
 from dml.report.run import ReportedRun, collect_versions, read_run
-from dml.report.searches import ImageSearches, make_search_results
-from dml.report.sheets import COLUMNS, Tiles, find_confusions, make_sheets
+from dml.report.sheets import COLUMNS, ImageSearches, Tiles, find_confusions, make_search_results, make_sheets
 from dml.report.side_by_side import (
     align_queries,
     choose_changed_queries,

@@ -14,7 +14,7 @@ from torch import Tensor
 from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.readability import find_missing
-from dml.evaluation.names import MetricDescription, describe_stored_metrics, find_head_sets, split_head_names
+from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset
@@ -50,11 +50,6 @@ class ReportedRun:
     threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     compression: Mapping[str, Any] = field(default_factory=dict)
     start_folder: str = ""
-
-    @property
-    def head_sets(self) -> list[str]:
-        """The names of the heads, and of the sets of heads, that were tested besides all heads together."""
-        return find_head_sets(self.metrics)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -99,10 +94,6 @@ class ReportedRun:
                 f"{without_remedy(error)}; a report shows the images of its run, and dml evaluate checkpoint=BEST.CKPT "
                 "dataset.root=FOLDER writes one of the images in another folder"
             ) from error
-
-    def select_metrics(self, prefix: str) -> dict[str, float]:
-        """Return the metrics whose names start with a prefix, named without the prefix."""
-        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
 
     def summarize(self) -> dict[str, str]:
         """Return the data set, the loss, the model and other facts, which the head of a report lists by name."""

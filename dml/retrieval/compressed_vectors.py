@@ -7,8 +7,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from dml.retrieval.faiss_search import search_with_ties
-from dml.retrieval.search import check_products, drop_excluded
+from dml.retrieval.search import check_products, drop_excluded, search_with_ties
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

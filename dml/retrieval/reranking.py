@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.retrieval.gallery import Gallery
+from dml.retrieval.gallery import SORT_FACTOR, Gallery, k_nearest
 from dml.retrieval.rows import unit_rows
-from dml.retrieval.top import SORT_FACTOR, k_nearest
 from dml.runtime.errors import InputError
 
 MEMORY = 2**27

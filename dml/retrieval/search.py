@@ -1,5 +1,7 @@
-"""Exact nearest neighbors: by FAISS, or by torch for embeddings on a CUDA device."""
+"""Exact nearest neighbors: by FAISS, or by torch for embeddings on a CUDA device. Ties are in the order of the ids."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import faiss
@@ -8,61 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dml.retrieval.faiss_search import LARGEST_K, copy_to_gpus, multiplying_few_queries, sort_ties
-from dml.retrieval.gallery import Gallery
+from dml.retrieval.gallery import SORT_FACTOR, Gallery, k_nearest, nearest
 from dml.retrieval.rows import Embeddings, float32_rows
-from dml.retrieval.top import SORT_FACTOR, k_nearest, nearest
 from dml.runtime.errors import InputError, check_whole
-
-MEMORY = 2**28
-"""Bytes of distances that are held at a time."""
-
-
-class BlockSearch:
-    """Finds nearest neighbors with torch, on any device.
-
-    >>> scores, indices = BlockSearch(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
-    >>> scores.tolist(), indices.tolist()
-    ([[2.0]], [[1]])
-
-    Args:
-        rows: (G, D) float32 embeddings of the gallery.
-        k: number of neighbors of each query; it is reduced if a query has fewer items.
-        excluded: (Q, M) items that each query excludes, such as the query itself; rows of queries that exclude fewer
-            are filled with -1. None excludes nothing.
-    """
-
-    def __init__(self, rows: Tensor, k: int, excluded: npt.NDArray[np.int64] | None = None) -> None:
-        self.gallery, self.excluded = Gallery(rows), excluded
-        self.k = min(k, len(rows) - (0 if excluded is None else excluded.shape[1]))
-        self._block_size = max(1, MEMORY // (4 * len(rows)))
-
-    def __call__(self, queries: Tensor, first: int = 0) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Search the neighbors of some of the queries.
-
-        Args:
-            queries: (B, D) float32 embeddings on the gallery's device.
-            first: index of the first of them among all queries, for ``excluded``.
-
-        Returns:
-            Scores (B, k), which are dot products, and indices (B, k), best first.
-
-        Raises:
-            InputError: if a dot product overflows float32.
-        """
-        starts = range(0, len(queries), self._block_size)
-        parts = [self._search_block(queries[start : start + self._block_size], first + start) for start in starts]
-        distances, items = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
-        if not np.isfinite(distances).all():
-            raise InputError("the dot products overflow float32: scale the embeddings down, or to unit length")
-        return 0 - distances, items  # unlike -distances, this never gives -0
-
-    def _search_block(self, queries: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        excluded = None if self.excluded is None else self.excluded[first : first + len(queries)]
-        excluded_items = None if excluded is None else torch.from_numpy(excluded).to(queries.device)
-        distances = self.gallery.distances(queries, excluded_items)
-        return k_nearest(distances, self.k, rows_at_once=max(1, len(queries) // SORT_FACTOR))
-
+from dml.runtime.shared_settings import SharedSetting
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -70,8 +21,113 @@ Integers = npt.NDArray[np.int64]
 FAISS_VERSION: str = faiss.__version__
 """What the library says: its package has several names, one for each build, and finding which takes half a second."""
 
+LARGEST_K = 2047
+"""The largest number of neighbors, and of searched cells, that every version of FAISS accepts on a GPU."""
+
+MEMORY = 2**28
+"""Bytes of distances that are held at a time."""
+
 BLOCK_SIZE = 256
 """Number of queries that are ranked without FAISS at a time."""
+
+FEWEST = 4
+"""Number of queries from which on a matrix product takes less time than comparing one query after the other."""
+
+MOST_TIES = 1000
+"""The default of the largest number of vectors beyond the k-th that are searched for equal scores."""
+
+_settings: Any = faiss.cvar
+
+COUNTS_COMPONENTS = _settings.distance_compute_blas_threshold > 1000
+"""Whether FAISS's threshold is a number of components of all queries together, and not a number of queries."""
+
+
+def _set_threshold(threshold: int) -> None:
+    _settings.distance_compute_blas_threshold = threshold
+
+
+_threshold: SharedSetting[int] = SharedSetting(
+    lambda: int(_settings.distance_compute_blas_threshold), _set_threshold, choose=min
+)
+"""FAISS's threshold, one for the whole process: the lowest that the searches under way need."""
+
+
+@contextmanager
+def multiplying_few_queries(dimension: int) -> Iterator[None]:
+    """Let FAISS compare `FEWEST` queries (Q, D) or more with all vectors by a matrix product, while the body runs.
+
+    FAISS 1.15 does so from 128,000 components on, such as 1,000 queries with 128 dimensions. Fewer queries took three
+    to eight times as long. Versions that do so from 20 queries on are left as they are. Threads may run it at the same
+    time.
+    """
+    if not COUNTS_COMPONENTS:
+        yield
+        return
+    with _threshold.hold(FEWEST * dimension):
+        yield
+
+
+def copy_to_gpus(index: Any) -> Any:
+    """Return a copy of an index on all GPUs of FAISS; None if the index has to be searched on the CPU.
+
+    FAISS has no GPU, none that searches this kind of index, such as HNSW32, or none with enough memory.
+    """
+    lists: Any = faiss.try_extract_index_ivf(index)
+    if not faiss.get_num_gpus() or (lists is not None and lists.nprobe > LARGEST_K):
+        return None
+    try:
+        return faiss.index_cpu_to_all_gpus(index)
+    except RuntimeError:  # FAISS says by it that it can't copy the index
+        return None
+
+
+def sort_ties(scores: Floats, ids: Integers) -> tuple[Floats, Integers]:
+    """Sort neighbors (Q, k) with equal scores by their ids, in place; FAISS has sorted them by descending score.
+
+    >>> sort_ties(np.float32([[0.9, 0.5, 0.5]]), np.array([[4, 7, 2]]))[1].tolist()
+    [[4, 2, 7]]
+    """
+    is_tied = (scores[:, 1:] == scores[:, :-1]) & (ids[:, 1:] < ids[:, :-1])
+    rows = np.flatnonzero(is_tied.any(axis=1))
+    order = np.lexsort((ids[rows], -scores[rows]))
+    ids[rows] = np.take_along_axis(ids[rows], order, axis=1)  # the scores are sorted already
+    return scores, ids
+
+
+def search_with_ties(
+    search: Callable[[npt.NDArray[Any], int], tuple[Floats, Integers]],
+    queries: npt.NDArray[Any],
+    k: int,
+    count: int,
+    most_ties: int | None = None,
+) -> tuple[Floats, Integers]:
+    """Find the k best neighbors, of which those with equal scores have the smallest ids and are sorted by them.
+
+    The search keeps any of the vectors that share the k-th score, so it is repeated with a larger k for the queries
+    whose next neighbor has that score too.
+
+    Args:
+        search: function of queries (Q, D) and k that searches all vectors exactly -> scores and ids (Q, k), best first.
+        queries: (Q, D) queries, as ``search`` takes them.
+        k: number of neighbors, 1 to ``count``.
+        count: number of vectors that are searched.
+        most_ties: largest number of vectors beyond the k-th that are searched for equal scores; None for `MOST_TIES`.
+
+    Returns:
+        Scores (Q, k) and ids (Q, k), best first. If more than ``most_ties`` vectors share the k-th score, they may be
+        any of these.
+    """
+    largest_depth = min(count, k + (MOST_TIES if most_ties is None else most_ties))
+    scores, ids = sort_ties(*search(queries, min(k + 1, count)))
+    tied = np.flatnonzero(scores[:, k - 1] == scores[:, -1])
+    scores, ids = scores[:, :k], ids[:, :k]
+    depth = k + 1
+    while len(tied) and depth < largest_depth:
+        depth = min(count, 2 * depth)
+        deeper_scores, deeper_ids = sort_ties(*search(queries[tied], depth))
+        scores[tied], ids[tied] = deeper_scores[:, :k], deeper_ids[:, :k]
+        tied = tied[deeper_scores[:, k - 1] == deeper_scores[:, -1]]
+    return scores, ids
 
 
 def nearest_neighbors(
@@ -120,42 +176,30 @@ def nearest_neighbors(
     return torch.from_numpy(scores), torch.from_numpy(indices)
 
 
-class Search:
-    """Finds nearest neighbors of embeddings on CPU with FAISS.
+class BlockSearch:
+    """Finds nearest neighbors with torch, on any device.
 
-    FAISS chooses arbitrarily among items with equal scores. Queries for which that could change the result are ranked
-    without FAISS, so that items with equal scores are in the order of the gallery.
-
-    >>> scores, indices = Search(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
+    >>> scores, indices = BlockSearch(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
     >>> scores.tolist(), indices.tolist()
     ([[2.0]], [[1]])
 
     Args:
-        rows: (G, D) float32 embeddings of the gallery, on CPU.
+        rows: (G, D) float32 embeddings of the gallery.
         k: number of neighbors of each query; it is reduced if a query has fewer items.
         excluded: (Q, M) items that each query excludes, such as the query itself; rows of queries that exclude fewer
             are filled with -1. None excludes nothing.
     """
 
     def __init__(self, rows: Tensor, k: int, excluded: Integers | None = None) -> None:
-        self.gallery = Gallery(rows)
-        self.excluded = excluded
-        max_excluded = 0 if excluded is None else excluded.shape[1]
-        self.k = min(k, len(rows) - max_excluded)
-        self._repeated = self.gallery.repeated
-        # One neighbor more tells whether the last one of the result is tied with the next.
-        self._faiss_k = min(self.k + max_excluded + 1, len(rows))
-        self._gpu_copy: Any = None
-        if faiss.get_num_gpus() and self._faiss_k <= LARGEST_K:
-            index: Any = faiss.IndexFlatIP(rows.shape[1])
-            index.add(rows.numpy())
-            self._gpu_copy = copy_to_gpus(index)
+        self.gallery, self.excluded = Gallery(rows), excluded
+        self.max_excluded = 0 if excluded is None else excluded.shape[1]
+        self.k = min(k, len(rows) - self.max_excluded)
 
     def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
         """Search the neighbors of some of the queries.
 
         Args:
-            queries: (B, D) float32 embeddings on CPU.
+            queries: (B, D) float32 embeddings on the gallery's device.
             first: index of the first of them among all queries, for ``excluded``.
 
         Returns:
@@ -164,6 +208,44 @@ class Search:
         Raises:
             InputError: if a dot product overflows float32.
         """
+        size = max(1, MEMORY // (4 * len(self.gallery)))
+        starts = range(0, len(queries), size)
+        parts = [self._search_block(queries[start : start + size], first + start) for start in starts]
+        distances, indices = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+        check_products(distances, indices)
+        return 0 - distances, indices  # unlike -distances, this never gives -0
+
+    def _search_block(self, queries: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        excluded = None if self.excluded is None else self.excluded[first : first + len(queries)]
+        excluded_items = None if excluded is None else torch.from_numpy(excluded).to(queries.device)
+        distances = self.gallery.distances(queries, excluded_items)
+        return k_nearest(distances, self.k, rows_at_once=max(1, len(queries) // SORT_FACTOR))
+
+
+class Search(BlockSearch):
+    """Finds nearest neighbors of embeddings on CPU with FAISS, as `BlockSearch` does.
+
+    FAISS chooses arbitrarily among items with equal scores. Queries for which that could change the result are ranked
+    without FAISS, so that items with equal scores are in the order of the gallery.
+
+    >>> scores, indices = Search(torch.eye(3), k=1)(torch.tensor([[0.0, 2.0, 1.0]]))
+    >>> scores.tolist(), indices.tolist()
+    ([[2.0]], [[1]])
+    """
+
+    def __init__(self, rows: Tensor, k: int, excluded: Integers | None = None) -> None:
+        super().__init__(rows, k, excluded)
+        self._repeated = self.gallery.repeated
+        # One neighbor more tells whether the last one of the result is tied with the next.
+        self._faiss_k = min(self.k + self.max_excluded + 1, len(rows))
+        self._gpu_copy: Any = None
+        if faiss.get_num_gpus() and self._faiss_k <= LARGEST_K:
+            index: Any = faiss.IndexFlatIP(rows.shape[1])
+            index.add(rows.numpy())
+            self._gpu_copy = copy_to_gpus(index)
+
+    def __call__(self, queries: Tensor, first: int = 0) -> tuple[Floats, Integers]:
+        """Search the neighbors of some of the queries, see `BlockSearch`."""
         knn: Any = faiss.knn  # unlike an index, knn doesn't copy the gallery
         arrays = queries.numpy(), self.gallery.rows.numpy()
         with multiplying_few_queries(queries.shape[1]):
@@ -190,8 +272,7 @@ class Search:
         excluded = None if self.excluded is None else torch.from_numpy(self.excluded[query_indices])
         distances = self.gallery.distances(queries, excluded).numpy()
         indices = np.stack([nearest(row, self.k) for row in distances])
-        # Unlike -distances, 0 - distances never gives -0.
-        return 0 - np.take_along_axis(distances, indices, axis=1), indices
+        return 0 - np.take_along_axis(distances, indices, axis=1), indices  # unlike -distances, never -0
 
 
 def check_products(scores: Floats, indices: Integers) -> None:
@@ -205,14 +286,10 @@ def check_products(scores: Floats, indices: Integers) -> None:
 
 
 def drop_excluded(scores: Floats, indices: Integers, excluded: Integers) -> tuple[Floats, Integers]:
-    """Drop M neighbors of each query: the excluded ones, and then the last ones. (Q, k + M) -> (Q, k)
+    """Drop M neighbors of each query: the excluded ones, and then the last ones. (Q, k + M), (Q, M) -> (Q, k)
 
-    An excluded item isn't always among the neighbors, because other items can have the same score.
-
-    Args:
-        scores: (Q, k + M) scores of the neighbors, best first.
-        indices: (Q, k + M) indices of the neighbors.
-        excluded: (Q, M) indices to drop, filled with -1.
+    An excluded item isn't always among the neighbors, because other items can have the same score. ``excluded`` is
+    filled with -1.
     """
     is_excluded = np.zeros(indices.shape, dtype=bool)
     for column in excluded.T:  # one query may have many, and the others none

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.data.table import ImageTable
-from dml.evaluation import Evaluator, MetricConfig, evaluate, evaluator
+from dml.evaluation import Evaluator, MetricConfig, evaluate, evaluator, ranking
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.metric import DEFAULT_METRICS
-from dml.evaluation.ranking import queries as ranking
 from dml.runtime.errors import InputError
 
 CASES = json.loads((Path(__file__).parents[1] / "vectors" / "metrics.json").read_text())

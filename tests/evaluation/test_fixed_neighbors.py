@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.evaluation import evaluate
-from dml.evaluation.fixed_neighbors import recall_among
+from dml.evaluation.raw_features import recall_among
 from dml.runtime.errors import InputError
 
 

@@ -10,10 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dml.retrieval.index_kinds import find_core
 from dml.retrieval.kmeans_clusters import kmeans
 from dml.retrieval.search import nearest_neighbors
-from dml.retrieval.vector_index import VectorIndex
+from dml.retrieval.vector_index import VectorIndex, find_core
 
 DIMENSION, NUMBER = 16, 2500
 VECTORS = np.random.default_rng(0).normal(size=(NUMBER, DIMENSION)).astype(np.float32)

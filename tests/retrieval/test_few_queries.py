@@ -6,9 +6,8 @@ import faiss
 import numpy as np
 import pytest
 
-from dml.retrieval import faiss_search
-from dml.retrieval.faiss_search import FEWEST, multiplying_few_queries
-from dml.retrieval.search import nearest_neighbors
+from dml.retrieval import search as faiss_search
+from dml.retrieval.search import FEWEST, multiplying_few_queries, nearest_neighbors
 from dml.retrieval.vector_index import VectorIndex
 
 SETTINGS: Any = faiss.cvar

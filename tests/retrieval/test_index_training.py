@@ -5,8 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dml.retrieval.index_kinds import find_codes, train_index
-from dml.retrieval.vector_index import VectorIndex
+from dml.retrieval.vector_index import VectorIndex, find_codes, train_index
 
 VECTORS = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
 

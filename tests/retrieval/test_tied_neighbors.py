@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dml.retrieval import faiss_search
+from dml.retrieval import search as faiss_search
 from dml.retrieval.vector_index import VectorIndex
 
 IDS = np.array([3, 5, 8, 9, 12, 40, 41])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dml.retrieval.top import k_nearest
+from dml.retrieval.gallery import k_nearest
 
 TIED = st.sampled_from([-1.0, -0.5, -0.0, 0.0, 0.5, np.inf])
 

@@ -21,10 +21,15 @@ from dml.data.prepared.prepared_files import hold_preparation_lock
 from dml.data.prepared.verification import CheckedImage
 from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.data.worker_processes import choose_processes
-from dml.evaluation.audit.findings import ISSUES, AuditedImages, Finding, read_decided_rows, write_findings
-from dml.evaluation.audit.inspection import audit_images
-from dml.evaluation.audit.odd_images import report_broken_images
-from dml.evaluation.audit.settings import AuditSettings
+from dml.evaluation.audit.findings import (
+    ISSUES,
+    AuditedImages,
+    AuditSettings,
+    Finding,
+    read_decided_rows,
+    write_findings,
+)
+from dml.evaluation.audit.inspection import audit_images, report_broken_images
 from dml.evaluation.raw_features import spread_embeddings
 from dml.report.audit import AuditReport
 from dml.report.page import audit_report

@@ -149,7 +149,7 @@ def _write_page(index: "Index", name: str, results: Sequence[dict[str, Any]], pa
     from dml.evaluation.names import format_percent
     from dml.evaluation.threshold import describe_choice
     from dml.report.page import search_report
-    from dml.report.searches import FoundImage, ImageSearches
+    from dml.report.sheets import FoundImage, ImageSearches
     from dml.runtime.filesystem.files import write_text
 
     is_cosine = index.model.geometry == "cosine"

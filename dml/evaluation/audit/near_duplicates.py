@@ -12,8 +12,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from dml.data.table import TEST_SPLITS, TRAINING_SPLITS
-from dml.evaluation.audit.findings import NEAR_DUPLICATE, AuditedImages, Finding
-from dml.evaluation.audit.settings import AuditSettings
+from dml.evaluation.audit.findings import NEAR_DUPLICATE, AuditedImages, AuditSettings, Finding
 from dml.retrieval.search import nearest_neighbors
 
 TINY = 1e-6

@@ -15,10 +15,10 @@ from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.fixed_neighbors import FixedNeighbors, recall_among
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.names import HEADS, join_head_names, list_evaluated_heads
-from dml.evaluation.ranking.queries import PerQuery
+from dml.evaluation.ranking import PerQuery
+from dml.evaluation.raw_features import FixedNeighbors, recall_among
 from dml.evaluation.rerankings import evaluate_rerankings
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_result

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from dml.data.table import EVERY_LEVEL
 from dml.evaluation.evaluator import Evaluator
-from dml.evaluation.fixed_neighbors import FixedNeighbors
 from dml.evaluation.geometry import ranking_device
 from dml.evaluation.names import PCA
-from dml.evaluation.raw_features import PrincipalComponents
+from dml.evaluation.raw_features import FixedNeighbors, PrincipalComponents
 from dml.models.recurrent import AnyModel
 from dml.report.console import print_raw_metrics, print_raw_test
 from dml.retrieval.search import nearest_neighbors

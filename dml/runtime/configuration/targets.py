@@ -18,7 +18,7 @@ _READER = "dml.data.readers.*.read"
 
 KNOWN = {
     "adapter": ("dml.models.adapters.*",),
-    "audit": ("dml.evaluation.audit.settings.AuditSettings",),
+    "audit": ("dml.evaluation.audit.findings.AuditSettings",),
     "callbacks": (
         "dml.training.callbacks.*.*",
         "pytorch_lightning.callbacks.DeviceStatsMonitor",

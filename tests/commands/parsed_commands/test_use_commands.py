@@ -21,7 +21,7 @@ from dml.__main__ import dispatch
 from dml.inference.index_folder import hold_folder
 from dml.report.page import search_report
 from dml.report.pictures import COLORS, OTHER, SAME
-from dml.report.searches import FoundImage, ImageSearches
+from dml.report.sheets import FoundImage, ImageSearches
 from dml.runtime.errors import InputError
 from dml.runtime.run_folders.run_files import read_values, write_values
 

@@ -12,13 +12,23 @@ import torch.nn.functional as F
 
 from dml.data.table import ImageTable
 from dml.data.table_changes.corrections import read_corrections
-from dml.evaluation.audit.class_relations import report_divided_classes, report_mixed_classes, report_small_classes
-from dml.evaluation.audit.doubtful_labels import estimate_label_probabilities, iterate_probabilities
-from dml.evaluation.audit.findings import SMALL_CLASS, AuditedImages, Finding, read_decided_rows, write_findings
-from dml.evaluation.audit.inspection import find_neighbors
+from dml.evaluation.audit.findings import (
+    SMALL_CLASS,
+    AuditedImages,
+    AuditSettings,
+    Finding,
+    read_decided_rows,
+    write_findings,
+)
+from dml.evaluation.audit.inspection import find_neighbors, report_odd_images
+from dml.evaluation.audit.labels import (
+    estimate_label_probabilities,
+    iterate_probabilities,
+    report_divided_classes,
+    report_mixed_classes,
+    report_small_classes,
+)
 from dml.evaluation.audit.near_duplicates import find_duplicate_pairs, report_duplicates
-from dml.evaluation.audit.odd_images import report_odd_images
-from dml.evaluation.audit.settings import AuditSettings
 
 SETTINGS = AuditSettings()
 

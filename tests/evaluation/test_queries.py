@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dml.evaluation import MetricConfig, PerQuery, query_share, rank_queries
-from dml.evaluation.ranking.items import Items, Positives, check_query_and_gallery
-from dml.evaluation.ranking.queries import MOST_SEARCHED, SORT_FACTOR, Ranking
+from dml.evaluation.items import Items, Positives, check_query_and_gallery
+from dml.evaluation.ranking import MOST_SEARCHED, SORT_FACTOR, Ranking
 from dml.retrieval.gallery import Gallery
 from dml.runtime.errors import InputError
 
@@ -286,7 +286,7 @@ def test_a_search_gives_the_digits_of_whole_rankings(thousand: Any, monkeypatch:
     """Classes with up to 17 images, super-classes with up to 138."""
     whole = rank_queries(*thousand, metrics=[*NEAREST, "ap"], neighbors=5)
     searched = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
-    monkeypatch.setattr("dml.evaluation.ranking.queries.MOST_SEARCHED", 50)
+    monkeypatch.setattr("dml.evaluation.ranking.MOST_SEARCHED", 50)
     ranked = rank_queries(*thousand, metrics=NEAREST, neighbors=5)
     for name, values in searched.values.items():
         assert values.tobytes() == whole.values[name].tobytes() == ranked.values[name].tobytes(), name

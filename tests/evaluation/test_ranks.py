@@ -6,8 +6,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.evaluation.ranking.ranks import FEW, rank_chosen
-from dml.retrieval.top import nearest
+from dml.evaluation.ranks import FEW, rank_chosen
+from dml.retrieval.gallery import nearest
 
 
 def by_distance_and_index(distances: Any) -> list[int]:

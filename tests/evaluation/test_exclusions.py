@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dml.evaluation import PerQuery, rank_queries
-from dml.evaluation.ranking.items import find_copies
+from dml.evaluation.items import find_copies
 from dml.runtime.errors import InputError
 
 METRICS = (["recall"], ["recall", "ap", "map@r", "r_precision", "h_ap", "ndcg", "asi"])

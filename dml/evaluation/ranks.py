@@ -8,11 +8,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dml.evaluation.items import Positives
 from dml.evaluation.metric import Kind, MetricConfig
-from dml.evaluation.ranking.items import Positives
 from dml.metrics.binary import count_positives, pad_ranks
 from dml.metrics.graded import GradedRanks
-from dml.retrieval.top import nearest, sort_with_ties
+from dml.retrieval.gallery import nearest, sort_with_ties
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dml.evaluation import evaluate
+from dml.evaluation.items import Items
 from dml.evaluation.metric import MetricConfig
-from dml.evaluation.ranking.items import Items
-from dml.evaluation.ranking.queries import rank_queries
+from dml.evaluation.ranking import rank_queries
 from dml.losses.hyperbolic import poincare_distances, to_ball
 from dml.ops.poincare import ranking_vectors
 from dml.retrieval import nearest_neighbors

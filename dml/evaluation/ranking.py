@@ -13,16 +13,15 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
+from dml.evaluation.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES, MetricConfig
-from dml.evaluation.ranking.items import Items, Labels, Positives, check_query_and_gallery, find_nearest_items
-from dml.evaluation.ranking.ranks import Rankings, compute_scores, rank_block, rank_rows
+from dml.evaluation.ranks import Rankings, compute_scores, rank_block, rank_rows
 from dml.metrics.binary import positive_ranks
 from dml.ops.poincare import pair_distances
-from dml.retrieval.gallery import Gallery
+from dml.retrieval.gallery import Gallery, k_nearest
 from dml.retrieval.reranking import Comparison, Reranker
 from dml.retrieval.rows import Embeddings
 from dml.retrieval.search import Search
-from dml.retrieval.top import k_nearest
 from dml.runtime.errors import InputError
 
 SORT_FACTOR = 4

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dml.evaluation.ranking import ranks
-from dml.evaluation.ranking.ranks import LONG, RADIX_SORTED, sort_codes
+from dml.evaluation import ranks
+from dml.evaluation.ranks import LONG, RADIX_SORTED, sort_codes
 
 FLOATS = st.floats(-2, 2, width=32) | st.sampled_from([0.0, -0.0, np.inf, 1e-45, -1e-45, 1e-30, -1e-30])
 
