@@ -130,14 +130,7 @@ class Ranking:
     def _score_nearest(
         self, queries: range, is_same_by_level: Sequence[Tensor], neighbors: Tensor, similarities: Tensor
     ) -> Block:
-        """Compute the metrics of some queries that their nearest items are enough for.
-
-        Args:
-            queries: range of the queries.
-            is_same_by_level: one tensor (Q, K) for each level: whether the neighbors have the query's label.
-            neighbors: nearest items (Q, K) of each query.
-            similarities: cosine similarities (Q, K) of the nearest items.
-        """
+        """Compute the metrics of queries whose nearest items (Q, K) are enough: are they of its class at each level?"""
         values: dict[str, Tensor] = {}
         for level, relevant in enumerate(is_same_by_level):
             first = _find_first_ranks(relevant)

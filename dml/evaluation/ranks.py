@@ -269,14 +269,9 @@ class _Ranks(NamedTuple):
 def _split_by_shared_levels(
     ranks: _Ranks, levels: npt.NDArray[np.unsignedinteger[Any]], depth: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels with the query, and exactly as many.
+    """Return the ranks (Q, P') of items that share at least 1, 2, ... levels (P,) with the query, and exactly as many.
 
     Each list is selected from the one before, which is much longer as a rule.
-
-    Args:
-        ranks: ranks of items that share any level.
-        levels: (P,) number of levels that each item shares.
-        depth: number of levels.
     """
     at_least, exactly = [ranks.pad()], []
     for level in range(1, depth):

@@ -259,13 +259,9 @@ def count_outcomes(a: ReportedRun, b: ReportedRun) -> Outcomes:
 def choose_changed_queries(
     a: ReportedRun, b: ReportedRun, tiles: Tiles, count: int = 8
 ) -> dict[str, list[QueryResult]]:
-    """Choose queries that one run gets right and the other wrong, at most one of each class.
+    """Choose up to ``count`` queries that one run gets right and the other wrong, at most one of each class.
 
-    Args:
-        a: first of the two runs, "A" in the report.
-        b: second run, "B" in the report, with the queries in the order of the first.
-        tiles: sheet of pictures, to which those of the queries and their neighbors are added.
-        count: largest number of queries in each direction; those whose score changes most come first.
+    Those whose score changes most come first.
     """
     scores = score_queries(a.queries), score_queries(b.queries)
     gains = scores[1].values - scores[0].values
