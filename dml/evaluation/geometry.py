@@ -122,7 +122,7 @@ class Geometry(NamedTuple):
         return ranking_vectors(points, self.curvature)[1] if self.curvature else points
 
     def search_scores(self, points: Tensor, products: Tensor) -> Tensor:
-        """Return the cosines or negative Poincare distances (Q, k) of a search of points (Q, D) by its inner products."""
+        """Return the cosines, or negative Poincare distances, (Q, k) of points (Q, D) by a search's inner products."""
         return -product_distances(points, products, self.curvature) if self.curvature else products
 
 
