@@ -1,9 +1,9 @@
 """Vectors in smaller forms: their metrics, their bytes and their speed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from dml.metrics.binary import map_at_r, positive_ranks, recall_at_k
 from dml.retrieval.compressed_vectors import CompressedVectors, Storage
 from dml.retrieval.rows import unit_rows
 from dml.runtime.errors import InputError
+from dml.runtime.text.text_tables import markdown_table
 
 SMALLEST_PREFIX = 8
 """The number of dimensions of each head in the smallest prefix that is chosen without being named."""
@@ -73,11 +74,7 @@ def take_prefix(vectors: Tensor, head_dims: Mapping[str, int], size: int, concat
     >>> take_prefix(torch.tensor([[0.3, 0.4, 0.6, 0.8]]), {"L": 2, "H": 2}, size=1)
     tensor([[0.7071, 0.7071]])
 
-    Args:
-        vectors: (N, D) vectors, the heads side by side.
-        head_dims: size of the embedding of each head, in the order of the dimensions.
-        size: largest number of dimensions of each head.
-        concatenation: how the model joins its heads, see `dml.models.embedding.EmbeddingModel`.
+    ``concatenation`` is how the model joins its heads, see `dml.models.embedding.EmbeddingModel`.
     """
     if size >= max(head_dims.values()):
         return vectors
@@ -94,15 +91,7 @@ def make_forms(
     prefixes: Sequence[int],
     concatenation: str = "normalized",
 ) -> Iterator[VectorForm]:
-    """Yield the prefixes, and then the projections onto as many principal components of the training images.
-
-    Args:
-        train: (M, D) unit vectors of the training images, M >= 2.
-        test: (N, D) unit vectors of the tested images.
-        head_dims: size of the embedding of each head.
-        prefixes: number of dimensions of each head in each prefix.
-        concatenation: how the model joins its heads.
-    """
+    """Yield the prefixes, and then projections onto as many principal components of M >= 2 training images."""
     sizes = []
     for prefix in prefixes:
         train_part, part = (take_prefix(rows, head_dims, prefix, concatenation) for rows in (train, test))
@@ -160,14 +149,8 @@ def measure_compression(
 ) -> Iterator[CompressionRow]:
     """Measure every form of the vectors; each is trained on the training images alone.
 
-    Args:
-        train: (M, D) unit vectors of the training images.
-        test: (N, D) unit vectors of the tested images.
-        head_dims: size of the embedding of each head.
-        evaluator: evaluator of the tested images; it computes the rows of float32.
-        prefixes: number of dimensions of each head in each prefix.
-        candidates: number of neighbors that are sorted again by float32 vectors, in the rows with "+rescore".
-        concatenation: how the model joins its heads.
+    The rows of float32 are those of the evaluator. ``candidates`` neighbors are sorted again by float32 vectors in the
+    rows with "+rescore".
 
     Raises:
         InputError: if there are fewer than two training images, or queries have no positives.
@@ -258,11 +241,7 @@ def rank_positives(neighbors: Integers, query_labels: Integers, gallery_labels: 
     >>> rank_positives(neighbors, np.array([7]), gallery, counts=np.array([2])).tolist()
     [[2.0, 4.0]]
 
-    Args:
-        neighbors: (Q, K) nearest items of the gallery, nearest first.
-        query_labels: (Q,) labels of the queries.
-        gallery_labels: (G,) labels of the gallery.
-        counts: (Q,) number of positives of each query, K or fewer.
+    ``neighbors`` (Q, K) are the nearest items, ``counts`` (Q,) the positives of each query, K or fewer.
     """
     near_ranks = positive_ranks(torch.from_numpy(gallery_labels[neighbors] == query_labels[:, None]))
     ranks = torch.full((len(neighbors), int(counts.max(initial=0))), torch.inf, dtype=torch.float64)
@@ -294,3 +273,56 @@ def _count_per_second(task: Callable[[], None]) -> float:
         task()
         count += 1
     return count / seconds
+
+
+HEADER = ("vectors", "dimensions", "stored as", "bytes", "recall@1", "MAP@R", "queries/s")
+"""The columns of the table; the metrics are in percent."""
+
+FIELDS = {"numbers": int, "bytes": int, "rescored_bytes": int, "queries_per_second": float}
+
+
+def make_values(rows: Iterable[CompressionRow]) -> dict[str, Any]:
+    """Return values such as {"prefix8/int8/level0/recall@1": 0.93, "prefix8/int8/bytes": 24}, for compression.json."""
+    return {
+        f"{row.vectors}/{row.storage}/{name}": value
+        for row in rows
+        for name, value in {**{field: getattr(row, field) for field in FIELDS}, **row.metrics}.items()
+    }
+
+
+def read_values(values: Mapping[str, Any]) -> list[CompressionRow]:
+    """Return the rows of `make_values`, in their order; names without a row, such as "split", are left out."""
+    grouped: dict[tuple[str, str], dict[str, Any]] = {}
+    for key, value in values.items():
+        vectors, storage, name = (*key.split("/", 2), "", "")[:3]
+        if name:
+            grouped.setdefault((vectors, storage), {})[name] = value
+    return [
+        CompressionRow(
+            vectors,
+            storage,
+            metrics={name: value for name, value in row.items() if name not in FIELDS},
+            **{field: kind(row[field]) for field, kind in FIELDS.items()},
+        )
+        for (vectors, storage), row in grouped.items()
+    ]
+
+
+def format_cells(rows: Sequence[CompressionRow]) -> list[list[str]]:
+    """Return the cells of each row below `HEADER`; of several levels, the metrics are those of the finest."""
+    return [
+        [
+            row.vectors,
+            str(row.numbers),
+            row.storage,
+            f"{row.bytes} + {row.rescored_bytes}" if row.rescored_bytes else str(row.bytes),
+            *(f"{100 * row.metrics[f'level0/{metric}']:.1f}" for metric in METRICS),
+            f"{row.queries_per_second:,.0f}",
+        ]
+        for row in rows
+    ]
+
+
+def format_rows(rows: Sequence[CompressionRow]) -> str:
+    """Format the table in Markdown."""
+    return markdown_table(HEADER, format_cells(rows), right=(1, 3, 4, 5, 6))

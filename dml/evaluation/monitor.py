@@ -36,13 +36,8 @@ def make_further_config(
 ) -> MetricConfig:
     """Return the configuration of the metrics of a validation that `make_validation_config` leaves out.
 
-    Args:
-        names: names of metrics; `AUTO` for those of a test that are MAP@R, H-AP if there are several levels, and NMI if
-            there is time for k-means.
-        test: metrics of a test.
-        monitored: names of the metrics that are monitored.
-        table: the rows of a validation.
-        with_clusters: whether there is time for k-means, see `has_time_for_clusters`.
+    ``names`` of `AUTO` are those of a test that are MAP@R, H-AP if there are several levels, and NMI if there is time
+    for k-means (`has_time_for_clusters`).
 
     Raises:
         InputError: if the names are neither `AUTO` nor a list of names of packaged metrics and of those of a test.
@@ -88,47 +83,39 @@ def check_tie_breaker(tie_breaker: str | None, table: ImageTable, test: MetricCo
     """
     if tie_breaker is None:
         return
-    monitored = MetricName.parse(tie_breaker)
-    metric = test.find_metric(monitored.family)
-    known = metric_names(table, replace(test, recall_at=_add_monitored_k(test.recall_at, monitored)))
-    if monitored.metric not in known or monitored.heads or (metric and not metric.higher_is_better):
-        nearest = get_close_matches(tie_breaker, metric_names(table, test), n=4, cutoff=0.0)
+    metric = test.find_metric(MetricName.parse(tie_breaker).family)
+    if not _has_metric(tie_breaker, table, test, ()) or (metric and not metric.higher_is_better):
         raise InputError(
             f"checkpoints.tie_breaker={tie_breaker}: no metric of all heads that is better the larger it is; nearest: "
-            f"{', '.join(nearest)}"
+            f"{_find_nearest(tie_breaker, metric_names(table, test))}"
         )
 
 
 def check_monitor(
     monitor: str, mode: str, table: ImageTable, test: MetricConfig, heads: Sequence[str], evaluated_heads: Sequence[str]
 ) -> None:
-    """Make sure that a validation can compute the metric that chooses a checkpoint.
-
-    Args:
-        monitor: name of the metric, such as "level0/recall@1" or "heads/H/h_ap".
-        mode: "max" or "min", whether the largest or the smallest value is chosen.
-        table: the rows of a validation.
-        test: metrics of a test.
-        heads: names of the model's heads.
-        evaluated_heads: names of the heads and the sets of heads that a test evaluates.
+    """Make sure that a validation can compute the metric that chooses a checkpoint, of one of the heads or of several.
 
     Raises:
         InputError: if no validation has the metric, or a smaller value of it is the better one and the largest chosen.
     """
-    monitored = MetricName.parse(monitor)
-    metric = test.find_metric(monitored.family)
+    metric = test.find_metric(MetricName.parse(monitor).family)
     if metric and not metric.higher_is_better and mode == "max":
         raise InputError(f"checkpoints.mode=max: must be min, as smaller values of {monitor} are better")
-    known = metric_names(table, replace(test, recall_at=_add_monitored_k(test.recall_at, monitored)))
-    if monitored.metric not in known or not are_heads(split_head_names(monitored.heads), ["", *heads]):
+    if not _has_metric(monitor, table, test, heads):
         prefixes = ["", *(f"{HEADS}/{name}/" for name in dict.fromkeys((*heads, *evaluated_heads)))]
         names = [prefix + name for prefix in prefixes for name in metric_names(table, test)]
-        nearest = get_close_matches(monitor, names, n=4, cutoff=0.0)
-        raise InputError(
-            f"checkpoints.monitor={monitor}: no metric that a validation has; nearest: {', '.join(nearest)}"
-        )
+        nearest = _find_nearest(monitor, names)
+        raise InputError(f"checkpoints.monitor={monitor}: no metric that a validation has; nearest: {nearest}")
 
 
-def _add_monitored_k(recall_at: Sequence[int], monitored: MetricName) -> tuple[int, ...]:
-    """Return the k of recall@k, with that of a monitored metric."""
-    return tuple(dict.fromkeys([*recall_at, *([monitored.k] if monitored.k else [])]))
+def _has_metric(name: str, table: ImageTable, test: MetricConfig, heads: Sequence[str]) -> bool:
+    """Tell whether a validation can compute a metric, at any k, of all heads or of some of the heads."""
+    monitored = MetricName.parse(name)
+    recall_at = tuple(dict.fromkeys([*test.recall_at, *([monitored.k] if monitored.k else [])]))
+    is_known = monitored.metric in metric_names(table, replace(test, recall_at=recall_at))
+    return is_known and are_heads(split_head_names(monitored.heads), ["", *heads])
+
+
+def _find_nearest(name: str, names: Sequence[str]) -> str:
+    return ", ".join(get_close_matches(name, names, n=4, cutoff=0.0))

@@ -54,41 +54,41 @@ def split_head_names(name: str) -> list[str]:
     return name.split(JOINT)
 
 
-def format_heads(name: str) -> str:
-    """Return the label of joined names of heads in a table: "L" -> "head L", "L+M" -> "heads L, M"."""
-    heads = split_head_names(name)
-    return f"head{'s' * (len(heads) > 1)} {', '.join(heads)}"
+def select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the metrics whose names begin with a prefix, named without it."""
+    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
-def format_chosen_heads(chosen: str | None) -> str | None:
-    """Return the label of the heads that a training chose: "M+H" -> "chosen: M, H"; None -> None."""
-    return f"chosen: {', '.join(split_head_names(chosen))}" if chosen else None
+def split_parts(metrics: Mapping[str, Any], before: str, whole: str) -> dict[str, dict[str, Any]]:
+    """Return the metrics of each part of a test, named without the part, by the label that tables give it.
 
+    >>> split_parts({"raw/h_ap": 0.1, "heads/L+M/h_ap": 0.2, "reranked/dba/h_ap": 0.4}, "before", "all heads").keys()
+    dict_keys(['before', 'heads L, M', 'all heads', '+ DBA'])
 
-def find_head_sets(metrics: Iterable[str]) -> list[str]:
-    """Return the joined names of each set of heads for which there are metrics; a single head is a set too."""
-    return list(dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)))
-
-
-def find_rerankings(metrics: Iterable[str]) -> list[str]:
-    """Return the name of each re-ranking for which there are metrics, such as "dba+alpha_qe"."""
-    parts = (name.split("/", 2) for name in metrics)
-    return list(dict.fromkeys(part[1] for part in parts if part[0] == RERANKED and len(part) == 3))
-
-
-def format_reranking(name: str) -> str:
-    """Return the label of a re-ranking in a table: "dba+alpha_qe" -> "+ DBA, alpha-QE"."""
-    return f"+ {', '.join(RERANKING_LABELS.get(step, step) for step in name.split('+'))}"
+    Args:
+        metrics: contents of metrics.json.
+        before: label of the backbone's own features.
+        whole: label of all heads together, unless the training chose some.
+    """
+    labels = {"raw/": before, f"raw/{PCA}/": f"{before}, PCA"}
+    for heads in dict.fromkeys(heads for name in metrics if (heads := MetricName.parse(name).heads)):
+        names = split_head_names(heads)
+        labels[f"{HEADS}/{heads}/"] = f"head{'s' * (len(names) > 1)} {', '.join(names)}"
+    chosen = metrics.get("chosen_heads")
+    labels[""] = f"chosen: {', '.join(split_head_names(chosen))}" if chosen else whole
+    for name in metrics:
+        prefix, _, steps = name.rpartition("/")[0].partition("/")
+        if prefix == RERANKED:
+            steps = steps.partition("/")[0]
+            words = ", ".join(RERANKING_LABELS.get(step, step) for step in steps.split("+"))
+            labels[f"{RERANKED}/{steps}/"] = f"+ {words}"
+    parts = {label: select_prefix(metrics, prefix) for prefix, label in labels.items()}
+    return {label: part for label, part in parts.items() if part}
 
 
 @dataclass(frozen=True)
 class MetricName:
-    """A metric's name in its parts.
-
-    Args:
-        heads: joined names of the evaluated heads; "" stands for all heads together.
-        metric: name without the heads, such as "level0/recall@1", "mean/ap" or "h_ap".
-    """
+    """A metric's name in its parts: joined names of heads, "" for all heads together, and the name without them."""
 
     heads: str
     metric: str
@@ -134,16 +134,14 @@ def full_metric_name(name: str, custom: Container[str] = ()) -> str:
 
 
 def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
-    """Return the names of all metrics that an evaluation of a table can compute.
-
-    These are the packaged metrics and the custom metrics of the configuration, the metrics at k for each configured k.
-
-    Args:
-        table: the rows of one evaluation.
-        config: settings and custom metrics of the evaluation.
-    """
+    """Return the names of all metrics, packaged and custom, that an evaluation of a table can compute."""
     metrics = {**METRICS_BY_NAME, **{metric.name: metric for metric in config.selected}}.values()
-    level_metrics = [name for metric in metrics for name in _names_at_a_level(metric, config.recall_at)]
+    level_metrics = [
+        name
+        for metric in metrics
+        if metric.kind != Kind.HIERARCHY
+        for name in ([f"{metric.name}@{k}" for k in config.recall_at] if metric.kind == Kind.AT_K else [metric.name])
+    ]
     hierarchical = [metric.name for metric in metrics if metric.kind == Kind.HIERARCHY]
     if has_level_lists(table):  # the list of a level has hierarchical metrics, too
         levels = sorted({*table.benchmark.tolist()} - {EVERY_LEVEL})
@@ -152,21 +150,8 @@ def metric_names(table: ImageTable, config: MetricConfig) -> list[str]:
     return [*(f"level{level}/{name}" for level in range(len(table.levels)) for name in level_metrics), *hierarchical]
 
 
-def _names_at_a_level(metric: Metric, ks: Sequence[int]) -> list[str]:
-    if metric.kind == Kind.HIERARCHY:
-        return []
-    return [f"{metric.name}@{k}" for k in ks] if metric.kind == Kind.AT_K else [metric.name]
-
-
 class MetricDescription(NamedTuple):
-    """A metric without its function, as a finished run names it.
-
-    Args:
-        name: name of the metric in ``evaluation.metrics``, such as "recall".
-        label: label of the metric in tables, such as "R".
-        higher_is_better: whether a larger value is the better one.
-        shown_in_percent: whether tables show 0.5 as 50.0.
-    """
+    """A metric without its function, as a finished run names it; the fields are those of `Metric`."""
 
     name: str
     label: str
@@ -242,20 +227,11 @@ def describe_metric(name: str, custom: Iterable[Metric | MetricDescription] = ()
     return MetricDescription(metric.name, label, metric.higher_is_better, metric.shown_in_percent)
 
 
-def metric_label(name: str, custom: Iterable[Metric | MetricDescription] = ()) -> str:
-    """Return the label of a metric in tables: level0/recall@1 -> R@1; see `describe_metric`."""
-    return describe_metric(name, custom).label
-
-
 def format_percent(share: float, digits: int = 3) -> str:
     """Format a share in percent with some significant digits, never with an exponent.
 
     >>> format_percent(4.2e-7), format_percent(0.998, digits=2)
     ('0.000042', '100')
-
-    Args:
-        share: the share, from 0 to 1.
-        digits: number of significant digits.
     """
     return np.format_float_positional(100 * share, precision=digits, fractional=False, trim="-")
 
@@ -265,10 +241,6 @@ def format_value(value: float, metric: MetricDescription) -> str:
 
     >>> format_value(0.6584, describe_metric("h_ap")), format_value(12.0, describe_metric("images_skipped"))
     ('65.8', '12')
-
-    Args:
-        value: value in metrics.json.
-        metric: description of the metric.
     """
     if metric.shown_in_percent:
         return f"{100 * value:.1f}"
@@ -278,8 +250,7 @@ def format_value(value: float, metric: MetricDescription) -> str:
 def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescription, ...]:
     """Describe the custom metrics of a stored configuration, without building them: nothing in the file is run.
 
-    Args:
-        config: configuration of a run; a metric of ``evaluation.metrics`` without a name is passed over.
+    A metric of ``evaluation.metrics`` without a name is passed over.
     """
     evaluation = config.get("evaluation")
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
@@ -298,10 +269,6 @@ def describe_stored_metrics(config: Mapping[str, Any]) -> tuple[MetricDescriptio
 
 def list_evaluated_heads(heads: Iterable[str], evaluation: Mapping[str, Any]) -> list[str]:
     """Return the names of what a test evaluates: each head by ``heads``, the sets of heads by ``head_sets``.
-
-    Args:
-        heads: names of the model's heads.
-        evaluation: the values below ``evaluation`` in the configuration.
 
     Raises:
         InputError: if head_sets is no list of lists of the model's heads.

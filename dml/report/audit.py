@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dml.evaluation.audit.findings import (
     BROKEN_IMAGE,
@@ -18,8 +19,6 @@ from dml.evaluation.audit.findings import (
 from dml.report.pictures import OTHER, SAME
 from dml.report.sheets import CaptionedPicture, Tiles
 
-MOST_SHOWN = 250
-"""Largest number of findings of a kind, so that all pictures fit onto one sheet."""
 NEIGHBORS_SHOWN = 8
 TITLES = {
     NEAR_DUPLICATE: ("Near duplicates", "Pairs of copies of one picture. drop leaves out the first, on the left."),
@@ -60,63 +59,36 @@ class AuditReport:
     csv_path: str
 
 
-@dataclass(frozen=True)
-class ShownFinding:
-    """A finding with its pictures.
-
-    Args:
-        title: the class or classes.
-        lines: lines of text below the title.
-        picture: picture of the image that the finding is about; None for a finding about classes.
-        rows: lines of pictures beside it.
-    """
-
-    title: str
-    lines: Sequence[str]
-    picture: CaptionedPicture | None
-    rows: Sequence[Sequence[CaptionedPicture]]
-
-
-@dataclass(frozen=True)
-class FindingSection:
-    """The findings of one kind.
-
-    Args:
-        issue: the kind of finding.
-        title: title of the section.
-        explanation: text on what is found, and what an action does.
-        count: number of all findings of the kind.
-        findings: the first of them.
-    """
-
-    issue: str
-    title: str
-    explanation: str
-    count: int
-    findings: Sequence[ShownFinding]
-
-    @property
-    def is_compact(self) -> bool:
-        """Whether a finding has at most two pictures, so that two findings fit beside each other."""
-        return self.issue in (NEAR_DUPLICATE, BROKEN_IMAGE, ODD_IMAGE)
-
-
-def make_finding_sections(report: AuditReport, tiles: Tiles) -> list[FindingSection]:
+def make_finding_sections(report: AuditReport, tiles: Tiles) -> list[dict[str, Any]]:
     """Make a section for each kind of finding, also for those of which there is none.
 
     Args:
         report: content of the page.
         tiles: sheet of the page's pictures, to which those of the findings are added.
+
+    Returns:
+        For each kind its "issue", "title" and "explanation", the "count" of all findings, the first "findings", and
+        whether two of these fit beside each other: "is_compact".
     """
     sections = []
     for issue in ISSUES:
         findings = [finding for finding in report.findings if finding.issue == issue]
-        shown = [_show(finding, report, tiles) for finding in findings[: report.shown]]
-        sections.append(FindingSection(issue, *TITLES[issue], len(findings), shown))
+        title, explanation = TITLES[issue]
+        sections.append(
+            {
+                "issue": issue,
+                "title": title,
+                "explanation": explanation,
+                "count": len(findings),
+                "findings": [_show(finding, report, tiles) for finding in findings[: report.shown]],
+                "is_compact": issue in (NEAR_DUPLICATE, BROKEN_IMAGE, ODD_IMAGE),
+            }
+        )
     return sections
 
 
-def _show(finding: Finding, report: AuditReport, tiles: Tiles) -> ShownFinding:
+def _show(finding: Finding, report: AuditReport, tiles: Tiles) -> dict[str, Any]:
+    """Return the "title" of a finding, "lines" of text, the "picture" of its image, if any, and "rows" of others."""
     paths = [report.names.get(path, path) for path in (finding.path, finding.other_path) if path]
     lines = [finding.remark, *paths]
     rows = list(finding.pictures)
@@ -129,8 +101,12 @@ def _show(finding: Finding, report: AuditReport, tiles: Tiles) -> ShownFinding:
     if finding.other_label and finding.other_label != finding.label:
         title = f"{title} {'→' if finding.issue == DOUBTFUL_LABEL else 'and'} {finding.other_label}"
     compared = finding.label if finding.issue == DOUBTFUL_LABEL else None
-    shown_rows = [[_draw(row, report.images, tiles, compared) for row in part[:NEIGHBORS_SHOWN]] for part in rows]
-    return ShownFinding(title, lines if finding.issue != DIVIDED_CLASS else lines[:1], picture, shown_rows)
+    return {
+        "title": title,
+        "lines": lines if finding.issue != DIVIDED_CLASS else lines[:1],
+        "picture": picture,
+        "rows": [[_draw(row, report.images, tiles, compared) for row in part[:NEIGHBORS_SHOWN]] for part in rows],
+    }
 
 
 def _draw(row: int, images: AuditedImages, tiles: Tiles, compared: str | None = None) -> CaptionedPicture:

@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
-from dml.evaluation.names import THRESHOLD_PREFIX, MetricDescription, MetricName, describe_metric, format_percent
+from dml.evaluation.names import (
+    THRESHOLD_PREFIX,
+    MetricDescription,
+    MetricName,
+    describe_metric,
+    format_percent,
+    select_prefix,
+)
 from dml.evaluation.threshold import RELIABILITY, RELIABILITY_BALANCED, describe_choice, find_calibration
 from dml.report.metrics import format_metric
 from dml.report.run import ReportedRun
@@ -139,7 +146,8 @@ def _make_chart(
     for metric, name in series.items():
         logged = [(row["step"], scale * row[metric]) for row in history if math.isfinite(row.get(metric, math.nan))]
         if logged:
-            points[name] = _thin(np.array(logged))
+            parts = np.array_split(np.array(logged), min(len(logged), MOST_POINTS))
+            points[name] = np.array([part.mean(axis=0) for part in parts])
             last_step, lasts[name] = logged[-1]
             right = max(right, last_step)
     if not points:
@@ -164,21 +172,10 @@ def _make_chart(
     )
 
 
-def _thin(points: Floats) -> Floats:
-    """Average neighboring points, so that at most `MOST_POINTS` are left. (n, 2) -> (m, 2)"""
-    if len(points) <= MOST_POINTS:
-        return points
-    return np.array([part.mean(axis=0) for part in np.array_split(points, MOST_POINTS)])
-
-
 def _draw_curve(name: str, points: Floats, last: float, axes: tuple[float, float, float]) -> Curve:
-    """Draw the curve of some points (n, 2), in the order step and value.
+    """Draw a curve of steps and values (n, 2); the axes are the last step, the lowest and the highest value.
 
-    Args:
-        name: name of the curve.
-        points: steps and values.
-        last: last logged value; the last of thinned points is a mean.
-        axes: the last step, the lowest value and the highest value of the axes.
+    ``last`` is the last logged value: the last of thinned points is a mean.
     """
     right, low, high = axes
     many = len(points) >= SMOOTHED_FROM
@@ -187,7 +184,7 @@ def _draw_curve(name: str, points: Floats, last: float, axes: tuple[float, float
     y = 100 * (1 - _scale(drawn, low, high))
     return Curve(
         name=name,
-        last=_format_last(last),
+        last=f"{last:.3g}" if abs(last) < 999.5 else f"{last:,.0f}",  # separators instead of an exponent
         path=draw_path(x, y),
         faint=draw_path(x, 100 * (1 - _scale(points[:, 1], low, high))) if many else "",
         dots="" if many else "".join(f"M{a:.2f} {b:.2f}h0" for a, b in zip(x, y, strict=True)),
@@ -203,11 +200,6 @@ def draw_path(x: Iterable[float], y: Iterable[float]) -> str:
 def _scale(value: Any, low: float, high: float) -> Any:
     """Return the position of a value between low, which is 0, and high, which is 1."""
     return (value - low) / (high - low)
-
-
-def _format_last(value: float) -> str:
-    """Format a value with 3 significant digits, and with separators instead of an exponent from a thousand on."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def _format_tick(value: float, step: float) -> str:
@@ -237,69 +229,31 @@ SPLITS = {"val": "validation", "train": "training"}
 """The words for splits that have other names in the configuration."""
 
 FACTS = (
-    "eer",
-    "fnmr@1e-2",
-    "fnmr@1e-3",
-    "fnmr@1e-4",
-    "opis",
-    "ece",
-    "ece_balanced",
-    "brier",
-    "brier_balanced",
-    "log_loss",
-    "log_loss_balanced",
-    "unknown_auroc",
-    "known_accepted",
-    "known_identified",
-    "unknown_accepted",
-    "wrong_share",
+    *("eer", "fnmr@1e-2", "fnmr@1e-3", "fnmr@1e-4", "opis"),
+    *("ece", "ece_balanced", "brier", "brier_balanced", "log_loss", "log_loss_balanced"),
+    *("unknown_auroc", "known_accepted", "known_identified", "unknown_accepted", "wrong_share"),
 )
 """The metrics of the tested split that the section lists, without `THRESHOLD_PREFIX`."""
 
 
-@dataclass(frozen=True)
-class PlottedCurve:
-    """A curve in a box of 100 x 100.
-
-    Args:
-        name: pairs that the curve is of, such as those of a split.
-        path: SVG path of the curve.
-        chosen: SVG path of the point of the chosen threshold; empty if the curve has none.
-    """
+class PlottedCurve(NamedTuple):
+    """An SVG path in a box of 100 x 100, and that of the point of the chosen threshold, empty if there is none."""
 
     name: str
     path: str
     chosen: str = ""
 
 
-@dataclass(frozen=True)
-class ThresholdSection:
-    """What the report shows of a threshold.
+def make_threshold_section(run: ReportedRun) -> dict[str, Any] | None:
+    """Make the section of the threshold; None if the run has none.
 
-    Args:
-        similarity: the threshold, as text; empty if the run has none.
-        choice: aim of the choice of the threshold, as the end of a sentence.
-        curves: FNMR over the logarithm of FMR of each split, the tested one first.
-        x: ticks of the horizontal axis, FMR, which are counted from the left.
-        rows: {name: (FMR, FNMR)} of the chosen threshold in percent: of splits, and of the median and the worst class.
-        facts: further metrics of the tested split by their labels.
-        reliability: share of pairs of one class over their mean probability, on the tested split.
-        prior: share of pairs of one class for which the probabilities are, in percent; empty if the run has none.
+    Returns:
+        "similarity", the threshold as text, and "choice", the end of a sentence on its aim; "curves", FNMR over the
+        logarithm of FMR of each split, the tested one first, with the ticks "x"; "rows" {name: (FMR, FNMR)} in percent;
+        "facts" {label: metric of the tested split}; "reliability", the curves of the share of pairs of one class over
+        their probability, and "prior", that share in percent for which the probabilities are. Texts may be empty.
     """
-
-    similarity: str
-    choice: str
-    curves: Sequence[PlottedCurve]
-    x: Sequence[Tick]
-    rows: Mapping[str, tuple[str, str]]
-    facts: Mapping[str, str]
-    reliability: Sequence[PlottedCurve]
-    prior: str
-
-
-def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
-    """Make the section of the threshold; None if the run has none."""
-    metrics = run.select_metrics(THRESHOLD_PREFIX)
+    metrics = select_prefix(run.metrics, THRESHOLD_PREFIX)
     if not run.threshold_curves or not metrics:
         return None
     tested = str(run.metrics["split"])
@@ -308,58 +262,47 @@ def make_threshold_section(run: ReportedRun) -> ThresholdSection | None:
     smallest = min(points[0].min() for points in curves.values())
     decades = max(1, -int(np.floor(np.log10(smallest) + 1e-9)))  # a single negative pair has no rate but 1
     columns = {tested: ("fmr", "fnmr"), "val": ("val_fmr", "val_fnmr")}  # a tested "val" has only been chosen on
-    names_by_row = {_name_split(split): columns[split] for split in dict.fromkeys(("val", tested))}
+    names = {split: SPLITS.get(split, split) for split in ("val", tested)}
+    names_by_row = {names[split]: columns[split] for split in names}
     for kind in ("median", "worst"):
-        names_by_row[f"{_name_split(tested)}, {kind} class"] = (f"fmr_{kind}_class", f"fnmr_{kind}_class")
-    rows = {row: _format_rates(metrics, names) for row, names in names_by_row.items() if names[0] in metrics}
-    return ThresholdSection(
-        similarity=f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
-        choice=describe_choice(metrics),
-        curves=[
-            PlottedCurve(_name_split(split), _draw(points, decades), _draw_chosen(metrics, columns[split], decades))
+        names_by_row[f"{names[tested]}, {kind} class"] = (f"fmr_{kind}_class", f"fnmr_{kind}_class")
+
+    def place(fmr: Any) -> Any:
+        return 100 * (1 + np.log10(fmr) / decades)
+
+    def mark(split: str) -> str:
+        """Draw the point of the chosen threshold; a rate of 0 is at the left end of the axis."""
+        if columns[split][0] not in metrics:
+            return ""
+        fmr, fnmr = (metrics[name] for name in columns[split])
+        return f"M{max(0.0, place(max(fmr, 1e-12))):.2f} {100 * (1 - fnmr):.2f}h0"
+
+    calibration = find_calibration(metrics)
+    described = {name: describe_metric(THRESHOLD_PREFIX + name) for name in FACTS if name in metrics}
+    return {
+        "similarity": f"{metrics['similarity']:.4f}" if "similarity" in metrics else "",
+        "choice": describe_choice(metrics),
+        "curves": [
+            PlottedCurve(names[split], draw_path(place(points[0]), 100 * (1 - points[1])), mark(split))
             for split, points in sorted(curves.items(), key=lambda part: part[0] != tested)
         ],
-        x=[Tick(100 * (1 + power / decades), _name_power(power)) for power in range(-decades, 1)],
-        rows=rows,
-        facts={
-            metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
-            for name in FACTS
-            if name in metrics
-            for metric in [describe_metric(THRESHOLD_PREFIX + name)]
+        "x": [
+            Tick(100 * (1 + power / decades), f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}")  # in percent
+            for power in range(-decades, 1)
+        ],
+        "rows": {
+            row: (format_percent(metrics[fmr]), f"{100 * metrics[fnmr]:.1f}")
+            for row, (fmr, fnmr) in names_by_row.items()
+            if fmr in metrics
         },
-        reliability=[
+        "facts": {
+            metric.label: format_metric(metrics[name], metric) + (" %" if metric.shown_in_percent else "")
+            for name, metric in described.items()
+        },
+        "reliability": [
             PlottedCurve(label, draw_path(100 * stored[name][0], 100 * (1 - stored[name][1])))
             for name, label in RELIABILITY_NAMES.items()
             if name in stored
         ],
-        prior=format_percent(calibration.prior, digits=2) if (calibration := find_calibration(metrics)) else "",
-    )
-
-
-def _name_split(split: str) -> str:
-    return SPLITS.get(split, split)
-
-
-def _name_power(power: int) -> str:
-    """Return a power of ten in percent: -3 -> "0.1"."""
-    return f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}"
-
-
-def _format_rates(metrics: Mapping[str, float], names: tuple[str, str]) -> tuple[str, str]:
-    """Return both rates in percent, with three significant digits for the small ones."""
-    fmr, fnmr = (metrics[name] for name in names)
-    return format_percent(fmr), f"{100 * fnmr:.1f}"
-
-
-def _draw(points: npt.NDArray[np.float64], decades: int) -> str:
-    """Draw FNMR over the logarithm of FMR. (2, P) -> SVG path"""
-    return draw_path(100 * (1 + np.log10(points[0]) / decades), 100 * (1 - points[1]))
-
-
-def _draw_chosen(metrics: Mapping[str, float], names: tuple[str, str], decades: int) -> str:
-    """Draw the point of the chosen threshold; a rate of 0 is at the left end of the axis."""
-    if names[0] not in metrics:
-        return ""
-    fmr, fnmr = (metrics[name] for name in names)
-    x = max(0.0, 100 * (1 + np.log10(max(fmr, 1e-12)) / decades))
-    return f"M{x:.2f} {100 * (1 - fnmr):.2f}h0"
+        "prior": format_percent(calibration.prior, digits=2) if calibration else "",
+    }

@@ -10,9 +10,7 @@ from rich.text import Text
 
 from dml.evaluation.metric import Metric
 from dml.evaluation.names import (
-    HEADS,
     PCA,
-    RERANKED,
     THRESHOLD_PREFIX,
     MetricDescription,
     MetricName,
@@ -21,12 +19,8 @@ from dml.evaluation.names import (
     choose_level_metrics,
     describe_metric,
     describe_stored_metrics,
-    find_head_sets,
-    find_rerankings,
-    format_chosen_heads,
-    format_heads,
-    format_reranking,
     format_value,
+    split_parts,
 )
 from dml.evaluation.threshold import describe_choice
 from dml.runtime.errors import InputError
@@ -95,30 +89,13 @@ def summary_table(
 ) -> Table:
     """Make the table of a test's metrics: before the training, of each head, of all heads together, and re-ranked.
 
-    Args:
-        metrics: contents of metrics.json.
-        levels: names of level 0, 1, ...
-        heads: names of the model's heads.
-        custom: custom metrics, whose labels and units the table uses.
+    The arguments are those of `print_result`.
     """
-    rows: dict[str, Mapping[str, Any]] = {}
-    if before := _select_prefix(metrics, "raw/"):
-        rows["before"] = before
-        if projected := _select_prefix(before, f"{PCA}/"):
-            rows["before, PCA"] = projected
-    for name in find_head_sets(metrics) if len(heads) > 1 else ():
-        rows[format_heads(name)] = _select_prefix(metrics, f"{HEADS}/{name}/")
-    rows[format_chosen_heads(metrics.get("chosen_heads")) or ", ".join(heads)] = metrics
-    for name in find_rerankings(metrics):
-        rows[format_reranking(name)] = _select_prefix(metrics, f"{RERANKED}/{name}/")
+    is_shown = {name: len(heads) > 1 or not MetricName.parse(name).heads for name in metrics}
+    rows = split_parts({name: metrics[name] for name in metrics if is_shown[name]}, "before", ", ".join(heads))
     if level_metrics := choose_level_metrics(metrics, custom):
         return metric_table(rows, levels=levels, metrics=level_metrics, custom=custom)
     return metric_table(rows, levels=(), metrics=choose_joint_metrics(metrics), custom=custom)
-
-
-def _select_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the metrics whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
 def _caption(metrics: Iterable[MetricDescription]) -> Text | None:
@@ -184,12 +161,7 @@ def print_result(
 
 
 def list_remarks(metrics: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {word: sentence} of what a reader of a run's metrics has to know: was it quick, or worse than untrained?
-
-    Args:
-        metrics: contents of metrics.json.
-        settings: configuration of the run as nested plain values.
-    """
+    """Return {word: sentence} of what a reader of metrics.json has to know: was it quick, or worse than untrained?"""
     remarks = {"quick": QUICK} if settings.get("quick") else {}
     network, remedy = "the trained network", "a smaller optimizer.lr or another loss"
     if metrics.get("step") == 0:

@@ -5,19 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dml.evaluation import compression
 from dml.evaluation.metric import QUERIES_WITHOUT_POSITIVES
 from dml.evaluation.names import (
-    HEADS,
-    PCA,
-    RERANKED,
     MetricDescription,
+    MetricName,
     describe_metric,
-    find_rerankings,
-    format_chosen_heads,
-    format_heads,
-    format_reranking,
     format_value,
     is_joint_metric,
+    split_parts,
 )
 from dml.report.run import ReportedRun
 
@@ -53,17 +49,9 @@ def metrics_by_part(run: ReportedRun) -> dict[str, dict[str, float]]:
     Returns:
         {"before training", "head L", ..., "all heads", "+ alpha-QE", ...: metrics}.
     """
-    rows = {"before training": select_joint_metrics(run.select_metrics("raw/"))}
-    rows["before training, PCA"] = select_joint_metrics(run.select_metrics(f"raw/{PCA}/"))
-    rows |= {
-        format_heads(heads): select_joint_metrics(run.select_metrics(f"{HEADS}/{heads}/")) for heads in run.head_sets
-    }
-    chosen = format_chosen_heads(run.metrics.get("chosen_heads"))
-    rows[chosen or ("all heads" if run.head_sets else "after training")] = select_joint_metrics(run.metrics)
-    rows |= {
-        format_reranking(name): select_joint_metrics(run.select_metrics(f"{RERANKED}/{name}/"))
-        for name in find_rerankings(run.metrics)
-    }
+    whole = "all heads" if any(MetricName.parse(name).heads for name in run.metrics) else "after training"
+    parts = split_parts(run.metrics, "before training", whole)
+    rows = {name: select_joint_metrics(part) for name, part in parts.items()}
     return {name: values for name, values in rows.items() if values}
 
 
@@ -118,14 +106,7 @@ def _format_rows(
     names: Iterable[str],
     columns: Mapping[str, MetricDescription],
 ) -> dict[str, list[str]]:
-    """Return the cells of each row that has any of the metrics.
-
-    Args:
-        rows: {name of the row: metrics}.
-        run: run that the metrics belong to.
-        names: names in metrics.json of the metrics of one group, such as those of a level.
-        columns: {label: metric} of all columns.
-    """
+    """Return the cells of each row that has any of the metrics ``names`` of one group, such as those of a level."""
     name_by_label = {describe_metric(name, run.custom_metrics).label: name for name in names}
     return {
         row: [format_metric(values.get(name_by_label.get(label, "")), metric) for label, metric in columns.items()]
@@ -150,4 +131,23 @@ def choose_headlines(run: ReportedRun) -> dict[str, tuple[str, str]]:
     return {
         metric.label: (format_metric(run.metrics[name], metric), format_metric(run.metrics.get(f"raw/{name}"), metric))
         for name, metric in described.items()
+    }
+
+
+def make_compression_section(run: ReportedRun) -> dict[str, Any] | None:
+    """Make the table of smaller vectors: its "split", the "threads" of the searches, "header" and "rows".
+
+    Returns:
+        None if smaller vectors weren't measured, or were those of another step of the training.
+    """
+    values = run.compression
+    if not values or values.get("step") != run.metrics.get("step"):
+        return None
+    threads = int(values["threads"])
+    label = f"{threads} thread{'s' if threads > 1 else ''}"
+    return {
+        "split": values["split"],
+        "threads": label,
+        "header": compression.HEADER,
+        "rows": compression.format_cells(compression.read_values(values)),
     }

@@ -14,7 +14,7 @@ from torch import Tensor
 from dml.data.image_files.images import UnreadableImageError, read_image, without_remedy
 from dml.data.image_files.limits import ImageLimits
 from dml.data.overview.readability import find_missing
-from dml.evaluation.names import MetricDescription, describe_stored_metrics, find_head_sets, split_head_names
+from dml.evaluation.names import MetricDescription, describe_stored_metrics, split_head_names
 from dml.evaluation.per_query import QueryTable, read_queries
 from dml.report.console import list_remarks
 from dml.report.provenance import SELECTIONS, name_dataset
@@ -50,11 +50,6 @@ class ReportedRun:
     threshold_curves: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     compression: Mapping[str, Any] = field(default_factory=dict)
     start_folder: str = ""
-
-    @property
-    def head_sets(self) -> list[str]:
-        """The names of the heads, and of the sets of heads, that were tested besides all heads together."""
-        return find_head_sets(self.metrics)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -100,10 +95,6 @@ class ReportedRun:
                 "dataset.root=FOLDER writes one of the images in another folder"
             ) from error
 
-    def select_metrics(self, prefix: str) -> dict[str, float]:
-        """Return the metrics whose names start with a prefix, named without the prefix."""
-        return {name.removeprefix(prefix): value for name, value in self.metrics.items() if name.startswith(prefix)}
-
     def summarize(self) -> dict[str, str]:
         """Return the data set, the loss, the model and other facts, which the head of a report lists by name."""
         loss, model = self.settings.get("loss", {}), self.settings.get("model", {})
@@ -147,9 +138,7 @@ def _name_choice(choice: str | None, name: str | None) -> str | None:
 def read_run(path: Path, metrics: Mapping[str, Any] | None = None) -> ReportedRun:
     """Read a run from metrics.json, per_query.parquet, .hydra/config.yaml, and what it has of the other files.
 
-    Args:
-        path: folder of the run.
-        metrics: future contents of metrics.json, for a report that is made before the file is written; None reads it.
+    ``metrics`` is the future metrics.json, for a report that is made before the file is written; None reads it.
 
     Raises:
         InputError: if one of the files is missing, or is not the one that the run wrote.

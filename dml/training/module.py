@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dml.data.dataset import Batch
-from dml.evaluation.names import MetricName, choose_shown_metrics, join_head_names, metric_label
+from dml.evaluation.names import MetricName, choose_shown_metrics, describe_metric, join_head_names
 from dml.models.recurrent import AnyModel
 from dml.training.checkpoints import check_resumed_state, take_chosen_heads
 from dml.training.distributed import compute_losses
@@ -205,4 +205,4 @@ class MetricLearner(ModelEmbedder):
         self.log_dict({f"{self.validated_on}/{name}": value for name, value in metrics.items()}, rank_zero_only=False)
         self.log("epoch", float(self.epoch))
         shown = [*choose_shown_metrics(metrics), self.monitor]
-        self.log_dict({metric_label(name): metrics[name] for name in shown}, prog_bar=True, logger=False)
+        self.log_dict({describe_metric(name).label: metrics[name] for name in shown}, prog_bar=True, logger=False)

@@ -6,12 +6,20 @@ import torch
 from torch import Tensor
 
 from dml.data.table import ImageTable
-from dml.evaluation.compression import CompressionRow, choose_prefixes, measure_compression, rank_positives, take_prefix
+from dml.evaluation.compression import (
+    CompressionRow,
+    choose_prefixes,
+    format_cells,
+    make_values,
+    measure_compression,
+    rank_positives,
+    read_values,
+    take_prefix,
+)
 from dml.evaluation.evaluator import Evaluator
 from dml.evaluation.geometry import UnitEmbeddings
 from dml.evaluation.metric import MetricConfig
 from dml.metrics.binary import map_at_r, recall_at_k
-from dml.report.compression import format_cells, make_values, read_values
 from dml.runtime.errors import InputError
 
 COUNT, DIMS = 40, {"L": 8, "H": 8}

@@ -13,7 +13,7 @@ from conftest import PLAIN
 from dml.commands import main
 from dml.data.table import ImageTable
 from dml.evaluation import Kind, Metric, MetricConfig, evaluate, evaluate_table
-from dml.evaluation.names import MetricDescription, describe_stored_metrics, metric_label, metric_names
+from dml.evaluation.names import MetricDescription, describe_metric, describe_stored_metrics, metric_names
 from dml.evaluation.per_query import COLUMNS
 from dml.report.comparison import compare, find_runs, markdown
 from dml.report.page import comparison_report
@@ -91,7 +91,7 @@ def test_names_and_labels_are_those_of_the_evaluation(has_lists: bool) -> None:
         if name.rpartition("/")[2].partition("@")[0] in {metric.name for metric in CUSTOM}
     }
     assert computed == names
-    assert {metric_label(name, CUSTOM) for name in names} == {"Found@2", "First", "Depth", "Clusters"}
+    assert {describe_metric(name, CUSTOM).label for name in names} == {"Found@2", "First", "Depth", "Clusters"}
 
 
 def test_a_kind_may_be_a_string() -> None:

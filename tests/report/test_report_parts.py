@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from report_runs import MakeRun
 
-from dml.evaluation.names import describe_metric, metric_label
+from dml.evaluation.names import describe_metric
 from dml.evaluation.per_query import QueryTable, choose_lowest, compare_classes, describe_first_match, score_queries
 from dml.report.embedding_map import FEW, WIDTH, choose_few_colors, choose_many_colors, make_map
 from dml.report.metrics import choose_headlines, format_metric, make_metric_tables
@@ -264,7 +264,7 @@ def test_a_run_without_heads_or_levels_above(table: QueryTable) -> None:
 
 
 def test_words() -> None:
-    assert [metric_label(name) for name in ("level0/recall@1", "level2/map@r", "h_ap", "level0/other")] == [
+    assert [describe_metric(name).label for name in ("level0/recall@1", "level2/map@r", "h_ap", "level0/other")] == [
         "R@1",
         "MAP@R",
         "H-AP",

@@ -40,7 +40,7 @@ def compress_vectors(arguments: Sequence[str]) -> None:
     """Measure the forms of vectors that the arguments of ``dml compress`` describe; print and write the table."""
     options = _parser().parse_args(arguments)
     with one_line_errors():
-        from dml.report.compression import format_rows, make_values
+        from dml.evaluation.compression import format_rows, make_values
         from dml.runtime.run_folders.run_files import write_values
 
         path = options.output or _choose_folder(expand_home(options.model)).compression_file
