@@ -278,7 +278,7 @@ WHOLE_RUNS = {
 """A loss of each structure, and what is its own."""
 
 
-@pytest.mark.first_cases(6)
+@pytest.mark.first_cases(3)  # each takes a step below
 @pytest.mark.parametrize("loss", WHOLE_RUNS)
 def test_a_loss_of_each_structure_trains(here: Here, small_emoji: Path, tmp_path: Path, loss: str) -> None:
     arguments = [f"dataset.root={small_emoji}", *ONE_HEAD, "trainer.max_steps=2", "trainer.val_check_interval=null"]

@@ -334,7 +334,13 @@ def test_an_early_end_is_tested_where_it_is_and_is_not_called_pruned(
 def test_validations_that_are_no_better_end_a_training(
     here: Here, small_emoji: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [f"dataset.root={small_emoji}", *PLAIN, "model.heads=[H]", f"hydra.run.dir={tmp_path}", "checkpoints.patience=2"]
+    arguments = [
+        f"dataset.root={small_emoji}",
+        *PLAIN,
+        "model.heads=[H]",
+        f"hydra.run.dir={tmp_path}",
+        "checkpoints.patience=2",
+    ]
     arguments += ["trainer.max_steps=8", "trainer.val_check_interval=1", "optimizer.lr=0", "training.ema=null"]
     here("train", *arguments)  # nothing is learned, so the first validation stays the best
     assert "at step 3: none of the last 2 validations was better" in capfd.readouterr().out

@@ -7,9 +7,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
+import lancedb
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+from qdrant_client import QdrantClient
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from small_embedders import SETTINGS, make_model
 
 import dml
@@ -24,8 +31,6 @@ Search = Callable[[str, str, NDArray[np.float32], int], list[list[str]]]
 
 
 def search_qdrant(place: str, name: str, queries: NDArray[np.float32], k: int) -> list[list[str]]:
-    from qdrant_client import QdrantClient
-
     client = QdrantClient(path=place)
     found = [client.query_points(name, query=query.tolist(), limit=k).points for query in queries]
     client.close()
@@ -33,16 +38,12 @@ def search_qdrant(place: str, name: str, queries: NDArray[np.float32], k: int) -
 
 
 def search_lancedb(place: str, name: str, queries: NDArray[np.float32], k: int) -> list[list[str]]:
-    import lancedb
-
     table = lancedb.connect(place).open_table(name)
     found = [table.search(query).distance_type("cosine").limit(k).to_list() for query in queries]
     return [[row["path"] for row in rows] for rows in found]
 
 
 def search_milvus(place: str, name: str, queries: NDArray[np.float32], k: int) -> list[list[str]]:
-    from pymilvus import MilvusClient
-
     client = MilvusClient(place)
     found = client.search(name, data=[*queries], limit=k, output_fields=["path"])
     client.close()
@@ -171,8 +172,6 @@ def test_another_model_is_refused_or_replaces(
     assert search(address, queries, 3) == dml.Index.build(other, photos).search(queries, 3)[1].tolist()
     if address.kind == "lancedb":
         assert (report.collection, report.replaced) == ("pictures", "pictures")
-        import lancedb
-
         assert lancedb.connect(address.place).open_table("pictures").version > 1
     else:
         assert report.collection == f"pictures__{other.fingerprint}"
@@ -249,18 +248,12 @@ def test_a_collection_is_not_replaced_by_an_empty_one(
 
 def test_a_collection_of_others_is_left_alone(model: ImageEmbedder, photos: Path, address: StoreAddress) -> None:
     if address.kind == "qdrant":
-        from qdrant_client import QdrantClient
-
         client = QdrantClient(path=address.place)
         client.create_collection("pictures", vectors_config={})
         client.close()
     elif address.kind == "lancedb":
-        import lancedb
-
         lancedb.connect(address.place).create_table("pictures", [{"id": 1}])
     else:
-        from pymilvus import MilvusClient
-
         other = MilvusClient(address.place)
         other.create_collection("pictures", dimension=8)
         other.close()
@@ -268,19 +261,11 @@ def test_a_collection_of_others_is_left_alone(model: ImageEmbedder, photos: Path
         upload(model, address, photos, replace=True)
 
 
-def lost(kind: str) -> Exception:
-    """The error of a store's library when its server is gone."""
-    if kind == "qdrant":
-        import httpx
-        from qdrant_client.http.exceptions import ResponseHandlingException
-
-        return ResponseHandlingException(httpx.ConnectError("connection refused"))
-    if kind == "milvus":
-        import grpc
-        from pymilvus.exceptions import MilvusException
-
-        return MilvusException(grpc.StatusCode.UNAVAILABLE, "connection refused")
-    return ConnectionError("connection refused")
+LOST = {
+    "qdrant": ResponseHandlingException(httpx.ConnectError("connection refused")),
+    "lancedb": ConnectionError("connection refused"),
+    "milvus": MilvusException(grpc.StatusCode.UNAVAILABLE, "connection refused"),
+}
 
 
 @pytest.fixture
@@ -295,7 +280,7 @@ def test_a_lost_connection_is_waited_for(
     model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
     upsert = store_class(address.kind).upsert
-    answers = [None, lost(address.kind), lost(address.kind), None, None]
+    answers = [None, LOST[address.kind], LOST[address.kind], None, None]
 
     def answer(*arguments: Any) -> None:
         if error := answers.pop(0):
@@ -313,10 +298,10 @@ def test_a_connection_that_stays_lost_is_told(
     model: ImageEmbedder, photos: Path, address: StoreAddress, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
     with monkeypatch.context() as patched:
-        kill_after(address.kind, 1, lost(address.kind), patched)
+        kill_after(address.kind, 1, LOST[address.kind], patched)
         with pytest.raises(InputError) as refused:
             upload(model, address, photos)
-    line = f"{address}: {lost(address.kind)}; 4 of 12 images are uploaded, the same command goes on with the rest"
+    line = f"{address}: {LOST[address.kind]}; 4 of 12 images are uploaded, the same command goes on with the rest"
     assert str(refused.value) == line
     assert waits == [1, 2, 4, 8, 16]
     assert upload(model, address, photos).unchanged == 4
@@ -325,10 +310,6 @@ def test_a_connection_that_stays_lost_is_told(
 def test_what_a_server_refuses_is_not_repeated(
     model: ImageEmbedder, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
-    import httpx
-    from pymilvus.exceptions import MilvusException
-    from qdrant_client.http.exceptions import UnexpectedResponse
-
     refusals = {
         "qdrant": UnexpectedResponse(403, "Forbidden", b"no key", httpx.Headers()),
         "lancedb": RuntimeError("lance error: no permission"),
