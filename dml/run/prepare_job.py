@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
 from dml.data.image_files.pngs import user_cache_folder
-from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery, delete_content_hashes
+from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery
 from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
@@ -60,8 +60,6 @@ def _prepare(config: DictConfig, table: ImageTable, resize: Resize | None, folde
     dataset, compare_contents = config.dataset, config.verify == "content"
     processes, limits = choose_processes(config.processes), ImageLimits.from_settings(config.data)
     remove_partial_files(folder.path, is_shared=True)  # a training may write features there
-    if compare_contents:
-        delete_content_hashes(folder)
     with progress_bar("verified", len({*table.paths.tolist()})) as advance:
         images = check_images(
             table,

@@ -1,24 +1,21 @@
-"""Query images that are in their gallery too, as files of the same content under other names."""
+"""Image files of the same content: queries that are in their gallery too, and copies between splits and classes."""
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
-import pyarrow as pa
 
-from dml.data.image_files.contents import MISSING, UNREADABLE, Stamp, read_content, read_sizes, read_stamps
+from dml.data.image_files.contents import MISSING, UNREADABLE, read_content, read_sizes, read_stamps
 from dml.data.image_files.images import LIMITS
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
-from dml.data.prepared.prepared_files import UnfitFileError, delete_file, read_parquet, refuse_links, write_parquet
-from dml.data.prepared.verification import read_verified
-from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
-
-HASHES_FILE = "digests.parquet"
-"""The file of a data set's cache folder that holds the SHA-256 of image files."""
+from dml.data.prepared.verification import CheckedImage, read_verified
+from dml.data.table import EVERY_LEVEL, SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
+from dml.runtime.escaping import printable
+from dml.runtime.text.counts import format_count
 
 EXCLUDE_COPIES = "dataset.queries_in_gallery=true excludes each copy from the ranking of its query"
 SAMPLED_QUERIES = 64
@@ -26,22 +23,17 @@ SAMPLED_QUERIES = 64
 
 logger = logging.getLogger(__name__)
 
-ContentHashes = dict[str, tuple[Stamp, str]]
-"""The stamp and the SHA-256 of each file, by its path relative to the root of the data set."""
-
 
 def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: ImageLimits = LIMITS) -> ImageTable:
     """Fill in the column ``content`` of a table: images of the same content in query and gallery share a number.
 
-    Only files that have the size of some query image are compared, by the SHA-256 of their content. The SHA-256 of a
-    file whose size and time are unchanged is taken from the verification by ``dml prepare``, or from
-    ``digests.parquet``, which an earlier call wrote. Files that are missing or can't be read get no number; decoding
-    them raises the error.
+    Only files that have the size of some query image are compared, by the SHA-256 of their content. That of a file
+    whose size and time are unchanged is taken from the verification by ``dml prepare``. Files that are missing or can't
+    be read get no number; decoding them raises the error.
 
     Args:
         table: the table of the data set.
-        folder: folder that the SHA-256 of the files are written to. With None, or with a folder that can't be written
-            to, the next call computes them again.
+        folder: folder of the prepared files; with None, or without a verification, all compared files are read.
         limits: largest size of an image file.
 
     Returns:
@@ -50,17 +42,12 @@ def assign_content_ids(table: ImageTable, folder: CacheFolder | None, limits: Im
     Raises:
         InputError: if there are links in the folder.
     """
-    if folder is not None:
-        refuse_links(folder.path)
     rows = table.rows("query", "gallery")
     paths = table.paths[rows].tolist()
-    is_query = table.split[rows] == "query"
     sizes = read_sizes(paths)
-    query_sizes = {size for size, query in zip(sizes, is_query, strict=True) if query} - {MISSING[0]}
-    candidates = [i for i, size in enumerate(sizes) if size in query_sizes]
-    compared = [paths[i] for i in candidates]
-    stamps = [(size, time) for size, time in read_stamps(compared).tolist()]
-    hashes = _find_hashes(compared, stamps, folder, limits.max_image_bytes)
+    query_sizes = {size for size, split in zip(sizes, table.split[rows], strict=True) if split == "query"}
+    candidates = [i for i, size in enumerate(sizes) if size in query_sizes - {MISSING[0]}]
+    hashes = _find_hashes([paths[i] for i in candidates], folder, limits)
     content_ids: dict[str, int] = {}
     content = np.full(len(table), UNKNOWN, dtype=np.int64)
     for i in candidates:
@@ -111,27 +98,16 @@ def warn_of_copies(table: ImageTable, limits: ImageLimits = LIMITS, queries: int
         )
 
 
-def _find_hashes(
-    paths: Sequence[str], stamps: Sequence[Stamp], folder: CacheFolder | None, max_bytes: int
-) -> dict[str, str]:
-    """Return the SHA-256 of each file by its path, stored or computed; an empty string for one that can't be read."""
-    if folder is None:
-        return {path: _compute_hash(path, max_bytes) for path in paths}
-    names = folder.relative_paths(paths)
-    stored = _read_hashes(folder)
-    if any(_stored_stamp(stored, name) != stamp for name, stamp in zip(names, stamps, strict=True)):
-        verified = {name: image for name, image in read_verified(folder).items() if image.sha256}
-        stored |= {name: ((image.bytes, image.mtime_ns), image.sha256) for name, image in verified.items()}
-        stored = {
-            name: stored[name] if _stored_stamp(stored, name) == stamp else (stamp, _compute_hash(path, max_bytes))
-            for name, path, stamp in zip(names, paths, stamps, strict=True)
-        }
-        _write_hashes(folder, {name: entry for name, entry in stored.items() if entry[1]})
-    return {path: stored[name][1] for name, path in zip(names, paths, strict=True)}
-
-
-def _stored_stamp(hashes: ContentHashes, name: str) -> Stamp | None:
-    return hashes[name][0] if name in hashes else None
+def _find_hashes(paths: Sequence[str], folder: CacheFolder | None, limits: ImageLimits) -> dict[str, str]:
+    """Return the SHA-256 of each file by its path, verified or computed; an empty string for one that can't be read."""
+    verified = read_verified(folder) if folder else {}
+    names = folder.relative_paths(paths) if folder else paths
+    hashes = {}
+    for path, name, stamp in zip(paths, names, read_stamps(paths).tolist(), strict=True):
+        image = verified.get(name)
+        is_unchanged = image is not None and image.sha256 and [image.bytes, image.mtime_ns] == stamp
+        hashes[path] = image.sha256 if image and is_unchanged else _compute_hash(path, limits.max_image_bytes)
+    return hashes
 
 
 def _compute_hash(path: str, max_bytes: int) -> str:
@@ -141,30 +117,33 @@ def _compute_hash(path: str, max_bytes: int) -> str:
         return ""
 
 
-def delete_content_hashes(folder: CacheFolder) -> None:
-    """Delete the file in which earlier calls of `assign_content_ids` stored the SHA-256 of images."""
-    refuse_links(folder.path)
-    delete_file(folder.path / HASHES_FILE)
+def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
+    for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
+        paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
+        paths.pop("", None)  # the SHA-256 of files that can't be read
+        shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
+        if shared:
+            example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
+            finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
+            yield f"{finding}, such as {example}{_advise(first, second)}"
+    yield from _describe_double_labels(table, images)
 
 
-def _read_hashes(folder: CacheFolder) -> ContentHashes:
-    try:
-        columns = read_parquet(folder.path / HASHES_FILE, ["path", "bytes", "mtime_ns", "sha256"]).to_pydict()
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        logger.warning("%s; the contents of images are read again", error)
-        return {}
-    return {name: ((size, time), sha256) for name, size, time, sha256 in zip(*columns.values(), strict=True)}
+def _advise(first: str, second: str) -> str:
+    if first in TRAINING_SPLITS and second in TEST_SPLITS:
+        return "; the test then flatters what the training has seen"
+    if (first, second) == ("query", "gallery"):
+        return f"; {EXCLUDE_COPIES}"
+    return ""
 
 
-def _write_hashes(folder: CacheFolder, hashes: ContentHashes) -> None:
-    columns = {
-        "path": pa.array(hashes, pa.string()),
-        "bytes": pa.array([stamp[0] for stamp, _ in hashes.values()], pa.int64()),
-        "mtime_ns": pa.array([stamp[1] for stamp, _ in hashes.values()], pa.int64()),
-        "sha256": pa.array([sha256 for _, sha256 in hashes.values()], pa.string()),
-    }
-    with suppress(OSError):  # if the data set's folder is read-only, the next run computes the SHA-256 again
-        folder.path.mkdir(parents=True, exist_ok=True)
-        write_parquet(folder.path / HASHES_FILE, pa.table(columns))
+def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
+    labels_by_content: dict[str, set[int]] = {}
+    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
+        if images[path].sha256 and label != UNKNOWN:
+            labels_by_content.setdefault(images[path].sha256, set()).add(label)
+    doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
+    if doubtful:
+        files = format_count(len(doubtful), "file")
+        yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"

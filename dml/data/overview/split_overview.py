@@ -1,18 +1,15 @@
-"""What a data set holds, split by split: counts, sizes of images, and files of the same content."""
+"""What a data set holds, split by split: counts and sizes of images."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from dml.data.overview.copies import EXCLUDE_COPIES
 from dml.data.prepared.verification import NO_FILE, CheckedImage
-from dml.data.table import SPLITS, TEST_SPLITS, TRAINING_SPLITS, UNKNOWN, ImageTable
+from dml.data.table import SPLITS, UNKNOWN, ImageTable
 from dml.runtime.escaping import printable
-from dml.runtime.text.counts import format_count
 
 SizeInPixels = tuple[int, int]
 """The width and the height of an image."""
@@ -102,38 +99,6 @@ def _format_overview(overview: SplitOverview) -> dict[str, str]:
 
 def _format_size(size: SizeInPixels) -> str:
     return f"{size[0]:,}x{size[1]:,}"
-
-
-def describe_copies(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    """Yield a line for each pair of splits with files of the same content, and one about copies of two classes."""
-    for first, second in combinations([split for split in SPLITS if len(table.rows(split))], 2):
-        paths = {images[path].sha256: path for path in reversed(table.subset(first).paths.tolist())}
-        paths.pop("", None)  # the SHA-256 of files that can't be read
-        shared = [path for path in dict.fromkeys(table.subset(second).paths.tolist()) if images[path].sha256 in paths]
-        if shared:
-            example = f"{printable(shared[0])} is {printable(paths[images[shared[0]].sha256])}"
-            finding = f"{format_count(len(shared), 'file')} in {second} with the content of a file in {first}"
-            yield f"{finding}, such as {example}{_advise(first, second)}"
-    yield from _describe_double_labels(table, images)
-
-
-def _advise(first: str, second: str) -> str:
-    if first in TRAINING_SPLITS and second in TEST_SPLITS:
-        return "; the test then flatters what the training has seen"
-    if (first, second) == ("query", "gallery"):
-        return f"; {EXCLUDE_COPIES}"
-    return ""
-
-
-def _describe_double_labels(table: ImageTable, images: Mapping[str, CheckedImage]) -> Iterator[str]:
-    labels_by_content: dict[str, set[int]] = {}
-    for path, label in zip(table.paths.tolist(), table.labels[:, 0].tolist(), strict=True):
-        if images[path].sha256 and label != UNKNOWN:
-            labels_by_content.setdefault(images[path].sha256, set()).add(label)
-    doubtful = [path for path in images if len(labels_by_content.get(images[path].sha256, ())) > 1]
-    if doubtful:
-        files = format_count(len(doubtful), "file")
-        yield f"{files} with the content of a file of another class, such as {printable(doubtful[0])}"
 
 
 def make_count_table(table: ImageTable, published: Mapping[str, Mapping[str, int]]) -> Table:

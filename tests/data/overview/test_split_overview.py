@@ -5,7 +5,8 @@ import io
 import numpy as np
 from rich.console import Console
 
-from dml.data.overview.split_overview import SplitOverview, describe_copies, make_overview_table, summarize_splits
+from dml.data.overview.copies import describe_copies
+from dml.data.overview.split_overview import SplitOverview, make_overview_table, summarize_splits
 from dml.data.prepared.verification import NO_FILE, CheckedImage
 from dml.data.table import SPLITS, ImageTable
 
