@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.names import MISSING_NAMES, compose_name
-from dml.data.table import SPLITS, TEST_SPLITS, ImageTable
+from dml.data.table import SPLITS, TEST_SPLITS, ImageTable, compose_name
 from dml.runtime.errors import InputError
 from dml.runtime.escaping import printable
 from dml.runtime.text.counts import format_count
@@ -43,6 +42,8 @@ SPLIT_COLUMN = re.compile(
 """Names of columns that hold words of splits, surely or perhaps."""
 TRUE, FALSE = {"true", "t", "yes", "y", "1", "1.0"}, {"false", "f", "no", "n", "0", "0.0"}
 """What stands in a column such as ``is_valid``, in lower case."""
+MISSING_NAMES = frozenset(("-", "#n/a", "<na>", "n/a", "na", "nan", "none", "null"))
+"""What programs write in place of a class that is missing, in lower case."""
 FEWEST_CLASSES = 2
 """The smallest number of classes of a drawn split, and of those that are left for training.
 

@@ -4,9 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dml.data.names import CHUNK, check_paths
 from dml.data.readers import folder
-from dml.data.table import ImageTable
+from dml.data.table import CHUNK, ImageTable, check_paths
 from dml.runtime.errors import InputError
 
 ODD = "caf\udce9"

@@ -22,12 +22,12 @@ from dml.data.image_files.images import LIMITS, ImageFile, MissingImageError, Un
 from dml.data.image_files.limits import ImageLimits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.prepared_files import (
-    UnfitFileError,
+    Warn,
     checksummed_line,
     delete_file,
     open_file,
     read_lines,
-    read_parquet,
+    read_parquet_if_fit,
     refuse_links,
     replacing_file,
     write_parquet,
@@ -71,7 +71,7 @@ def check_images(
     processes: int,
     advance: Callable[[int], None],
     compare_contents: bool = False,
-    warn: Callable[[str], None] = logger.warning,
+    warn: Warn = logger.warning,
     limits: ImageLimits = LIMITS,
 ) -> dict[str, CheckedImage]:
     """Read and decode each image of a table, unless an earlier verification has read the same file.
@@ -115,7 +115,7 @@ def check_images(
     return {path: results[path] for path in paths}
 
 
-def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+def _read_unchanged(paths: Sequence[str], folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
     """Return the earlier results for images that could be read and whose files still have the same stamps."""
     refuse_links(folder.path)
     in_table, in_journal = _read_table(folder, warn), _read_journal(folder, warn)
@@ -177,28 +177,15 @@ def read_verified(folder: CacheFolder) -> dict[str, CheckedImage]:
     return _read_table(folder, logger.warning) | _read_journal(folder, logger.warning)
 
 
-def _read_table(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
+def _read_table(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
     names = ["path", *(field.name for field in fields(CheckedImage))]
-    try:
-        columns = read_parquet(folder.path / "table.parquet", names).to_pydict()
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        warn(f"{error}; its images are read again")
-        return {}
-    return {name: CheckedImage(*rest) for name, *rest in zip(*columns.values(), strict=True)}
+    table = read_parquet_if_fit(folder.path / "table.parquet", warn, "read again", names)
+    columns = table.to_pydict().values() if table else ()
+    return {name: CheckedImage(*result) for name, *result in zip(*columns, strict=True)}
 
 
-def _read_journal(folder: CacheFolder, warn: Callable[[str], None]) -> dict[str, CheckedImage]:
-    try:
-        lines, damaged = read_lines(_journal_path(folder))
-    except FileNotFoundError:
-        return {}
-    except UnfitFileError as error:
-        warn(f"{error}; its images are read again")
-        return {}
-    if damaged:
-        warn(f"{_journal_path(folder)}: {damaged} lines were cut short or damaged; their images are read again")
+def _read_journal(folder: CacheFolder, warn: Warn) -> dict[str, CheckedImage]:
+    lines = read_lines(_journal_path(folder), warn, "read again")
     return {name: CheckedImage(**entry) for entries in lines for name, entry in entries.items()}
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.data.names import compose_name
-from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable
+from dml.data.table import EVERY_LEVEL, UNKNOWN, ImageTable, compose_name
 from dml.data.table_changes.corrections import iterate_rows
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.escaping import printable
