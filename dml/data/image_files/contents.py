@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dml.runtime.filesystem.regular_files import FLAGS, RefusedFileError, check_regular, check_size, read_regular
+from dml.runtime.filesystem.regular_files import RefusedFileError, check_regular, check_size, read_regular
 
 ARCHIVES = (".zip", ".tar")
 """The endings of the archives whose members have paths."""
@@ -81,8 +81,9 @@ def read_member(archive: str, member: str, max_bytes: int, option: str) -> bytes
         return read_zip_member(_open_zip(archive, stamp, os.getpid()), member, max_bytes, option)
     entry = _index_tar(archive, stamp).entries[member]
     check_size(entry.size, max_bytes, option)
-    # forked workers share the file, and so its position, which pread leaves alone
-    content = os.pread(_open_tar(archive, stamp).descriptor, entry.size, entry.offset)
+    with open(archive, "rb", buffering=0) as file:
+        file.seek(entry.offset)
+        content = file.read(entry.size)
     if len(content) < entry.size:
         raise tarfile.ReadError(f"it ends within {member}")
     return content
@@ -195,22 +196,6 @@ def _check_tar_end(file: tarfile.TarFile) -> None:
         raise tarfile.ReadError(f"it is damaged or cut off at byte {file.offset}, behind its last member")
 
 
-class _OpenFile:
-    """A file descriptor that is closed when nothing needs it any more."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, FLAGS)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
-
-
-@lru_cache(maxsize=64)  # of thousands of shards, not all can be open at once
-def _open_tar(path: str, _: Stamp) -> _OpenFile:
-    return _OpenFile(path)
-
-
 @lru_cache(maxsize=8)
 def _open_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: ARG001
     """Open an archive once a process: forked workers that share a file handle would share its position too.
@@ -220,7 +205,6 @@ def _open_zip(path: str, _: Stamp, process: int) -> zipfile.ZipFile:  # noqa: AR
     return zipfile.ZipFile(path)
 
 
-"""The size of a file in bytes, and the time when it was last written, in nanoseconds; see `read_stamps`."""
 MISSING: Stamp = (-1, -1)
 """The stamp of a file that doesn't exist."""
 UNREADABLE = (OSError, RefusedFileError, *DAMAGES)

@@ -41,11 +41,7 @@ def read(
 
     Args:
         root: path of the folder.
-        test_fraction: fraction of the classes that is drawn for testing, if the folder has no splits; 0 draws
-            none, None takes all, for a test alone.
-        val_fraction: fraction of the training classes that is drawn for ``val``, if the folder has no ``val``; 0 draws
-            none.
-        seed: seed of the draws.
+        test_fraction, val_fraction, seed: see `dml.data.splits.complete_splits`.
 
     Raises:
         InputError: if images are at different depths, a folder has no images, a link to a folder leads nowhere, or the

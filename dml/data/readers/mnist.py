@@ -69,15 +69,12 @@ def _find_file(folder: Path, name: str, dimensions: int) -> Path:
 
 
 def _unpack(path: Path, packed: bytes) -> bytes:
-    """Unpack the content of a .gz file part by part, since it may be a thousand times as large as the file."""
-    parts: list[bytes] = []
-    size, max_bytes = 0, current_max_list_bytes()
+    """Unpack the content of a .gz file up to the limit, since it may be a thousand times as large as the file."""
+    max_bytes = current_max_list_bytes()
     with name_list_in_errors(path), gzip.open(BytesIO(packed)) as file:
-        while part := file.read(1 << 20):
-            parts.append(part)
-            size += len(part)
-            check_unpacked(size, max_bytes, LIST_OPTION)
-        return b"".join(parts)
+        content = file.read(max_bytes + 1)
+        check_unpacked(len(content), max_bytes, LIST_OPTION)
+        return content
 
 
 def _read_array(path: Path, dimensions: int) -> NDArray[np.uint8]:

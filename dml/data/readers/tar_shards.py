@@ -70,11 +70,7 @@ def read(
         labels: places of the class of each level, from the finest to the coarsest: the ending of a text file, such
             as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``. A string
             stands for a single level.
-        test_fraction: fraction of the classes that is drawn for testing, if the shards have no splits; 0 draws
-            none, None takes all, for a test alone.
-        val_fraction: fraction of the training classes that is drawn for ``val``, if no shard is of ``val``; 0 draws
-            none.
-        seed: seed of the draws.
+        test_fraction, val_fraction, seed: see `dml.data.splits.complete_splits`.
 
     Raises:
         InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a
@@ -144,7 +140,7 @@ def _name_levels(places: Sequence[str]) -> tuple[str, ...]:
 
 def _find_shards(root: str | Path | None) -> dict[Path, str]:
     """Return the tar files in the order of their paths, and the split of each, an empty string for none."""
-    place = LAYOUT.locate(root, "FOLDER", "file or folder")
+    place = LAYOUT.root(root, "file or folder")
     if not os.path.isdir(place):
         if place.suffix != ".tar":  # `read_content` recognizes an archive by this ending
             raise InputError(f"dataset.root={root}: no .tar file; give the path of {LAYOUT}")

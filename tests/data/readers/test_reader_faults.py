@@ -92,7 +92,7 @@ def test_a_list_in_another_encoding(name: str, tmp_path: Path) -> None:
     for path in lists(tmp_path):
         if path.suffix in (".txt", ".csv"):
             path.write_bytes(path.read_bytes().rstrip(b"\n") + "\nZoë".encode("cp1252"))
-    remedy = "dataset.reader.encoding=cp1252 reads it" if name == "csv" else "store it in UTF-8"
+    remedy = "store it in UTF-8 (for dataset=csv, dataset.reader.encoding=cp1252 reads it)"
     assert refusal(TREES[name], tmp_path).endswith(f": not in UTF-8, it seems to be in cp1252; {remedy}")
 
 
