@@ -6,14 +6,14 @@ import numpy as np
 from omegaconf import DictConfig
 from rich.filesize import decimal
 
+from dml.data.copies import assign_content_ids, count_queries_in_gallery
 from dml.data.image_files.limits import ImageLimits, limit_list_bytes
 from dml.data.image_files.pngs import user_cache_folder
-from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery
-from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.cache_build import build_cache
 from dml.data.prepared.prepared_files import hold_preparation_lock, make_writable_folder
 from dml.data.prepared.verification import CheckedImage, check_images, list_faults, write_table
+from dml.data.split_overview import make_count_table
 from dml.data.table import ImageTable
 from dml.data.transforms import Resize
 from dml.data.worker_processes import choose_processes

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dml.data.corrections import apply_corrections, read_corrections
 from dml.data.dataset import ImageDataset, collate
 from dml.data.table import ImageTable
-from dml.data.table_changes.corrections import apply_corrections, read_corrections
 from dml.data.transforms import Pipeline, RandomResizedCrop, Resize
 from dml.runtime.errors import InputError
 

@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import ProgressBar, Timer
 from pytorch_lightning.profilers import SimpleProfiler
 from trees import dyml_vehicle
 
-from dml.data.overview.copies import count_queries_in_gallery
+from dml.data.copies import count_queries_in_gallery
 from dml.data.table import ImageTable
 from dml.evaluation import Evaluator
 from dml.run import builders, loop

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from dml.commands.arguments import replace_resize_option
 from dml.data.dataset import ImageDataset
-from dml.data.overview.split_overview import make_count_table
 from dml.data.prepared.cache import CacheFolder
+from dml.data.split_overview import make_count_table
 from dml.data.transforms import Pipeline, Resize
 from dml.run import builders, prepare_job
 from dml.run.config_folders import CONF

@@ -6,11 +6,11 @@ from omegaconf import DictConfig
 
 from dml.data.image_files.images import suggest_slashes
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview.split_overview import make_overview_table, summarize_splits
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, check_images, write_table
+from dml.data.split_overview import make_overview_table, summarize_splits
+from dml.data.subsets import draw_share_of_classes
 from dml.data.table import ImageTable
-from dml.data.table_changes.subsets import draw_share_of_classes
 from dml.data.worker_processes import choose_processes
 from dml.models.embedding import EmbeddingModel
 from dml.run.builders import build_table

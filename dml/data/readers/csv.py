@@ -60,7 +60,9 @@ def read(
 
     Args:
         root: path of the file, or of a folder that holds one .csv file.
-        test_fraction, val_fraction, seed: see `dml.data.splits.complete_splits`.
+        test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
+        val_fraction: fraction of the training classes that is drawn for ``val``.
+        seed: seed of the draws.
         columns: the file's names of the columns, by the names above, such as ``{"path": "image", "label": "class"}``;
             columns that aren't mentioned have the names above. None for "split" passes over columns of splits.
         encoding: encoding of the file, such as utf-8 or cp1252.

@@ -70,7 +70,9 @@ def read(
         labels: places of the class of each level, from the finest to the coarsest: the ending of a text file, such
             as ``cls`` for ``0001.cls``, or a field of a JSON file, such as ``json.species`` for ``0001.json``. A string
             stands for a single level.
-        test_fraction, val_fraction, seed: see `dml.data.splits.complete_splits`.
+        test_fraction: see `dml.data.splits.complete_splits`, as for the next two.
+        val_fraction: fraction of the training classes that is drawn for ``val``.
+        seed: seed of the draws.
 
     Raises:
         InputError: if a tar file is damaged or compressed, an image has no class or several files, some shards have a

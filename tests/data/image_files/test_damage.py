@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from dml.data.copies import assign_content_ids
 from dml.data.dataset import ImageDataset
 from dml.data.image_files.images import ImageFile
-from dml.data.overview.copies import assign_content_ids
 from dml.data.prepared import cache
 from dml.data.prepared.cache import CacheFolder, ImageCache
 from dml.data.prepared.cache_build import build_cache

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from trees.tree import write_images
 
+from dml.data import readability
 from dml.data.image_files.contents import read_content
 from dml.data.image_files.images import MissingImageError, read_image
 from dml.data.image_files.limits import ImageLimits
-from dml.data.overview import readability
-from dml.data.overview.readability import check_readability, find_missing
+from dml.data.readability import check_readability, find_missing
 from dml.data.readers import emoji
 from dml.data.table import ImageTable
 from dml.runtime.errors import InputError

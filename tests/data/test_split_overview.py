@@ -5,9 +5,9 @@ import io
 import numpy as np
 from rich.console import Console
 
-from dml.data.overview.copies import describe_copies
-from dml.data.overview.split_overview import SplitOverview, make_overview_table, summarize_splits
+from dml.data.copies import describe_copies
 from dml.data.prepared.verification import NO_FILE, CheckedImage
+from dml.data.split_overview import SplitOverview, make_overview_table, summarize_splits
 from dml.data.table import SPLITS, ImageTable
 
 

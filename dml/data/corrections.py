@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml.data.layout import read_csv_rows
-from dml.data.overview.split_changes import find_base_folder, make_relative
+from dml.data.split_overview import find_base_folder, make_relative
 from dml.data.table import UNKNOWN, ImageTable, compose_name
 from dml.runtime.errors import InputError, suggest
 from dml.runtime.escaping import printable

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dml.data.subsets import draw_share_of_classes, take_some_classes
 from dml.data.table import ImageTable
-from dml.data.table_changes.subsets import draw_share_of_classes, take_some_classes
 from dml.runtime.errors import InputError
 
 

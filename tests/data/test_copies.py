@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from trees.shards import pack
 
+from dml.data import copies
+from dml.data.copies import assign_content_ids, count_queries_in_gallery, warn_of_copies
 from dml.data.image_files.contents import read_stamps
-from dml.data.overview import copies
-from dml.data.overview.copies import assign_content_ids, count_queries_in_gallery, warn_of_copies
 from dml.data.prepared.cache import CacheFolder
 from dml.data.prepared.verification import CheckedImage, write_table
 from dml.data.table import ImageTable
