@@ -243,9 +243,11 @@ class CacheFolder:
             raise InputError(f"{error}; {remedy}") from error
 
     def _read(self, files: CacheFiles, table: ImageTable, remedy: str, background: str) -> ImageCache | None:
-        if (index_and_pixels := _read_index_and_pixels(files)) is None:
+        try:
+            index = read_parquet(files.index)
+        except FileNotFoundError:
             return None
-        index, file = index_and_pixels
+        file = PixelFile(files.pixels)  # of a cache that is rebuilt at this moment, the checksums below differ
         description = read_description(index)
         if description.get("format") != FORMAT or not index.schema.equals(INDEX_SCHEMA):
             raise UnfitFileError(f"{files.index}: made by another version")
@@ -273,35 +275,6 @@ class CacheFolder:
             first = paths[int(has_changed.argmax())]
             raise UnfitFileError(f"{file}: {has_changed.sum():,} images have changed since, such as {first}")
         return index_rows
-
-
-def _read_index_and_pixels(files: CacheFiles) -> tuple[pa.Table, PixelFile] | None:
-    """Read an index and open the pixels that belong to it, even while the cache is rebuilt; None if there is no index.
-
-    `build_cache` deletes the index before it begins a new file of pixels. Pixels that are opened while the index stays
-    the same file therefore belong to this index, and keep their values.
-    """
-    while (identity := _identify_file(files.index)) is not None:
-        try:
-            index_and_pixels = read_parquet(files.index), PixelFile(files.pixels)
-        except (FileNotFoundError, InputError):
-            if _identify_file(files.index) == identity:
-                raise
-            continue
-        if _identify_file(files.index) == identity:
-            return index_and_pixels
-    return None
-
-
-def _identify_file(path: Path) -> tuple[int, int, int] | None:
-    """Return numbers that change when the file is replaced; None if there is no such file."""
-    try:
-        state = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
-    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _holds_prepared_files(folder: Path) -> bool:

@@ -5,10 +5,8 @@ therefore follow no links. Since a disk may damage a file, Parquet files and lin
 content, which is compared before they are parsed.
 """
 
-import errno
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -65,6 +63,11 @@ def _refuse_link(path: Path) -> None:
         )
 
 
+def _refuse_other(path: Path) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+
+
 def make_writable_folder(folder: Path) -> None:
     """Make a folder of prepared files, if there is none."""
     refuse_links(folder)
@@ -90,43 +93,28 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         InputError: if the path is a link, a folder or anything else that isn't a file.
     """
     _refuse_link(path)
-    descriptor = None
-    try:
-        # O_NOFOLLOW refuses a link that was made after the check above; O_NONBLOCK doesn't wait for a pipe's writer.
-        safe_flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags | safe_flags)
-        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    _refuse_other(path)
+    try:  # O_NOFOLLOW refuses a link that was made after the check above
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
-        _refuse_link(path)
-        if error.errno not in (errno.EISDIR, errno.ENXIO):
-            raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
-        is_regular = False
-    if descriptor is None or not is_regular:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+        raise UnfitFileError(f"{path}: can't be read ({error.strerror})") from error
     return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "ab" if flags & os.O_APPEND else "rb")
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
     """Yield a file to write to, which then replaces ``path``, see `replacing`."""
-    if path.is_dir():
-        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it")
+    _refuse_other(path)
     with replacing(path) as partial:
         yield partial
 
 
 def delete_file(path: Path) -> None:
     """Delete a file if it exists; of a link, delete only the link itself."""
-    try:
-        path.unlink(missing_ok=True)
-    except (IsADirectoryError, PermissionError) as error:  # for a folder, macOS raises PermissionError
-        if not path.is_dir():
-            raise
-        raise InputError(f"{path}: stands where a prepared file belongs and isn't a file; delete it") from error
+    _refuse_other(path)
+    path.unlink(missing_ok=True)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -37,8 +37,6 @@ OTHER_NAMES = {
 """Names that columns often have elsewhere, in lower case and without blanks, hyphens and underscores."""
 MOST_SPLIT_VALUES = 50
 """The largest number of different values in a column that may hold splits."""
-MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 4095
-"""Limits of the usual file systems."""
 
 
 def read(
@@ -246,23 +244,6 @@ def _check_cell(cell: str, column: str, file_and_line: str) -> str:
     cell = cell.strip()
     if not cell:
         raise InputError(f"{file_and_line}: an empty cell in the column {column}")
-    if column == "path":
-        if URL.match(cell):
-            raise InputError(f"{file_and_line}: {cell!r} is a URL; images have to be files, so download them first")
-        _check_lengths(cell, file_and_line)
+    if column == "path" and URL.match(cell):
+        raise InputError(f"{file_and_line}: {cell!r} is a URL; images have to be files, so download them first")
     return cell
-
-
-def _check_lengths(path: str, file_and_line: str) -> None:
-    """Refuse a path that is too long for a file system.
-
-    Opening such a path raises another error than opening a missing file.
-    """
-    if len(path) <= MAX_NAME_BYTES // 4:  # a character has four bytes at most
-        return
-    longest = max(len(name.encode()) for name in path.split("/"))
-    if longest > MAX_NAME_BYTES or len(path.encode()) > MAX_PATH_BYTES:
-        raise InputError(
-            f"{file_and_line}: a path of {len(path.encode()):,} bytes with a name of {longest:,}; a path has at most "
-            f"{MAX_PATH_BYTES:,}, a name in it {MAX_NAME_BYTES}"
-        )

@@ -374,9 +374,6 @@ def test_other_roots(tmp_path: Path) -> None:
     [
         ("a\0b.jpg", r"line 3: a NUL byte, which neither text nor the name of a file holds"),
         ("a.jpg\0", r"line 3: a NUL byte"),  # numpy would take it off
-        ("x" * 256, r"line 3: a path of 256 bytes with a name of 256; a path has at most 4,095, a name in it 255"),
-        ("ü" * 128, r"line 3: a path of 256 bytes with a name of 256"),
-        ("x/" * 2100 + "1.jpg", r"line 3: a path of 4,205 bytes with a name of 5; "),
         ("", r"line 3: an empty cell in the column path"),
     ],
 )
